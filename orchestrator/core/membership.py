@@ -1,0 +1,984 @@
+"""Decides who takes part in an active run, and by which trees gradients cross: its epochs.
+
+Pure: events in, actions out. Every change of an epoch goes the same way.
+
+1. A proposal gets a number that no proposal of the run has had, and is written down.
+2. Settle goes to its members; each answers how far it has got. Where somebody is lost, or a tree's
+   link is dead, chunks of older epochs stop crossing before a site answers.
+3. Once all have answered, the epoch is written down with all that follows from the answers: its
+   first round, and who gives whom the chunks that some have finished and others not.
+4. Resume tells all members. What was written down is final: a coordinator that starts on the same
+   journal tells it again. A proposal that was not finished is superseded by one with a higher
+   number.
+
+A failure while sites settle begins a new proposal. A change that nobody needs (other trees, a site
+that joins) waits until nothing is wrong, stops nothing, and can be cancelled: it begins with a
+round that no site has begun. A site that the operator drops is lost like any other, for the rounds
+that it has begun might never end.
+
+A site is dead when its agent says that its processes have ended, when its agent's session is gone
+and others say that its gateways are, or when its lease has ended. A link is dead when both its ends
+live and one of them suspects the other. Members are the largest part of the live sites that are
+linked with one another. Where no two sites reach each other, the fault is with the network between
+all: nobody is dropped for `ride_out_s`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.core.handovers import share_finished
+from orchestrator.core.run_events import RecordEvent
+from topology.epoch import Epoch, Finished, Handover, Runs, merged, numbers_of
+from topology.json_fields import read_json, to_json
+from topology.run_spec import CodedPlan
+
+Pair = tuple[str, str]
+"""Two sites that are linked, in ascending order."""
+UNANSWERED = 2.0
+"""Times `detect_s`: after this a site that lives but does not settle is lost."""
+CHAINS_KEPT = 256
+"""Rounds of which it is known what a site that comes back must have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When sites and links count as lost, and when a run does."""
+
+    min_sites: int
+    """The fewest sites that a run goes on with."""
+    detect_s: float
+    """Seconds after which silence is a failure."""
+    ride_out_s: float
+    """Seconds that an outage between all sites may last."""
+    alone_s: float
+    """Seconds that all sites may go on without a coordinator that hears of any."""
+    collect_s: float
+    """Seconds from the first news of a dead link, for further ones that belong to it."""
+    may_return: bool
+    """Whether a site that is gone may come back, so that it is worth waiting for."""
+
+
+# ---------------------------------------------------------------- in
+
+
+@dataclass(frozen=True, slots=True)
+class SiteGone:
+    """The site's processes have ended before the work was done; nothing of the run is left."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFinished:
+    """The site's ranks are done with the job."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The connection of the site's agent broke; its lease may go on."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The site's agent was silent for as long as its lease."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHeard:
+    """A session of the site's agent begins, or goes on after a break."""
+
+    site: str
+    epoch: int
+    """The latest epoch that has begun at the site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A site cannot reach another."""
+
+    by: str
+    site: str
+    is_gone: bool
+    """Whether the other refuses or said that it ends; else it has been silent for `detect_s`."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A site reaches another again."""
+
+    by: str
+    site: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteSettled:
+    """A site's answer to Settle."""
+
+    site: str
+    epoch: int
+    round: int
+    """The latest that it has begun; -1: none."""
+    finished: tuple[Finished, ...] = ()
+    """Finished chunks of rounds that others may not have finished."""
+    chain: int = 0
+    """Of the digests of all rounds up to `chain_round`."""
+    chain_round: int = -1
+    """The latest that it has completed; -1: none."""
+    why: str = ""
+    """Why it cannot take part; empty: it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreesWanted:
+    """Gradients shall cross by other trees."""
+
+    members: tuple[str, ...]
+    """For whom they were made."""
+    reduction: CodedPlan
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReady:
+    """A site that is no member would take part."""
+
+    site: str
+    round: int = -1
+    """The latest round that its parameters contain; -1: it takes another site's state."""
+    chain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DropWanted:
+    """Somebody wants a site to take part no more."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+Change = TreesWanted | SiteReady
+"""A change that nobody needs in order to go on."""
+Event = (
+    SiteGone
+    | SiteFinished
+    | SessionLost
+    | LeaseEnded
+    | SiteHeard
+    | Suspected
+    | Reached
+    | SiteSettled
+    | TreesWanted
+    | SiteReady
+    | DropWanted
+    | Ticked
+)
+
+# ---------------------------------------------------------------- out
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettle:
+    """Ask a site's agent how far its gateways have got."""
+
+    site: str
+    epoch: int
+    lost: tuple[str, ...]
+    is_redo: bool
+    """Whether chunks of older epochs stop crossing; else the rounds that have begun go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendResume:
+    """Tell a site's agent the new epoch."""
+
+    site: str
+    epoch: Epoch
+    handovers: tuple[Handover, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    """Tell a site's agent that the change does not come."""
+
+    site: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseSite:
+    """The run goes on without this site: whatever is left there has to go."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeState:
+    """The site that would take part has gone another way: it has to take another site's state."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndChange:
+    """What came of a change that was wanted."""
+
+    change: Change
+    epoch: Epoch | None
+    """The epoch that it began; None: it did not come."""
+    site: str = ""
+    """Who could not."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run cannot go on."""
+
+    code: str
+    why: str
+
+
+Action = (
+    RecordEvent | SendSettle | SendResume | SendCancel | LoseSite | TakeState | EndChange | EndRun
+)
+
+MakePlan = Callable[[tuple[str, ...], frozenset[Pair]], CodedPlan]
+"""Makes the reduction of some members that are linked, around the links that are dead."""
+LinksOf = Callable[[CodedPlan], frozenset[Pair]]
+"""Tells which links a reduction uses."""
+
+
+@dataclass(slots=True)
+class _Site:
+    """One site of the run, member or not."""
+
+    name: str
+    num_ranks: int
+    gone: str = ""
+    """Why none of its processes is left; empty: some are."""
+    silent: str = ""
+    """Why its lease has ended; empty: it has not."""
+    silent_since_s: float = 0.0
+    left_out: str = ""
+    """Why the others go on without it though it lives; empty: they do not."""
+    left_out_since_s: float = 0.0
+    is_unheard: bool = False
+    """This coordinator has just begun, and has not heard of it."""
+    session_lost: str = ""
+    """Why its agent's session is gone; empty: there is one."""
+    has_finished: bool = False
+    since_round: int = 0
+    """The first round in which it takes part."""
+
+    @property
+    def is_live(self) -> bool:
+        return not (self.gone or self.silent or self.left_out or self.has_finished)
+
+    def leave_out(self, why: str, now_s: float) -> None:
+        """Have the others go on without it."""
+        self.left_out, self.left_out_since_s = why, now_s
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    since_s: float
+    is_gone: bool
+    why: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Proposal:
+    """An epoch that sites are asked to settle for."""
+
+    number: int
+    members: tuple[str, ...]
+    asked: tuple[str, ...]
+    """Who has to answer: those members and, where nobody is lost, those of the present epoch."""
+    lost: tuple[str, ...]
+    change: Change | None
+    """What is changed though nothing is wrong; None: chunks are done again."""
+    deadline_s: float
+    answers: dict[str, SiteSettled] = field(default_factory=dict)
+
+
+class Membership:
+    """Owns the epochs of one active run."""
+
+    def __init__(
+        self,
+        *,
+        ranks: Mapping[str, int],
+        links: Iterable[Pair],
+        limits: Limits,
+        make_plan: MakePlan,
+        links_of: LinksOf,
+        first: Epoch,
+    ) -> None:
+        """Begin with the run's first epoch.
+
+        Args:
+            ranks: Ranks of each site, in the run's order.
+            links: Sites that can reach each other when nothing is wrong.
+            limits: When something is lost.
+            make_plan: Plans for members and links.
+            links_of: What a plan uses.
+            first: With which the run was started.
+        """
+        self._sites = {name: _Site(name, num_ranks) for name, num_ranks in ranks.items()}
+        self._links = frozenset(links)
+        self._limits = limits
+        self._make_plan, self._links_of = make_plan, links_of
+        self.epoch = first
+        """The latest that was written down."""
+        self._handovers: tuple[Handover, ...] = ()
+        self._counted: dict[str, tuple[int, frozenset[tuple[int, int]]]] = {}
+        """By site lost while a round was under way: the round, and buckets and chunks of it that
+        were finished with its part."""
+        self._older_links: frozenset[Pair] = frozenset()
+        """What the epoch before uses for rounds that come before the present one's first."""
+        self._number = first.number
+        """The highest that any proposal has had."""
+        self._is_unfinished = False
+        """A coordinator before this one has made a proposal of which nothing came."""
+        self._proposal: _Proposal | None = None
+        self._changes: list[Change] = []
+        self._suspicions: dict[Pair, _Suspicion] = {}
+        """By who suspects and who is suspected."""
+        self._short_since_s: float | None = None
+        """Since when too few sites reach each other."""
+        self._mended_s: float | None = None
+        """When some reached each other again."""
+        self._chains = _Chains()
+        self._is_over = False
+
+    def restore(self, records: Iterable[RecordEvent]) -> None:
+        """Take up what coordinators before this one have written down of the run, in order."""
+        for each in records:
+            match each.kind:
+                case "epoch.proposed":
+                    self._number = int(str(each.detail["epoch"]))
+                    self._is_unfinished = True
+                case "epoch.cancelled":
+                    self._is_unfinished = False
+                case "epoch.begun":
+                    epoch = read_json(Epoch, each.detail["record"])
+                    handovers = read_json(tuple[Handover, ...], each.detail["handovers"])
+                    kept = read_json(tuple[Finished, ...], each.detail["kept"])
+                    self._begin(epoch, handovers, kept, is_redo=bool(each.detail["is_redo"]))
+                    for name in epoch.members:
+                        self._sites[name].gone = ""
+                    self._number, self._is_unfinished = epoch.number, False
+                case "site.lost" if each.site in self._sites:
+                    self._sites[each.site].gone = str(each.detail.get("message", "lost"))
+        for site in self._members():
+            site.is_unheard = True
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Apply one event. Late, repeated and impossible ones change nothing.
+
+        Actions are to be carried out in order: what is written down comes before what is sent.
+        `now_s` is the coordinator's monotonic clock, never less than in the call before.
+        """
+        named = {getattr(event, "site", None), getattr(event, "by", None)} - {None}
+        if self._is_over or not named <= self._sites.keys():
+            return []
+        return [*self._apply(event, now_s), *self._decide(now_s)]
+
+    # ------------------------------------------------------------ facts
+
+    def _apply(self, event: Event, now_s: float) -> list[Action]:
+        """Take the event into the facts; what follows for the epoch is decided later."""
+        match event:
+            case SiteGone():
+                site = self._sites[event.site]
+                site.gone = site.gone or event.why or "gone"
+                self._forget(event.site)
+            case SiteFinished():
+                self._sites[event.site].has_finished = True
+            case SessionLost():
+                self._sites[event.site].session_lost = event.why
+            case LeaseEnded():
+                site = self._sites[event.site]
+                site.silent, site.is_unheard = event.why, False
+                site.silent_since_s = now_s
+            case SiteHeard():
+                return self._heard(event, now_s)
+            case Suspected():
+                known = self._suspicions.get((event.by, event.site))
+                if known is None or event.is_gone is not known.is_gone:
+                    suspicion = _Suspicion(now_s, event.is_gone, event.why)
+                    self._suspicions[event.by, event.site] = suspicion
+            case Reached():
+                self._suspicions.pop((event.by, event.site), None)
+            case SiteSettled():
+                return self._settled(event)
+            case SiteReady():
+                return self._ready(event)
+            case TreesWanted():
+                self._changes.append(event)
+            case DropWanted() if event.site in self.epoch.members:
+                self._sites[event.site].leave_out(event.why, now_s)
+            case _:
+                pass
+        return []
+
+    def _forget(self, site: str) -> None:
+        """What others think of a site counts no more, nor what it thinks of them."""
+        for pair in [each for each in self._suspicions if site in each]:
+            del self._suspicions[pair]
+
+    def _heard(self, event: SiteHeard, now_s: float) -> list[Action]:
+        """Tell a site anew what it may have missed."""
+        site = self._sites[event.site]
+        proposal = self._proposal
+        asked = () if proposal is None else proposal.asked
+        site.silent = site.session_lost = ""
+        site.is_unheard = False
+        joining = {each.site for each in self._changes if isinstance(each, SiteReady)}
+        if site.name in joining:
+            return []
+        if site.name not in {*self.epoch.members, *asked}:
+            return [LoseSite(site.name, site.gone or "the run goes on without it")]
+        if site.gone or self._is_unfinished:
+            return []
+        actions: list[Action] = []
+        if site.name in self.epoch.members and event.epoch < self.epoch.number:
+            actions.append(SendResume(site.name, self.epoch, self._handovers))
+        if proposal is not None and site.name in asked and site.name not in proposal.answers:
+            actions.append(self._settle(site.name, proposal))
+            proposal.deadline_s = now_s + self._settle_within_s(proposal.change)
+        if proposal is None and self._number > self.epoch.number:
+            actions.append(SendCancel(site.name, self._number))
+        return actions
+
+    def _settled(self, event: SiteSettled) -> list[Action]:
+        proposal = self._proposal
+        if proposal is None or event.epoch != proposal.number or event.site not in proposal.asked:
+            return []
+        if event.site not in self.epoch.members:
+            proposal.answers[event.site] = event
+            return []
+        if not self._chains.agrees(event.chain_round, event.chain):
+            why = f"after round {event.chain_round} site {event.site} has had other results"
+            return self._end_run("PARAMETERS_DIFFER", why)
+        proposal.answers[event.site] = event
+        return []
+
+    def _ready(self, event: SiteReady) -> list[Action]:
+        site = self._sites[event.site]
+        if site.name in self.epoch.members or any(
+            isinstance(each, SiteReady) and each.site == site.name for each in self._open_changes()
+        ):
+            return []
+        if event.round >= 0 and self._chains.at(event.round) != event.chain:
+            why = f"round {event.round} is not known to have been the same there"
+            return [TakeState(site.name, why)]
+        self._forget(site.name)
+        site.gone = site.silent = site.session_lost = site.left_out = ""
+        site.has_finished = False
+        self._changes.append(event)
+        return []
+
+    def _open_changes(self) -> Iterator[Change]:
+        yield from self._changes
+        if self._proposal is not None and self._proposal.change is not None:
+            yield self._proposal.change
+
+    # ------------------------------------------------------------ decisions
+
+    def _decide(self, now_s: float) -> list[Action]:
+        """Do what is due. Each step leads at most to the next one, so this ends."""
+        actions: list[Action] = []
+        while not self._is_over:
+            more = self._next(now_s)
+            if not more:
+                break
+            actions += more
+        return actions
+
+    def _next(self, now_s: float) -> list[Action]:
+        if any(site.is_unheard and site.is_live for site in self._members()):
+            return []  # leases of those that do not come will end
+        heard_by_s = now_s - self._limits.collect_s
+        if any(site.silent and site.silent_since_s > heard_by_s for site in self._members()):
+            return []  # others are about to say whether they still reach it
+        members, waits = self._wanted(now_s)
+        if members is None:
+            return waits
+        dead = self._dead_links(now_s)
+        uses = self._links_of(self.epoch.reduction) | self._older_links
+        is_redo_due = (
+            self._is_unfinished or members != self._working(self.epoch.members) or bool(uses & dead)
+        )
+        if self._proposal is None:
+            if is_redo_due:
+                return [*waits, *self._propose(members, None, now_s)]
+            return [*waits, *self._propose_change(members, now_s)]
+        return [*waits, *self._go_on(self._proposal, members, is_redo_due, now_s)]
+
+    def _go_on(
+        self, proposal: _Proposal, members: tuple[str, ...], is_redo_due: bool, now_s: float
+    ) -> list[Action]:
+        """Take the open proposal further: superseded, refused, given up or begun."""
+        change = proposal.change
+        is_whole = set(proposal.members) <= set(members) and self._is_linked(proposal, now_s)
+        if change is None and not is_whole:
+            return self._propose(members, None, now_s)
+        if change is not None and is_redo_due:
+            refused = EndChange(change, None, why="something failed meanwhile")
+            return [refused, *self._propose(members, None, now_s)]
+        missing = [site for site in proposal.asked if site not in proposal.answers]
+        if change is not None:
+            return self._go_on_with(proposal, change, missing, now_s)
+        refusing = {name: each.why for name, each in proposal.answers.items() if each.why}
+        if now_s >= proposal.deadline_s:
+            refusing |= dict.fromkeys(missing, "it lives, but has not settled in time")
+        if not refusing:
+            return [] if missing else self._redo(proposal, now_s)
+        for name, why in refusing.items():
+            self._sites[name].leave_out(why, now_s)
+        self._proposal, self._is_unfinished = None, True
+        return [self._refused(proposal, *next(iter(refusing.items())))]
+
+    def _go_on_with(
+        self, proposal: _Proposal, change: Change, missing: Sequence[str], now_s: float
+    ) -> list[Action]:
+        """Take a change further that nobody needs."""
+        refusing = next((each for each in proposal.answers.values() if each.why), None)
+        gone = next((name for name in proposal.asked if self._is_dead(self._sites[name])), None)
+        if refusing is not None:
+            return self._cancel(proposal, change, refusing.site, refusing.why)
+        if gone is not None:
+            return self._cancel(proposal, change, gone, "it has ended or is lost")
+        if not self._is_linked(proposal, now_s):
+            return self._cancel(proposal, change, "", "not all would reach each other")
+        if missing and now_s >= proposal.deadline_s:
+            return self._cancel(proposal, change, missing[0], "it did not answer in time")
+        if missing:
+            return []
+        if isinstance(change, SiteReady) and not self._shares_past(proposal, change.site):
+            why = "it has had other results than the others"
+            cancelled = self._cancel(proposal, change, change.site, why)
+            return [*cancelled, TakeState(change.site, why)]
+        return self._carry_out(proposal, change, now_s)
+
+    def _shares_past(self, proposal: _Proposal, site: str) -> bool:
+        """Whether a site that comes back has the members' results, as far as it has any."""
+        answer = proposal.answers[site]
+        return answer.chain_round < 0 or self._chains.at(answer.chain_round) == answer.chain
+
+    def _wanted(self, now_s: float) -> tuple[tuple[str, ...] | None, list[Action]]:
+        """Return who of the members can go on together; None: it has to be waited."""
+        members = self._members()
+        left = [site for site in members if not self._is_gone(site) and not site.has_finished]
+        present = [site for site in left if not site.left_out]
+        num_finished = sum(site.has_finished for site in members)
+        if not left:
+            if num_finished or self._limits.may_return:
+                return None, []
+            return None, self._end_run("SITE_LOST", "no site is left")
+        best = max(self._parts(now_s), key=self._size, default=())
+        if not best:
+            self._second_chance(left, now_s)
+        num_left, num_best = len(present) + num_finished, len(best) + num_finished
+        if num_left < self._limits.min_sites and not self._limits.may_return:
+            return None, self._too_few(num_left)
+        is_outage = len(present) > 1 and len(best) <= 1 and not self._any_reach(present)
+        if not is_outage and num_best >= self._limits.min_sites and best:
+            return self._mended(best, len(present), now_s)
+        self._mended_s = None
+        actions: list[Action] = []
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+            why = "no two sites reach each other" if is_outage else "too few sites are left"
+            why = why if best else "no agent is heard"
+            note = f"{why}: waiting for up to {self._limits.ride_out_s:g} s"
+            actions = [RecordEvent("run.waiting", detail={"note": note})]
+        wait_s = self._limits.ride_out_s if best else self._limits.alone_s
+        if now_s < self._short_since_s + wait_s:
+            return None, actions
+        if num_best < self._limits.min_sites or not best:
+            return None, [*actions, *self._too_few(num_best)]
+        return best, actions
+
+    def _second_chance(self, left: Sequence[_Site], now_s: float) -> None:
+        """Where nobody else is left, ask those again who could not go on or were not to."""
+        for site in left:
+            if now_s >= site.left_out_since_s + self._limits.detect_s:
+                site.left_out = ""
+
+    def _mended(
+        self, best: tuple[str, ...], num_present: int, now_s: float
+    ) -> tuple[tuple[str, ...] | None, list[Action]]:
+        """After an outage all have a moment to reach each other again."""
+        if self._short_since_s is None:
+            return best, []
+        if self._mended_s is None:
+            self._mended_s = now_s
+        if len(best) < num_present and now_s < self._mended_s + self._limits.detect_s:
+            return None, []
+        for_s = now_s - self._short_since_s
+        self._short_since_s = self._mended_s = None
+        note = f"the run goes on after an outage of {for_s:.3g} s"
+        return best, [RecordEvent("run.went_on", detail={"note": note, "for_s": for_s})]
+
+    def _too_few(self, num_left: int) -> list[Action]:
+        fewest = self._limits.min_sites
+        return self._end_run("SITE_LOST", f"{num_left} sites are left, want at least {fewest}")
+
+    def _end_run(self, code: str, why: str) -> list[Action]:
+        self._is_over = True
+        return [EndRun(code, why)]
+
+    # ------------------------------------------------------------ sites and links
+
+    def _members(self) -> list[_Site]:
+        return [self._sites[name] for name in self.epoch.members]
+
+    def _working(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those that are not done with the job."""
+        return tuple(name for name in names if not self._sites[name].has_finished)
+
+    def _is_gone(self, site: _Site) -> bool:
+        """Whether nothing of a site is left, by its agent's word or by all signs."""
+        return bool(site.gone) or (
+            bool(site.session_lost or site.silent)
+            and any(
+                suspicion.is_gone and self._sites[by].is_live
+                for (by, of), suspicion in self._suspicions.items()
+                if of == site.name
+            )
+        )
+
+    def _is_dead(self, site: _Site) -> bool:
+        return not site.is_live or self._is_gone(site)
+
+    def _any_reach(self, sites: Sequence[_Site]) -> bool:
+        """Whether any two of some sites reach each other, for all that is known."""
+        names = [site.name for site in sites]
+        suspected = frozenset(_pair(*pair) for pair in self._suspicions)
+        return any(ways for ways in self._ways(names, suspected).values())
+
+    def _dead_links(self, now_s: float) -> frozenset[Pair]:
+        """Return the links between live sites that are not to be used."""
+        limits = self._limits
+        return frozenset(
+            _pair(by, of)
+            for (by, of), suspicion in self._suspicions.items()
+            if self._sites[by].is_live
+            and self._sites[of].is_live
+            and now_s - suspicion.since_s
+            >= limits.collect_s + (limits.detect_s if suspicion.is_gone else 0.0)
+        )
+
+    def _parts(self, now_s: float) -> list[tuple[str, ...]]:
+        """Return the parts of the live members that are linked, each in the run's order."""
+        live = [site.name for site in self._members() if not self._is_dead(site)]
+        return self._linked(live, self._dead_links(now_s))
+
+    def _is_linked(self, proposal: _Proposal, now_s: float) -> bool:
+        return len(self._linked(proposal.members, self._dead_links(now_s))) == 1
+
+    def _linked(self, names: Sequence[str], dead: frozenset[Pair]) -> list[tuple[str, ...]]:
+        """Return the parts of some sites that are linked with one another, each in their order."""
+        ways = self._ways(names, dead)
+        parts, left = [], list(names)
+        while left:
+            part, border = set(), {left[0]}
+            while border:
+                part |= border
+                border = {other for name in border for other in ways[name]} - part
+            parts.append(tuple(name for name in names if name in part))
+            left = [name for name in left if name not in part]
+        return parts
+
+    def _ways(self, names: Sequence[str], dead: frozenset[Pair]) -> dict[str, set[str]]:
+        """Return whom each of some sites reaches among them."""
+        alive = self._links - dead
+        return {
+            name: {other for other in names if _pair(name, other) in alive and other != name}
+            for name in names
+        }
+
+    def _size(self, part: tuple[str, ...]) -> tuple[int, int, int]:
+        """Return what the larger of two parts has more of: sites, ranks, the earlier first site."""
+        order = list(self._sites)
+        ranks = sum(self._sites[name].num_ranks for name in part)
+        return len(part), ranks, -order.index(part[0])
+
+    # ------------------------------------------------------------ first phase
+
+    def _propose(
+        self, members: tuple[str, ...], change: Change | None, now_s: float
+    ) -> list[Action]:
+        """Ask sites to settle for another epoch."""
+        self._number += 1
+        self._is_unfinished = False
+        asked = members
+        lost = tuple(name for name in self.epoch.members if name not in members)
+        if change is not None:
+            asked, lost = tuple(dict.fromkeys((*self._working(self.epoch.members), *members))), ()
+        proposal = _Proposal(
+            number=self._number,
+            members=members,
+            asked=asked,
+            lost=lost,
+            change=change,
+            deadline_s=now_s + self._settle_within_s(change),
+        )
+        self._proposal = proposal
+        detail = {
+            "epoch": proposal.number,
+            "members": list(members),
+            "lost": list(lost),
+            "why": self._why(proposal),
+        }
+        settle = [self._settle(site, proposal) for site in proposal.asked]
+        return [RecordEvent("epoch.proposed", detail=detail), *settle]
+
+    def _settle_within_s(self, change: Change | None) -> float:
+        return self._limits.detect_s * (UNANSWERED if change is None else 1.0)
+
+    def _settle(self, site: str, proposal: _Proposal) -> SendSettle:
+        return SendSettle(site, proposal.number, proposal.lost, proposal.change is None)
+
+    def _why(self, proposal: _Proposal) -> str:
+        match proposal.change:
+            case TreesWanted():
+                return proposal.change.why
+            case SiteReady():
+                return f"site {proposal.change.site} takes part"
+        whys = [
+            f"site {name}: {self._why_lost(name)}"
+            for name in proposal.lost
+            if not self._sites[name].has_finished
+        ]
+        return "; ".join(whys) or "trees go around a dead link"
+
+    def _why_lost(self, name: str) -> str:
+        """Return why a site is not to be a member any more."""
+        site = self._sites[name]
+        told = (
+            site.gone
+            or site.left_out
+            or site.silent
+            or (site.session_lost if self._is_dead(site) else "")
+        )
+        if told:
+            return told
+        whys = [
+            f"{by} and {of} do not reach each other: {suspicion.why}"
+            for (by, of), suspicion in self._suspicions.items()
+            if name in (by, of)
+        ]
+        return whys[0] if whys else "the others do not reach it"
+
+    def _propose_change(self, members: tuple[str, ...], now_s: float) -> list[Action]:
+        """Begin with the next change that still makes sense."""
+        while self._changes:
+            change = self._changes.pop(0)
+            wanted = members
+            match change:
+                case SiteReady() if self._sites[change.site].is_live:
+                    order = {*members, change.site}
+                    wanted = tuple(name for name in self._sites if name in order)
+                case TreesWanted() if change.members == members:
+                    pass
+                case _:
+                    return [EndChange(change, None, why="it makes no sense any more")]
+            return self._propose(wanted, change, now_s)
+        return []
+
+    def _cancel(self, proposal: _Proposal, change: Change, site: str, why: str) -> list[Action]:
+        """Give up a change that nobody needs."""
+        self._proposal = None
+        detail = {"epoch": proposal.number, "why": why}
+        cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
+        ended = EndChange(change, None, site, why)
+        return [RecordEvent("epoch.cancelled", site, detail), *cancel, ended]
+
+    def _refused(self, proposal: _Proposal, site: str, why: str) -> RecordEvent:
+        return RecordEvent("epoch.refused", site, {"epoch": proposal.number, "why": why})
+
+    # ------------------------------------------------------------ second phase
+
+    def _redo(self, proposal: _Proposal, now_s: float) -> list[Action]:
+        """Begin an epoch in which unfinished chunks are done again."""
+        told = [(name, each) for name in proposal.asked for each in proposal.answers[name].finished]
+        # A finished chunk contains all members' parts, so all have completed the rounds before.
+        completed = min(proposal.answers[name].chain_round for name in proposal.members)
+        from_round = max((each.round for _, each in told), default=completed + 1)
+        behind = [name for name in proposal.members if self._sites[name].since_round > from_round]
+        if behind:
+            why = f"round {from_round} is done again, in which it has no part"
+            for name in behind:
+                self._sites[name].leave_out(why, now_s)
+            self._proposal, self._is_unfinished = None, True
+            return [self._refused(proposal, behind[0], why)]
+        finished: dict[str, dict[int, Runs]] = {name: {} for name in proposal.members}
+        for name, each in told:
+            if each.round == from_round:
+                finished[name][each.bucket] = each.runs
+        dead = self._dead_links(now_s)
+        epoch = Epoch(
+            number=proposal.number,
+            members=proposal.members,
+            reduction=self._make_plan(proposal.members, dead),
+            from_round=from_round,
+        )
+        ways = self._ways(proposal.members, dead)
+        handovers = share_finished(from_round, finished, ways)
+        kept = merged(each for _, each in told if each.round == from_round)
+        return self._resume(proposal, epoch, handovers, kept)
+
+    def _carry_out(self, proposal: _Proposal, change: Change, now_s: float) -> list[Action]:
+        """Begin an epoch with a round that no site has begun."""
+        begun = max(answer.round for answer in proposal.answers.values())
+        reduction = (
+            change.reduction
+            if isinstance(change, TreesWanted)
+            else self._make_plan(proposal.members, self._dead_links(now_s))
+        )
+        epoch = Epoch(
+            number=proposal.number,
+            members=proposal.members,
+            reduction=reduction,
+            from_round=max(begun + 1, self.epoch.from_round),
+        )
+        resumed = self._resume(proposal, epoch, (), ())
+        return [*resumed, EndChange(change, epoch)]
+
+    def _resume(
+        self,
+        proposal: _Proposal,
+        epoch: Epoch,
+        handovers: tuple[Handover, ...],
+        kept: tuple[Finished, ...],
+    ) -> list[Action]:
+        """Write the epoch down and tell it; `kept` is what is finished of its first round."""
+        lost = [
+            LoseSite(name, self._why_lost(name))
+            for name in proposal.lost
+            if not self._sites[name].has_finished
+        ]
+        detail = {
+            "epoch": epoch.number,
+            "members": list(epoch.members),
+            "lost": list(proposal.lost),
+            "from_round": epoch.from_round,
+            "unused": self._unused(proposal, epoch.from_round, kept),
+            "kept": to_json(kept),
+            "why": self._why(proposal),
+            "plan": epoch.reduction.plan.why,
+            "is_redo": proposal.change is None,
+            "record": to_json(epoch, _is_set),
+            "handovers": to_json(handovers),
+        }
+        if proposal.change is None:
+            self._chains.forget_from(epoch.from_round)
+        for name in self.epoch.members:
+            if name in proposal.answers:
+                answer = proposal.answers[name]
+                self._chains.note(answer.chain_round, answer.chain)
+        self._begin(epoch, handovers, kept, is_redo=proposal.change is None)
+        self._proposal = None
+        resume = [SendResume(name, epoch, handovers) for name in proposal.asked]
+        return [RecordEvent("epoch.begun", detail=detail), *resume, *lost]
+
+    def _unused(
+        self, proposal: _Proposal, from_round: int, kept: tuple[Finished, ...]
+    ) -> dict[str, int]:
+        """Return by lost site the first round of which no result contains its data.
+
+        A chunk that is finished contains the parts of all who were members when it was begun. Where
+        sites that had finished it are lost before they could hand it over, it contains them no
+        more, and those who were lost before count again.
+        """
+        if proposal.change is not None:
+            return {}
+        first = from_round + bool(kept)
+        unused = dict.fromkeys(proposal.lost, first)
+        for site, (round_, chunks) in self._counted.items():
+            still = chunks & _chunks(kept) if from_round == round_ else ()
+            if from_round <= round_ and not still:
+                unused[site] = min(round_, first)
+        return unused
+
+    def _begin(
+        self,
+        epoch: Epoch,
+        handovers: tuple[Handover, ...],
+        kept: tuple[Finished, ...],
+        *,
+        is_redo: bool,
+    ) -> None:
+        before, self.epoch, self._handovers = self.epoch, epoch, handovers
+        self._older_links = frozenset() if is_redo else self._links_of(before.reduction)
+        if is_redo:
+            chunks = _chunks(kept)
+            still = {
+                site: (round_, its & chunks)
+                for site, (round_, its) in self._counted.items()
+                if round_ == epoch.from_round and its & chunks
+            }
+            lost = set(before.members) - set(epoch.members)
+            self._counted = {**still, **dict.fromkeys(lost, (epoch.from_round, chunks))}
+        for name in epoch.members:
+            if name not in before.members:
+                self._sites[name].since_round = epoch.from_round
+
+
+def _chunks(kept: Iterable[Finished]) -> frozenset[tuple[int, int]]:
+    """Return finished chunks of one round by bucket and number."""
+    return frozenset((each.bucket, chunk) for each in kept for chunk in numbers_of(each.runs))
+
+
+def _is_set(field: dataclasses.Field[object], value: object) -> bool:
+    return value != field.default
+
+
+class _Chains:
+    """What members have said of their results, round by round."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+
+    def at(self, round_: int) -> int | None:
+        return self._known.get(round_)
+
+    def agrees(self, round_: int, chain: int) -> bool:
+        return self._known.get(round_, chain) == chain
+
+    def forget_from(self, round_: int) -> None:
+        for each in [each for each in self._known if each >= round_]:
+            del self._known[each]
+
+    def note(self, round_: int, chain: int) -> None:
+        if round_ >= 0:
+            self._known[round_] = chain
+        while len(self._known) > CHAINS_KEPT:
+            del self._known[min(self._known)]
+
+
+def _pair(one: str, other: str) -> Pair:
+    return (one, other) if one < other else (other, one)

@@ -1,0 +1,261 @@
+"""Epochs, change by change. Whole runs with many faults at once: tests/sim."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from orchestrator.core.membership import (
+    Action,
+    DropWanted,
+    EndChange,
+    EndRun,
+    LeaseEnded,
+    Limits,
+    LoseSite,
+    Membership,
+    Reached,
+    SendCancel,
+    SendResume,
+    SendSettle,
+    SessionLost,
+    SiteFinished,
+    SiteGone,
+    SiteHeard,
+    SiteReady,
+    SiteSettled,
+    Suspected,
+    TakeState,
+    Ticked,
+    TreesWanted,
+)
+from orchestrator.core.run_events import RecordEvent
+from tests.sim.plans import all_pairs, links_of, plan_of
+from topology.epoch import Epoch, Finished, Handover
+
+NAMES = ("ap", "eu", "sa")
+LIMITS = Limits(
+    min_sites=1, detect_s=15, ride_out_s=600, alone_s=3600, collect_s=2, may_return=False
+)
+FIRST = Epoch(0, NAMES, plan_of(NAMES, NAMES, frozenset(), 0), 0)
+
+
+def machine(limits: Limits = LIMITS, names: tuple[str, ...] = NAMES) -> Membership:
+    first = Epoch(0, names, plan_of(names, names, frozenset(), 0), 0)
+    return Membership(
+        ranks={name: 2 if name == "eu" else 1 for name in names},
+        links=all_pairs(names),
+        limits=limits,
+        make_plan=lambda members, dead: plan_of(names, members, dead, 0),
+        links_of=lambda reduction: links_of(names, reduction),
+        first=first,
+    )
+
+
+def kinds(actions: Sequence[Action]) -> list[str]:
+    return [each.kind if isinstance(each, RecordEvent) else type(each).__name__ for each in actions]
+
+
+def settled(site: str, epoch: int, round_: int, *chunks: tuple[int, int]) -> SiteSettled:
+    """A site that has completed the round before `round_`, and these runs of chunks of it."""
+    finished = (Finished(round_, 0, chunks),) if chunks else ()
+    return SiteSettled(
+        site=site,
+        epoch=epoch,
+        round=round_,
+        finished=finished,
+        chain=round_ + 100,
+        chain_round=round_ - 1,
+    )
+
+
+def begun(actions: Sequence[Action]) -> tuple[Epoch, tuple[Handover, ...]]:
+    resume = next(each for each in actions if isinstance(each, SendResume))
+    return resume.epoch, resume.handovers
+
+
+def lose_sa(core: Membership) -> list[Action]:
+    """Carry the loss of one site out; return what the last answer led to."""
+    core.handle(SiteGone("sa", "rank 0 was killed"), 10)
+    core.handle(settled("ap", 1, 5, (0, 1)), 11)
+    return core.handle(settled("eu", 1, 5), 11)
+
+
+def test_a_lost_site_leaves_the_others_with_what_any_of_them_has_finished() -> None:
+    core = machine()
+    actions = core.handle(SiteGone("sa", "rank 0 was killed"), 10)
+    assert kinds(actions) == ["epoch.proposed", "SendSettle", "SendSettle"]
+    assert actions[1] == SendSettle("ap", 1, ("sa",), is_redo=True)
+    assert core.handle(settled("ap", 1, 5, (0, 1)), 11) == []
+    actions = core.handle(settled("eu", 1, 5), 11)
+    assert kinds(actions) == ["epoch.begun", "SendResume", "SendResume", "LoseSite"]
+    epoch, handovers = begun(actions)
+    assert (epoch.number, epoch.members, epoch.from_round) == (1, ("ap", "eu"), 5)
+    assert handovers == (Handover("ap", "eu", 5, 0, ((0, 1),)),)
+    assert actions[-1] == LoseSite("sa", "rank 0 was killed")
+
+
+def test_answers_to_other_proposals_and_of_strangers_count_nothing() -> None:
+    core = machine()
+    core.handle(SiteGone("sa", "gone"), 10)
+    for event in (settled("ap", 2, 5), settled("sa", 1, 5), settled("xx", 1, 5)):
+        assert core.handle(event, 11) == []
+
+
+def test_a_failure_while_sites_settle_begins_a_proposal_with_a_higher_number() -> None:
+    core = machine()
+    core.handle(SiteGone("sa", "gone"), 10)
+    actions = core.handle(SiteGone("ap", "gone, too"), 11)
+    assert actions[1:] == [SendSettle("eu", 2, ("ap", "sa"), is_redo=True)]
+    assert core.handle(settled("eu", 1, 5), 11) == []
+    assert begun(core.handle(settled("eu", 2, 5), 11))[0].members == ("eu",)
+
+
+def test_a_site_that_lives_and_does_not_settle_is_lost() -> None:
+    core = machine()
+    core.handle(SiteGone("sa", "gone"), 10)
+    core.handle(settled("eu", 1, 5), 11)
+    actions = core.handle(Ticked(), 41)
+    assert kinds(actions) == ["epoch.refused", "epoch.proposed", "SendSettle"]
+    assert [each.site for each in actions if isinstance(each, SendSettle)] == ["eu"]
+
+
+def test_trees_go_around_a_dead_link() -> None:
+    core = machine()
+    assert core.handle(Suspected("ap", "sa", False, "silent"), 10) == []
+    assert kinds(core.handle(Ticked(), 12)) == ["epoch.proposed", *["SendSettle"] * 3]
+    for name in NAMES[:2]:
+        core.handle(settled(name, 1, 5), 13)
+    epoch, _ = begun(core.handle(settled("sa", 1, 5), 13))
+    assert epoch.members == NAMES
+    assert ("ap", "sa") not in links_of(NAMES, epoch.reduction)
+
+
+def test_a_site_is_dead_by_its_session_and_what_others_see() -> None:
+    core = machine()
+    assert core.handle(SessionLost("sa", "broke"), 10) == []
+    assert "epoch.proposed" in kinds(core.handle(Suspected("eu", "sa", True, "refuses"), 10))
+
+
+def test_the_larger_part_goes_on() -> None:
+    core = machine()
+    for by in ("ap", "eu"):
+        core.handle(Suspected(by, "sa", False, "silent"), 10)
+    actions = core.handle(Ticked(), 12)
+    assert [each.site for each in actions if isinstance(each, SendSettle)] == ["ap", "eu"]
+
+
+def test_an_outage_between_all_is_ridden_out() -> None:
+    core = machine(names=("ap", "eu"))
+    core.handle(Suspected("ap", "eu", False, "silent"), 10)
+    assert kinds(core.handle(Ticked(), 13)) == ["run.waiting"]
+    assert core.handle(Ticked(), 600) == []
+    assert kinds(core.handle(Reached("ap", "eu"), 601)) == ["run.went_on"]
+    assert core.epoch.number == 0
+
+
+def test_after_an_outage_that_is_too_long_the_part_with_more_ranks_goes_on() -> None:
+    core = machine(names=("ap", "eu"))
+    core.handle(Suspected("ap", "eu", False, "silent"), 10)
+    core.handle(Ticked(), 13)
+    actions = core.handle(Ticked(), 614)
+    assert [each.site for each in actions if isinstance(each, SendSettle)] == ["eu"]
+
+
+def test_too_few_sites_end_the_run_where_none_can_come_back() -> None:
+    core = machine(dataclasses.replace(LIMITS, min_sites=3))
+    actions = core.handle(SiteGone("sa", "gone"), 10)
+    assert actions == [EndRun("SITE_LOST", "2 sites are left, want at least 3")]
+    assert core.handle(SiteGone("eu", "gone"), 11) == []
+
+
+def test_a_silent_site_is_lost_where_the_others_reach_each_other() -> None:
+    core = machine()
+    assert core.handle(LeaseEnded("sa", "silent for 15 s"), 10) == []
+    assert "epoch.proposed" in kinds(core.handle(Ticked(), 13))
+
+
+def test_a_site_that_is_done_is_no_loss() -> None:
+    core = machine()
+    core.handle(SiteFinished("sa"), 10)
+    core.handle(Suspected("ap", "sa", True, "it ends"), 10)
+    assert core.handle(Ticked(), 100) == []
+
+
+def test_other_trees_begin_with_a_round_that_nobody_has_begun() -> None:
+    core = machine()
+    trees = plan_of(NAMES, NAMES, frozenset(), 1)
+    actions = core.handle(TreesWanted(NAMES, trees, "a link is slow"), 10)
+    assert actions[1] == SendSettle("ap", 1, (), is_redo=False)
+    for name, round_ in (("ap", 5), ("eu", 6)):
+        core.handle(settled(name, 1, round_), 10)
+    actions = core.handle(settled("sa", 1, 5), 10)
+    epoch, _ = begun(actions)
+    assert (epoch.from_round, epoch.reduction) == (7, trees)
+    assert isinstance(actions[-1], EndChange)
+
+
+def test_a_change_that_nobody_needs_is_cancelled_when_a_site_cannot() -> None:
+    core = machine()
+    core.handle(TreesWanted(NAMES, plan_of(NAMES, NAMES, frozenset(), 1), "slow"), 10)
+    refused = dataclasses.replace(settled("eu", 1, 5), why="ranks encode")
+    actions = core.handle(refused, 10)
+    assert kinds(actions) == ["epoch.cancelled", *["SendCancel"] * 3, "EndChange"]
+    assert isinstance(actions[-1], EndChange)
+    assert (actions[-1].site, actions[-1].why) == ("eu", "ranks encode")
+
+
+def test_a_dropped_site_is_lost_like_any_other() -> None:
+    core = machine()
+    actions = core.handle(DropWanted("sa", "the operator wants it"), 10)
+    assert [each.site for each in actions if isinstance(each, SendSettle)] == ["ap", "eu"]
+
+
+def test_a_site_that_comes_back_needs_the_past_of_the_others() -> None:
+    core = machine()
+    lose_sa(core)
+    actions = core.handle(SiteReady("sa", 4, chain=666), 20)
+    assert [type(each) for each in actions] == [TakeState]
+    actions = core.handle(SiteReady("sa"), 21)
+    assert len([each for each in actions if isinstance(each, SendSettle)]) == 3
+    for name in ("ap", "eu"):
+        core.handle(settled(name, 2, 9), 22)
+    epoch, _ = begun(core.handle(SiteSettled(site="sa", epoch=2, round=-1), 22))
+    assert (epoch.members, epoch.from_round) == (NAMES, 10)
+
+
+def test_what_was_written_down_is_told_again_by_the_next_coordinator() -> None:
+    core, journal = machine(), [RecordEvent("run.active")]
+    for event in (SiteGone("sa", "gone"), settled("ap", 1, 5, (0, 1)), settled("eu", 1, 5)):
+        journal += [each for each in core.handle(event, 10) if isinstance(each, RecordEvent)]
+    later = machine()
+    later.restore(journal)
+    assert later.epoch == core.epoch
+    again = later.handle(SiteHeard("eu", 0), 100)
+    assert begun(again)[1] == (Handover("ap", "eu", 5, 0, ((0, 1),)),)
+    assert kinds(later.handle(SiteHeard("sa", 0), 101)) == ["LoseSite"]
+
+
+def test_an_unfinished_proposal_is_superseded_by_the_next_coordinator() -> None:
+    core, later = machine(), machine()
+    proposed = core.handle(SiteGone("sa", "gone"), 10)
+    later.restore([each for each in proposed if isinstance(each, RecordEvent)])
+    for name in ("ap", "eu"):
+        assert later.handle(SiteHeard(name, 0), 100) == []
+    actions = later.handle(SiteHeard("sa", 0), 100)
+    assert [each.epoch for each in actions if isinstance(each, SendSettle)] == [2, 2, 2]
+
+
+def test_a_cancelled_change_is_told_to_a_site_that_missed_it() -> None:
+    core = machine()
+    core.handle(TreesWanted(NAMES, plan_of(NAMES, NAMES, frozenset(), 1), "slow"), 10)
+    core.handle(Ticked(), 30)
+    assert core.handle(SiteHeard("eu", 0), 31) == [SendCancel("eu", 1)]
+
+
+def test_different_results_of_one_round_end_the_run() -> None:
+    core = machine()
+    lose_sa(core)
+    core.handle(SiteGone("ap", "gone"), 20)
+    forked = dataclasses.replace(settled("eu", 2, 5), chain=666)
+    assert [each.code for each in core.handle(forked, 21) if isinstance(each, EndRun)] == [
+        "PARAMETERS_DIFFER"
+    ]

@@ -1,0 +1,156 @@
+"""The simulated coordinator: the product's machine, a journal that may fail, and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.core.membership import (
+    Action,
+    EndChange,
+    EndRun,
+    Event,
+    LeaseEnded,
+    Limits,
+    LoseSite,
+    Membership,
+    SendCancel,
+    SendResume,
+    SendSettle,
+    SiteHeard,
+    TakeState,
+    Ticked,
+)
+from orchestrator.core.run_events import RecordEvent
+from tests.sim.plans import all_pairs, links_of, plan_of
+from topology.epoch import Epoch
+
+Send = SendSettle | SendResume | SendCancel | LoseSite | TakeState
+
+
+class CoordinatorDiedError(Exception):
+    """It ended in the middle of what it did."""
+
+
+@dataclass(slots=True)
+class FakeJournal:
+    """What is on disk: it outlives coordinators."""
+
+    on_kept: Callable[[RecordEvent], None]
+    generation: int = 0
+    records: list[RecordEvent] = field(default_factory=list)
+    dies_at: str = ""
+    """What the next record comes to: `torn` or `full` (it is lost, and the coordinator ends), or
+    `kept` (it is there, and the coordinator ends before it does anything else)."""
+
+    def append(self, record: RecordEvent) -> None:
+        """Write a record.
+
+        Raises:
+            CoordinatorDiedError: by `dies_at`.
+        """
+        dies_at, self.dies_at = self.dies_at, ""
+        if dies_at in {"", "kept"}:
+            self.records.append(record)
+            self.on_kept(record)
+        if dies_at:
+            raise CoordinatorDiedError(dies_at)
+
+
+class _Anything:
+    """Equal to all."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class SimCoordinator:
+    """One coordinator process."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        limits: Limits,
+        first: Epoch,
+        journal: FakeJournal,
+        send: Callable[[Send, int], None],
+        on_end: Callable[[EndRun], None],
+        say: Callable[[str], None],
+        now_s: float,
+        mutant: str,
+    ) -> None:
+        self._journal, self._send = journal, send
+        self._on_end, self._say = on_end, say
+        forgets = mutant == "generation_not_persisted"
+        journal.generation += not (forgets and journal.generation)
+        self.generation = journal.generation
+        self.is_alive = True
+        self.dead_since_s = 0.0
+        self.turn = 0
+        self.changes: list[EndChange] = []
+        self._names, self._detect_s = names, limits.detect_s
+        self.machine = Membership(
+            ranks=dict.fromkeys(names, 2),
+            links=all_pairs(names),
+            limits=limits,
+            make_plan=lambda members, dead: plan_of(names, members, dead, self.turn),
+            links_of=lambda reduction: links_of(names, reduction),
+            first=first,
+        )
+        if mutant == "no_chain_check":
+            self.machine._chains.at = lambda _: _Anything()  # type: ignore[method-assign, assignment, return-value]
+        if journal.records:
+            kept = [each for each in journal.records if not forgets or each.kind == "epoch.begun"]
+            self.machine.restore(kept)
+        self._heard_s = dict.fromkeys(names, now_s)
+        self._expired: set[str] = set()
+
+    def tell(self, event: Event, now_s: float) -> None:
+        """Let the machine decide, and do what it says."""
+        if not self.is_alive:
+            return
+        if not isinstance(event, Ticked):
+            self._say(f"generation {self.generation} hears {event}")
+        try:
+            for action in self.machine.handle(event, now_s):
+                self._do(action)
+        except CoordinatorDiedError:
+            self.is_alive = False
+            self.dead_since_s = now_s
+
+    def heard(self, site: str, epoch: int, now_s: float) -> None:
+        """A site's session begins."""
+        self._expired.discard(site)
+        self._heard_s[site] = now_s
+        self.tell(SiteHeard(site, epoch), now_s)
+
+    def tick(self, audible: set[str], now_s: float) -> None:
+        """Let time pass; heartbeats of some sites come through."""
+        for name in self._names:
+            if name in audible:
+                self._heard_s[name] = now_s
+            elif name not in self._expired and now_s - self._heard_s[name] > self._detect_s:
+                self._expired.add(name)
+                self.tell(LeaseEnded(name, "silent"), now_s)
+        self.tell(Ticked(), now_s)
+
+    def has_lease(self, site: str) -> bool:
+        """Whether a site's session goes on."""
+        return site not in self._expired
+
+    def _do(self, action: Action) -> None:
+        self._say(f"    {action}")
+        match action:
+            case RecordEvent():
+                self._journal.append(action)
+            case EndRun():
+                self._on_end(action)
+            case EndChange():
+                self.changes.append(action)
+            case _:
+                if isinstance(action, LoseSite):
+                    detail = {"message": action.why}
+                    self._journal.append(RecordEvent("site.lost", action.site, detail))
+                self._send(action, self.generation)

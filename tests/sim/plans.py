@@ -1,0 +1,56 @@
+"""Reduction plans of the simulated run: for each member a tree with it as the root."""
+
+from functools import cache
+
+from topology.run_spec import CodedPlan
+from topology.trees.trees import ReductionPlan, Tree
+
+NAMES = ("ap", "eu", "sa", "us")
+"""All sites that there may be, in the order of a run."""
+
+
+def pair(one: str, other: str) -> tuple[str, str]:
+    """Return two sites in ascending order."""
+    return (one, other) if one < other else (other, one)
+
+
+@cache
+def all_pairs(names: tuple[str, ...]) -> frozenset[tuple[str, str]]:
+    """Return the links of a full mesh."""
+    return frozenset(pair(one, other) for one in names for other in names if one != other)
+
+
+@cache
+def plan_of(
+    names: tuple[str, ...], members: tuple[str, ...], dead: frozenset[tuple[str, str]], turn: int
+) -> CodedPlan:
+    """Return one tree a member, over the links that are not dead; `turn` makes another plan."""
+    index = {name: place for place, name in enumerate(names)}
+    trees = []
+    for shift in range(len(members)):
+        root = members[(shift + turn) % len(members)]
+        parent: dict[int, int] = {}
+        border, seen = [root], {root}
+        while border:
+            name = border.pop(0)
+            for other in members:
+                if other not in seen and pair(name, other) not in dead:
+                    seen.add(other)
+                    parent[index[other]] = index[name]
+                    border.append(other)
+        assert seen == set(members), f"{members} are not linked around {dead}"
+        trees.append(Tree(index[root], parent))
+    return CodedPlan(
+        ReductionPlan(len(names), tuple(trees), f"turn {turn}"), ("fp32",) * len(trees)
+    )
+
+
+@cache
+def _links(names: tuple[str, ...], hops: tuple[tuple[int, int], ...]) -> frozenset[tuple[str, str]]:
+    return frozenset(pair(names[one], names[other]) for one, other in hops)
+
+
+def links_of(names: tuple[str, ...], reduction: CodedPlan) -> frozenset[tuple[str, str]]:
+    """Return the links that a plan uses."""
+    plan = reduction.plan
+    return _links(names, tuple(hop for tree in range(len(plan.trees)) for hop in plan.hops(tree)))

@@ -1,0 +1,53 @@
+"""What a run promises holds whatever fails, in many runs with faults drawn from seeds.
+
+A failure names its seed; `scripts/sim --seed N` carries that one out again.
+"""
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.simulation import MUTANTS, Simulation
+from tests.sim.site import BrokenPromiseError
+
+NUM_SEEDS = 2000
+PER_TEST = 250
+MUTANT_SEEDS = 300
+EVERYTHING = (
+    *("redone", "planned", "handovers", "lost", "holes", "came back", "states taken"),
+    *("killed gateway", "killed agent", "killed machine"),
+    *("coordinator now", "coordinator torn", "coordinator full", "coordinator kept"),
+)
+"""What has to have happened in any few hundred runs, or they would show little."""
+
+
+def carry_out(seed: int, mutant: str = "") -> Counter[str]:
+    try:
+        return Simulation(seed, mutant).run()
+    except Exception as error:
+        error.add_note(
+            f"{seed=}: scripts/sim --seed {seed}" + (f" --mutant {mutant}" * bool(mutant))
+        )
+        raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, PER_TEST))
+def test_what_a_run_promises_holds_whatever_fails(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + PER_TEST):
+        counts.update(carry_out(seed))
+    assert all(counts[each] for each in EVERYTHING), counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_machine_that_breaks_a_promise_is_caught(mutant: str) -> None:
+    def is_caught(seed: int) -> bool:
+        try:
+            carry_out(seed, mutant)
+        except (BrokenPromiseError, AssertionError):
+            return True
+        return False
+
+    assert any(is_caught(seed) for seed in range(MUTANT_SEEDS)), mutant
