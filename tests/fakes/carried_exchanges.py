@@ -56,6 +56,9 @@ class World:
     """Of each round, the buckets: number, elements, whether exact."""
     breaks: float
     """How often a stream breaks, for each frame that it carries."""
+    is_mesh: bool = False
+    """Whether all sites have links with each other, and not only those that the plan needs."""
+    error_feedback: bool = True
 
 
 class CarriedLink:
@@ -124,26 +127,32 @@ class Rank:
         if index == len(self._buckets):
             return False
         round_, bucket, numel, exact = self._buckets[index]
+        gateway = self._rank // self._carried.world.ranks_per_gateway[self._site]
+        exchange = self._carried.exchanges[self._site, gateway]
+        if round_ > exchange.round and not exchange._epochs.may_begin(round_):
+            return False
         first = next(at for at, each in enumerate(self._buckets) if each[0] == round_)
         if self._carried.num_back(self._site) < max(
             first, index + 1 - self._carried.world.num_slots
         ):
             return False
-        world = self._carried.world
-        ranks = world.gateways_per_site[self._site] * world.ranks_per_gateway[self._site]
-        size = max(1, -(-numel // ranks))
-        count = min(size, max(0, numel - self._rank * size))
-        values = np.random.default_rng((self._site, self._rank, index)).standard_normal(
-            count, dtype=np.float32
-        )
+        values = self.part(index)
         self.shards.append(values)
-        gateway = self._rank // world.ranks_per_gateway[self._site]
-        self._carried.exchanges[self._site, gateway].post(
+        exchange.post(
             self._rank,
             request_of(numel, round=round_, bucket=bucket, weight=1.0 + self._site, exact=exact),
             values,
         )
         return True
+
+    def part(self, index: int) -> Floats:
+        """Return what the rank hands over of its bucket of that number."""
+        world, numel = self._carried.world, self._buckets[index][2]
+        ranks = world.gateways_per_site[self._site] * world.ranks_per_gateway[self._site]
+        size = max(1, -(-numel // ranks))
+        count = min(size, max(0, numel - self._rank * size))
+        generator = np.random.default_rng((self._site, self._rank, index))
+        return generator.standard_normal(count, dtype=np.float32)
 
 
 class CarriedExchanges:
@@ -152,7 +161,11 @@ class CarriedExchanges:
     def __init__(self, world: World, chance: random.Random) -> None:
         self.world = world
         self.failures: list[Failure] = []
+        self.lost: set[int] = set()
+        """Sites of which nothing runs any more."""
         self.most_held_bytes = 0
+        self.num_arrived = 0
+        """Frames that were taken over."""
         self._chance = chance
         self._reduced: dict[int, list[int]] = {site: [] for site in range(world.plan.num_sites)}
         """By site, how many ranks have each bucket back, in their order."""
@@ -168,6 +181,7 @@ class CarriedExchanges:
                 target: CarriedLink(world, exchange.pump)
                 for target in self.exchanges
                 if target[0] in world.plan.neighbours(source[0])
+                or (world.is_mesh and target[0] != source[0])
             }
             self.links.update({(source, target): link for target, link in links.items()})
             exchange.connect(cast("Mapping[GatewayId, Link]", links))
@@ -188,7 +202,7 @@ class CarriedExchanges:
     def is_done(self) -> bool:
         """Whether every bucket is back everywhere."""
         total = sum(map(len, self.world.rounds))
-        return all(self.num_back(site) == total for site in self._reduced)
+        return all(self.num_back(site) == total for site in set(self._reduced) - self.lost)
 
     def results(self, site: int) -> list[bytes]:
         """Return what each bucket has become at a site."""
@@ -213,20 +227,22 @@ class CarriedExchanges:
         """Return what may happen, and how often each does."""
         chance, turns, speeds = self._chance, list[Callable[[], bool]](), list[float]()
 
-        def add(turn: Callable[[], bool], speed: float) -> None:
-            turns.append(turn)
+        def add(turn: Callable[[], bool], speed: float, site: int) -> None:
+            turns.append(lambda: site not in self.lost and turn())
             speeds.append(speed)
 
-        for rank in self.ranks.values():
-            add(rank.post, chance.choice(SPEEDS))
-        for pool in self._pools.values():
-            add(pool.run_one, 4 * chance.choice(SPEEDS))
+        for (site, _), rank in self.ranks.items():
+            add(rank.post, chance.choice(SPEEDS), site)
+        for (site, _), pool in self._pools.items():
+            add(pool.run_one, 4 * chance.choice(SPEEDS), site)
         for (source, target), link in self.links.items():
             speed = chance.choice(SPEEDS)
             for stream in range(self.world.num_streams):
-                add(lambda link=link, stream=stream: link.take(stream), speed)  # type: ignore[misc]
-                add(self._arrival(source, target, stream), speed * chance.choice(SPEEDS))
-                add(lambda link=link, stream=stream: link.acknowledge(stream), speed)  # type: ignore[misc]
+                site = source[0]
+                add(lambda link=link, stream=stream: link.take(stream), speed, site)  # type: ignore[misc]
+                arrival = self._arrival(source, target, stream)
+                add(arrival, speed * chance.choice(SPEEDS), target[0])
+                add(lambda link=link, stream=stream: link.acknowledge(stream), speed, site)  # type: ignore[misc]
         return turns, speeds
 
     def _arrival(self, source: GatewayId, target: GatewayId, stream: int) -> Callable[[], bool]:
@@ -237,6 +253,7 @@ class CarriedExchanges:
                 return False
             frame = unpack(link.streams[stream].popleft())
             exchange.receive(source, frame)
+            self.num_arrived += 1
             link.acks[stream].append((frame.key, frame.epoch))
             self.most_held_bytes = max(self.most_held_bytes, exchange._held.num_bytes)
             if self._chance.random() < self.world.breaks:
@@ -257,6 +274,7 @@ class CarriedExchanges:
             ranks_per_gateway=world.ranks_per_gateway,
             chunk_bytes=world.chunk_bytes,
             held_bytes=world.held_bytes,
+            error_feedback=world.error_feedback,
         )
 
         def on_reduced(_: int, reduced: Reduced) -> None:
