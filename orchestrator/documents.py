@@ -131,6 +131,7 @@ def load_pair(
         job = load_job(job_text, str(job_path), job_overrides)
     except ConfigError as error:
         problems += mistaken(error, job_text, job_path, "job").problems
+    is_named = topology_path is None
     if topology_path is None:
         named = (
             _named_topology(job_text, str(job_path), job_overrides) if job is None else job.topology
@@ -140,6 +141,13 @@ def load_pair(
         topology_path = job_path.parent / named
     try:
         topology_text = read_text(topology_path)
+    except ConfigError as error:
+        if not is_named:
+            raise ConfigError(problems + error.problems) from error
+        document = read_with_overrides(job_text, str(job_path), job_overrides)
+        told = f"{topology_path}: {error.problems[0].message}"
+        raise ConfigError([*problems, document.problem(("topology",), told)]) from error
+    try:
         topology = loaded_topology(topology_text, topology_path, topology_overrides)
     except ConfigError as error:
         raise ConfigError(problems + error.problems) from error

@@ -20,11 +20,13 @@ class Problem:
     """The path in the document, as `links.0.rtt`; empty for the document itself."""
     excerpt: str = ""
     """The offending line of the text, without its line break."""
+    is_warning: bool = False
+    """Whether it may be meant: it is told, and refuses nothing."""
 
     def __str__(self) -> str:
         place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
         where = f"  [{self.path}]" if self.path else ""
-        head = f"{place}: error: {self.message}{where}"
+        head = f"{place}: {'warning' if self.is_warning else 'error'}: {self.message}{where}"
         if not self.excerpt:
             return head
         excerpt, caret = self._window()

@@ -27,3 +27,8 @@ def rtt_of_distance(distance_km: float) -> float:
     """Return the seconds there and back, typical for places that far apart on the map."""
     inflation = SHORT_INFLATION if distance_km < LONG_HAUL_KM else LONG_INFLATION
     return 2 * distance_km * FIBRE_S_PER_KM * inflation
+
+
+def least_rtt_of_distance(distance_km: float) -> float:
+    """Return the seconds there and back that light takes in a fibre without any detour."""
+    return 2 * distance_km * FIBRE_S_PER_KM

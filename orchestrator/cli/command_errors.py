@@ -115,18 +115,20 @@ def _config(problems: list[Problem]) -> CommandError:
     return CommandError(
         "INVALID_CONFIG",
         f"{count}: {first}" if len(problems) == 1 else f"{count}, the first: {first}",
-        [
-            {
-                "file": problem.source,
-                "line": problem.line,
-                "column": problem.column,
-                "path": problem.path,
-                "message": problem.message,
-            }
-            for problem in problems
-        ],
+        [where(problem) for problem in problems],
         "\n".join(str(problem) for problem in problems),
     )
+
+
+def where(problem: Problem) -> dict[str, Any]:
+    """Return a problem and its place, as programs get it."""
+    return {
+        "file": problem.source,
+        "line": problem.line,
+        "column": problem.column,
+        "path": problem.path,
+        "message": problem.message,
+    }
 
 
 def _wire(error: Exception) -> CommandError | None:

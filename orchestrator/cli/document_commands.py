@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.command_errors import where
 from orchestrator.cli.options import (
     job_argument,
     json_option,
@@ -18,12 +19,14 @@ from orchestrator.cli.options import (
     topology_option,
 )
 from orchestrator.cli.output import Output
-from orchestrator.documents import load_pair, load_topology_file, read_text
+from orchestrator.doctor.document_checks import is_all_here, pair_problems
+from orchestrator.documents import load_pair, load_topology_file, loaded_topology, read_text
 from orchestrator.plans import plan_of, read_plan
 from orchestrator.run_folder.run_files import write_atomically
+from topology.documents.light import too_quick_links
 from topology.documents.load import document_kind, split_overrides
 from topology.documents.schema import SCHEMAS, schema_text
-from topology.errors import ConfigError
+from topology.errors import ConfigError, Problem
 from topology.faults.loading import check_faults
 from topology.measured.measured_links import drifts
 from topology.world import Topology
@@ -63,10 +66,10 @@ def validate(
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    entries = [entry for entry, _ in checked]
-    for warning in dict.fromkeys(each for entry in entries for each in entry.get("warnings", [])):
-        output.note(f"warning: {warning}")
-    lines = [f"{entry['file']}: {told}" for entry, told in checked]
+    entries = [entry for entry, _, _ in checked]
+    for warning in dict.fromkeys(each for _, _, warnings in checked for each in warnings):
+        output.note(warning)
+    lines = [f"{entry['file']}: {told}" for entry, told, _ in checked]
     return output.result({"files": entries}, "\n".join(lines))
 
 
@@ -84,8 +87,8 @@ def _topology_among(files: Sequence[Path], overrides: Sequence[str]) -> Topology
 
 def _check(
     path: Path, overrides: Sequence[str], topology: Topology | None
-) -> tuple[dict[str, Any], str]:
-    """Return what was found valid, for programs and in a line for people.
+) -> tuple[dict[str, Any], str, list[str]]:
+    """Return what was found valid, for programs and in a line for people, and warnings for them.
 
     A fault script is checked against `topology`, where there is one.
 
@@ -96,15 +99,13 @@ def _check(
     entry: dict[str, Any] = {"file": str(path), "kind": kind}
     if kind == "job":
         pair = load_pair(path, overrides)
-        entry |= {
-            "name": pair.job.name,
-            "topology": str(pair.topology_path),
-            "warnings": _warnings(pair.topology),
-        }
-        return entry, f"job {pair.job.name!r} is valid, with {pair.topology_path}"
+        problems = pair_problems(pair, is_here=is_all_here(pair.topology))
+        entry |= {"name": pair.job.name, "topology": str(pair.topology_path)}
+        warnings = _warnings(entry, pair.topology, problems)
+        return entry, f"job {pair.job.name!r} is valid, with {pair.topology_path}", warnings
     if kind == "plan":
         read_plan(path)
-        return entry, "plan is valid; that it fits its job is checked by launch --plan"
+        return entry, "plan is valid; that it fits its job is checked by launch --plan", []
     if kind == "faults":
         num_faults = check_faults(read_text(path), str(path), topology)
         entry |= {"faults": num_faults, "topology": None if topology is None else topology.name}
@@ -114,22 +115,34 @@ def _check(
             else f"for topology {topology.name!r}"
         )
         faults = f"{num_faults} fault" + ("s" if num_faults != 1 else "")
-        return entry, f"fault script with {faults} is valid, {told}"
-    topology = load_topology_file(path, split_overrides(overrides)[0])
+        return entry, f"fault script with {faults} is valid, {told}", []
+    own_overrides, text = split_overrides(overrides)[0], read_text(path)
+    topology = loaded_topology(text, path, own_overrides)
     entry |= {
         "name": topology.name,
         "sites": len(topology.sites),
         "ranks": topology.num_ranks,
         "links": len(topology.links),
-        "warnings": _warnings(topology),
     }
+    problems = too_quick_links(text, str(path), own_overrides, topology)
+    warnings = _warnings(entry, topology, problems)
     counted = f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"
-    return entry, f"topology {topology.name!r} is valid: {counted}"
+    return entry, f"topology {topology.name!r} is valid: {counted}", warnings
 
 
-def _warnings(topology: Topology) -> list[str]:
-    """Return what is valid, and yet should be looked at."""
-    return [str(drift) for drift in drifts(topology)]
+def _warnings(entry: dict[str, Any], topology: Topology, problems: Sequence[Problem]) -> list[str]:
+    """Put into `entry` what is valid, and yet should be looked at; return it for people.
+
+    Raises:
+        ConfigError: some of the problems are mistakes.
+    """
+    mistakes = [each for each in problems if not each.is_warning]
+    if mistakes:
+        raise ConfigError(mistakes)
+    told = [str(drift) for drift in drifts(topology)]
+    entry["warnings"] = [*told, *(each.message for each in problems)]
+    entry["warnings_at"] = [where(each) for each in problems]
+    return [*(f"warning: {each}" for each in told), *map(str, problems)]
 
 
 @click.command("plan")

@@ -27,11 +27,13 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.run_submission import submit
 from orchestrator.client.run_reader import reading
+from orchestrator.doctor.document_checks import pair_problems
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
 from orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
 from protos.control.v1 import control_pb2
+from topology.errors import ConfigError
 
 
 @click.command("launch")
@@ -92,6 +94,7 @@ def command(
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
+    _check(output, pair, is_here=coordinator is None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
     with INTERRUPTION.holding():  # whoever interrupts it is told whether there is a run
@@ -116,6 +119,20 @@ def _resumed(output: Output, choice: str, home: Path | None) -> str:
         sites = ", ".join(manifest.missing)
         output.note(f"warning: it lacks what ranks of {sites} had of their own")
     return f"checkpoint.resume={json.dumps(place)}"
+
+
+def _check(output: Output, pair: Pair, *, is_here: bool) -> None:
+    """Refuse what would fail the run, before anything is started.
+
+    Raises:
+        ConfigError: the documents, or the files that they name, are wrong.
+    """
+    problems = pair_problems(pair, is_here=is_here)
+    for warning in (each for each in problems if each.is_warning):
+        output.note(str(warning))
+    mistakes = [each for each in problems if not each.is_warning]
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:

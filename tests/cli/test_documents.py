@@ -99,9 +99,15 @@ def test_a_topology_that_is_not_there_is_told_beside_the_jobs_mistakes(folder: P
     job.write_text(job.read_text().replace("steps: 150", "stepps: 150"))
     with pytest.raises(ConfigError) as told:
         load_pair(job)
-    messages = [problem.message for problem in told.value.problems]
-    assert any("stepps" in message for message in messages)
-    assert "No such file or directory" in messages
+    unknown, absent = told.value.problems
+    assert "stepps" in unknown.message
+    assert absent.message == f"{folder / 'topology.yaml'}: No such file or directory"
+    line = next(
+        number
+        for number, text in enumerate(job.read_text().splitlines(), start=1)
+        if text.startswith("topology:")
+    )
+    assert (absent.line, absent.column) == (line, len("topology: ") + 1)
 
 
 def test_rules_over_both_are_told_at_the_jobs_line(folder: Path) -> None:

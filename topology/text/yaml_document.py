@@ -74,10 +74,19 @@ class Document:
 
     def add_at(self, place: Place, message: str, path: Path) -> None:
         """Add a problem at a place of its own."""
+        self.problems.append(self._problem(place, message, path))
+
+    def problem(self, path: Path, message: str, *, is_warning: bool = False) -> Problem:
+        """Return a problem with the value at `path`, without adding it."""
+        return self._problem(self.place(path), message, path, is_warning=is_warning)
+
+    def _problem(
+        self, place: Place, message: str, path: Path, *, is_warning: bool = False
+    ) -> Problem:
         excerpt = self._lines[place.line - 1] if 0 < place.line <= len(self._lines) else ""
         dotted = _cut(".".join(str(part) for part in path))
-        self.problems.append(
-            Problem(place.source, place.line, place.column, _cut(message), dotted, excerpt)
+        return Problem(
+            place.source, place.line, place.column, _cut(message), dotted, excerpt, is_warning
         )
 
     def raise_problems(self) -> None:

@@ -1,0 +1,1 @@
+"""What would fail a run, or slow it down, found before it starts: facts in, findings out."""

@@ -1,0 +1,70 @@
+"""What `validate` and `launch` find beyond the documents' text: files, and the speed of light."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.doctor.examiner import NoAnswerError, examined_here
+from orchestrator.doctor.findings import Finding, Severity
+from orchestrator.doctor.job_checks import job_findings
+from orchestrator.documents import Pair
+from topology.documents.light import too_quick_links
+from topology.errors import Problem
+from topology.job import Job
+from topology.machine_facts import Wanted
+from topology.models.topology_model import is_loopback
+from topology.text.yaml_document import read_with_overrides
+from topology.world import Topology
+
+
+def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:
+    """Return what is wrong with a job and its topology, or may be, at its places.
+
+    The files that the job names are looked for where they are (`is_here`): on this machine.
+    """
+    problems = too_quick_links(
+        pair.topology_text, str(pair.topology_path), pair.topology_overrides, pair.described
+    )
+    return [*problems, *(_file_problems(pair) if is_here else [])]
+
+
+def is_all_here(topology: Topology) -> bool:
+    """Whether each site is on this machine, for it is nowhere that others could reach it."""
+    return all(site.launcher == "local" and is_loopback(site.address) for site in topology.sites)
+
+
+def wanted_files(job: Job, job_path: Path) -> Wanted:
+    """Return the files that a job's ranks will read, with absolute paths."""
+    folder = os.path.abspath(job_path.parent)  # noqa: PTH100 - a link stays as it is written
+    if job.probe is not None:
+        return Wanted()
+    if job.entrypoint is not None:
+        return Wanted(script=os.path.join(folder, job.entrypoint))  # noqa: PTH118
+    return Wanted(globs=tuple(os.path.join(folder, each) for each in job.trainer.data.files))  # noqa: PTH118
+
+
+def placed_findings(pair: Pair, findings: list[Finding]) -> list[Problem]:
+    """Return the findings about a job's files at their places, in the job or in the script."""
+    document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+    problems = []
+    for each in findings:
+        is_warning = each.severity is not Severity.ERROR
+        told = f"{each.found}; {each.cure}" if is_warning else each.found
+        if each.line is None:
+            problems.append(document.problem(each.path, told, is_warning=is_warning))
+        else:
+            problems.append(Problem(*each.line, message=told, path="", is_warning=is_warning))
+    return problems
+
+
+def _file_problems(pair: Pair) -> list[Problem]:
+    wanted = wanted_files(pair.job, pair.job_path)
+    if wanted == Wanted():
+        return []
+    try:
+        facts = examined_here(wanted)
+    except NoAnswerError as error:
+        told = f"its files were not looked at: {error}"
+        return [Problem(str(pair.job_path), 1, 1, told, "", is_warning=True)]
+    return placed_findings(pair, job_findings(facts, pair.job))

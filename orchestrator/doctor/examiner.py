@@ -1,0 +1,132 @@
+"""Asks a machine what it is like: `python -m sites.facts --serve`, wherever that is started."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from topology.errors import ConfigError
+from topology.json_fields import read_json, to_json
+from topology.machine_facts import Facts, Wanted
+
+HERE = (sys.executable, "-m", "sites.facts", "--serve")
+"""The command that answers for this machine. Any other has the same streams."""
+_LINE_BYTES = 8 << 20
+
+
+class NoAnswerError(Exception):
+    """A machine cannot be examined: its process does not start, ended, or says nothing."""
+
+
+class Examiner:
+    """One process that answers for its machine, from `with` to the end of the block."""
+
+    def __init__(self, command: Sequence[str] = HERE) -> None:
+        self._command = command
+        self._answers: queue.Queue[bytes] = queue.Queue()
+
+    def __enter__(self) -> Self:
+        """Start the process.
+
+        Raises:
+            NoAnswerError: it cannot be started.
+        """
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is for who asks
+            )
+        except OSError as error:
+            raise NoAnswerError(f"{self._command[0]}: {error.strerror}") from error
+        threading.Thread(target=self._read, name="examiner", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the process; it does nothing that must be waited for."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def facts(self, wanted: Wanted, within_s: float) -> Facts:
+        """Return what the machine is like.
+
+        Raises:
+            NoAnswerError: it does not answer within that time, or not in these terms.
+        """
+        answer = self._ask({"ask": "facts", "wanted": to_json(wanted)}, within_s)
+        try:
+            return read_json(Facts, answer.get("facts"), on_unknown=lambda _: None)
+        except ConfigError as error:
+            raise NoAnswerError(str(error)) from error
+
+    def clock_ahead_s(self, within_s: float) -> tuple[float, float]:
+        """Return by how much its clock is ahead of this one, and by how much that may be wrong."""
+        before_s, begun_s = time.time(), time.monotonic()
+        answer = self._ask({"ask": "clock"}, within_s)
+        round_trip_s = time.monotonic() - begun_s
+        return float(answer["clock_s"]) - before_s - round_trip_s / 2, round_trip_s / 2
+
+    def listen(self, host: str, within_s: float) -> int | str:
+        """Have the machine listen; return the port, or why it cannot."""
+        answer = self._ask({"ask": "listen", "host": host}, within_s)
+        return int(answer["port"]) if "port" in answer else str(answer.get("error"))
+
+    def reach(self, source: str, host: str, port: int, within_s: float) -> str | None:
+        """Return why the machine's `source` cannot exchange data with `host`; None: it can."""
+        asked = {
+            "ask": "reach",
+            "source": source,
+            "host": host,
+            "port": port,
+            "within_s": within_s,
+        }
+        reason = self._ask(asked, 4 * within_s + 5.0).get("error")
+        return None if reason is None else str(reason)
+
+    def _ask(self, question: Mapping[str, Any], within_s: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._answers.get(timeout=within_s)
+            answer = json.loads(line)
+        except queue.Empty as error:
+            raise NoAnswerError(f"no answer within {within_s:g} s") from error
+        except (OSError, ValueError) as error:
+            raise NoAnswerError(f"{' '.join(self._command)} ended, or is something else") from error
+        if not isinstance(answer, dict):
+            raise NoAnswerError(f"{' '.join(self._command)} answers something else")
+        return answer
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            while line := answers.readline(_LINE_BYTES):
+                self._answers.put(line)
+        self._answers.put(b"")
+
+
+def examined_here(wanted: Wanted, within_s: float = 30.0) -> Facts:
+    """Return what this machine is like.
+
+    Raises:
+        NoAnswerError: it cannot be told.
+    """
+    with Examiner() as examiner:
+        return examiner.facts(wanted, within_s)

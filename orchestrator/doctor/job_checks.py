@@ -1,0 +1,88 @@
+"""The files that a job names: the script and the data, as a machine of a site has them. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from orchestrator.doctor.findings import Finding, Severity
+from topology.job import Job
+from topology.machine_facts import Facts, Matches, Script
+
+JOINING = "site = sites.join()\nsite.synchronize(model, optimizer)"
+"""The two lines that make a script part of a run."""
+
+
+def job_findings(facts: Facts, job: Job, site: str | None = None) -> list[Finding]:
+    """Return what is wrong with a job's files on one machine.
+
+    `site` names the machine's; None: this machine, whichever sites it has.
+    """
+    found = [] if facts.script is None else _script(facts.script, facts.user, site)
+    return [*found, *_data(facts.globs, job.trainer.data.files, facts.user, site)]
+
+
+def _script(script: Script, user: str, site: str | None) -> list[Finding]:
+    file = shlex.quote(script.path)
+    if script.error is not None:
+        is_syntax = script.line > 0
+        denied = "denied" in script.error
+        return [
+            Finding(
+                severity=Severity.ERROR,
+                kind="script-syntax" if is_syntax else "script-unreadable",
+                site=site,
+                found=f"the entrypoint {script.path}: {script.error}",
+                why="each rank runs it",
+                cure=f"python -m py_compile {file}"
+                if is_syntax
+                else f"setfacl -m u:{user}:r {file}"
+                if denied
+                else f"ls -l {file}, then mend `entrypoint`, which begins at the job file's folder",
+                path=("entrypoint",),
+                line=(script.path, script.line, script.column) if is_syntax else None,
+            )
+        ]
+    if script.joins:
+        return []
+    return [
+        Finding(
+            severity=Severity.WARNING,
+            kind="script-never-joins",
+            site=site,
+            found=f"the entrypoint {script.path} never calls sites.join()",
+            why="the run waits for each rank to join, until failure.start_within is over",
+            cure="add to it: " + JOINING.replace("\n", "; "),
+            path=("entrypoint",),
+        )
+    ]
+
+
+def _data(
+    globs: Sequence[Matches], written: Sequence[str], user: str, site: str | None
+) -> list[Finding]:
+    """Return the patterns that come to nothing; `globs` are those that are `written`, anchored."""
+    found = []
+    for index, (matches, pattern) in enumerate(zip(globs, written, strict=False)):
+        if matches.num_files > 0 and matches.error is None:
+            continue
+        quoted = shlex.quote(matches.pattern)
+        if matches.num_files == 0:
+            reason = f": {matches.error}" if matches.error else ""
+            kind, told = "data-missing", f"no file matches {matches.pattern!r}{reason}"
+            cure = f"ls {matches.pattern}, then mend {pattern!r}: it begins at the job's folder"
+        else:
+            kind, told = "data-unreadable", f"{matches.error}"
+            cure = f"setfacl -R -m u:{user}:rX {quoted.rpartition('/')[0]}"
+        found.append(
+            Finding(
+                severity=Severity.ERROR,
+                kind=kind,
+                site=site,
+                found=told,
+                why="the shipped trainer reads all of it at each rank before the first step",
+                cure=cure,
+                path=("trainer", "data", "files", index),
+            )
+        )
+    return found

@@ -1,0 +1,71 @@
+"""`python -m sites.facts`: tells what this machine is like, as JSON.
+
+Without arguments it prints one object, and ends. With `--serve` it answers one question a line,
+each a JSON object, until stdin ends; so one process can be asked anything that takes two machines:
+
+    {"ask": "facts", "wanted": {...}}                             -> {"facts": {...}}
+    {"ask": "clock"}                                              -> {"clock_s": 1700000000.0}
+    {"ask": "listen", "host": "10.0.0.5"}                         -> {"port": 40123}
+    {"ask": "reach", "source": "10.0.0.5", "host": "10.0.1.5", "port": 40123, "within_s": 3.0}
+                                                                  -> {"rtt_s": 0.06, "error": null}
+
+What cannot be done is {"error": "..."}. Fields are those of topology/machine_facts.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sites.facts.machine import collect
+from sites.facts.paths import Echo, reach
+from topology.errors import ConfigError
+from topology.json_fields import read_json, to_json
+from topology.machine_facts import Wanted
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer once, or with --serve as often as asked; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m sites.facts", description=__doc__)
+    parser.add_argument("--serve", action="store_true", help="answer each line of stdin")
+    if not parser.parse_args(arguments).serve:
+        _write(_answer({"ask": "facts"}, []))
+        return 0
+    echoes: list[Echo] = []
+    for line in sys.stdin:
+        try:
+            _write(_answer(json.loads(line), echoes))
+        except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:
+            _write({"error": str(error) or type(error).__name__})
+    return 0
+
+
+def _answer(asked: dict[str, Any], echoes: list[Echo]) -> dict[str, Any]:
+    match asked["ask"]:
+        case "facts":
+            wanted = read_json(Wanted, asked.get("wanted", {}), on_unknown=lambda _: None)
+            return {"facts": to_json(collect(wanted))}
+        case "clock":
+            return {"clock_s": time.time()}
+        case "listen":
+            echoes.append(Echo(asked["host"]))
+            return {"port": echoes[-1].port}
+        case "reach":
+            rtt_s, reason = reach(
+                asked["source"], asked["host"], int(asked["port"]), float(asked["within_s"])
+            )
+            return {"rtt_s": rtt_s, "error": reason}
+    raise ValueError(f"unknown question {asked['ask']!r}")
+
+
+def _write(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Whether a training script can be run, and joins: told from its text, without running it."""
+
+from __future__ import annotations
+
+import ast
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from topology.machine_facts import Script
+
+_MODULES_MAX = 200
+"""Modules beside the script that are looked into."""
+_JOINING = frozenset({"sites", "sites.worker.joining"})
+"""The modules that `join` is imported from."""
+
+
+def look_at(path: str) -> Script:
+    """Read the script, and the modules beside it, until one of them joins."""
+    script = Path(path)
+    try:
+        if script.is_dir():
+            return _look_at_folder(script)
+        text = script.read_bytes()
+        if script.suffix == ".pyc" or zipfile.is_zipfile(script):
+            return Script(path=path)  # Python runs these, too
+        tree = ast.parse(text, path)
+    except SyntaxError as error:
+        return Script(
+            path=path,
+            error=f"not Python: {error.msg}",
+            line=error.lineno or 1,
+            column=error.offset or 1,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path or in the text
+        return Script(path=path, error=_reason(error))
+    return Script(path=path, joins=_joins(tree, script.parent))
+
+
+def _look_at_folder(folder: Path) -> Script:
+    """Return what Python would run of a folder: its `__main__.py`."""
+    main = folder / "__main__.py"
+    if not main.is_file():
+        return Script(path=str(folder), error="a folder without __main__.py")
+    found = look_at(str(main))
+    return Script(
+        path=str(folder),
+        error=None if found.error is None else f"{main.name}: {found.error}",
+        joins=found.joins,
+    )
+
+
+def _joins(tree: ast.AST, folder: Path) -> bool:
+    """Whether a module, or one of those in `folder` that it imports, calls `sites.join`."""
+    trees, seen = [tree], set[Path]()
+    for each in trees:
+        if _calls_join(each):
+            return True
+        for path in _imported(each, folder):
+            if path not in seen and len(seen) < _MODULES_MAX:
+                seen.add(path)
+                try:
+                    trees.append(ast.parse(path.read_bytes()))
+                except (OSError, SyntaxError, ValueError):
+                    return True  # in doubt
+    return False
+
+
+def _calls_join(tree: ast.AST) -> bool:
+    """Whether a module calls `join` of `sites`, by whatever name it imports them."""
+    modules, functions = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {
+                each.asname or each.name.partition(".")[0]
+                for each in node.names
+                if each.name in _JOINING
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module in _JOINING and not node.level:
+            functions |= {
+                each.asname or each.name for each in node.names if each.name in ("join", "*")
+            }
+    if "*" in functions:
+        functions.add("join")
+    return any(
+        (isinstance(node, ast.Name) and node.id in functions)
+        or (
+            isinstance(node, ast.Attribute) and node.attr == "join" and _first_name(node) in modules
+        )
+        for node in ast.walk(tree)
+    )
+
+
+def _first_name(node: ast.expr) -> str | None:
+    """Return `a` of `a.b.c`; None where it begins with something else than a name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _imported(tree: ast.AST, folder: Path) -> Iterator[Path]:
+    """Yield the files in `folder` of the modules that a module imports."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [module, *(f"{module}.{each.name}".strip(".") for each in node.names)]
+        for name in names:
+            parts = [part for part in name.split(".") if part]
+            for length in range(1, len(parts) + 1):
+                stem = folder.joinpath(*parts[:length])
+                for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+                    if path.is_file():
+                        yield path
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,146 @@
+"""What `validate` finds beyond the text, and `launch` refuses in the same words and places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Isthmus
+from topology.presets.templates import topology_yaml
+
+JOB = """\
+version: 1
+name: job
+topology: topology.yaml
+entrypoint: train.py
+"""
+JOINING = "import sites\nsite = sites.join()\nsite.synchronize(model, optimizer)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "topology.yaml").write_text(topology_yaml())
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").write_text(JOINING)
+    return tmp_path
+
+
+def mistakes(isthmus: Isthmus, *arguments: str | Path) -> list[tuple[str, str, str]]:
+    """Return `line:column`, path and message of what `validate` and `launch` refuse alike."""
+    done = isthmus("validate", *arguments, "--json")
+    assert done.code == 2, done.err
+    launched = isthmus("launch", *arguments, "--json")
+    where = done.envelope["error"]["where"]
+    assert launched.envelope["error"]["where"] == where
+    return [(f"{each['line']}:{each['column']}", each["path"], each["message"]) for each in where]
+
+
+def warned(isthmus: Isthmus, *arguments: str | Path) -> list[tuple[str, str]]:
+    """Return `line:column` and message of each warning of what is valid."""
+    done = isthmus("validate", *arguments, "--json")
+    assert done.code == 0, done.err
+    (entry,) = done.envelope["data"]["files"]
+    assert entry["warnings"][-len(entry["warnings_at"]) or len(entry["warnings"]) :] == [
+        each["message"] for each in entry["warnings_at"]
+    ]
+    assert done.err.count("warning: ") == len(entry["warnings"])
+    return [(f"{each['line']}:{each['column']}", each["message"]) for each in entry["warnings_at"]]
+
+
+def test_a_script_that_joins_has_nothing_to_be_told(isthmus: Isthmus, folder: Path) -> None:
+    assert warned(isthmus, folder / "job.yaml") == []
+
+
+def test_a_missing_entrypoint(isthmus: Isthmus, folder: Path) -> None:
+    (folder / "train.py").unlink()
+    told = f"the entrypoint {folder}/train.py: No such file or directory"
+    assert mistakes(isthmus, folder / "job.yaml") == [("4:13", "entrypoint", told)]
+
+
+def test_an_entrypoint_that_is_not_python_is_told_at_its_own_line(
+    isthmus: Isthmus, folder: Path
+) -> None:
+    (folder / "train.py").write_text("import sites\nsite = = 3\n")
+    done = isthmus("validate", folder / "job.yaml", "--json")
+    (where,) = done.envelope["error"]["where"]
+    assert (where["file"], where["line"]) == (str(folder / "train.py"), 2)
+    assert "not Python" in where["message"]
+
+
+def test_a_pattern_that_matches_nothing(isthmus: Isthmus, folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        JOB.replace("entrypoint: train.py", "trainer: {data: {files: [train.py, '*.text']}}")
+    )
+    told = f"no file matches '{folder}/*.text'"
+    assert mistakes(isthmus, folder / "job.yaml") == [("4:36", "trainer.data.files.1", told)]
+
+
+def test_a_topology_that_is_not_there_is_told_at_its_line(isthmus: Isthmus, folder: Path) -> None:
+    (folder / "topology.yaml").unlink()
+    told = f"{folder}/topology.yaml: No such file or directory"
+    assert mistakes(isthmus, folder / "job.yaml") == [("3:11", "topology", told)]
+
+
+@pytest.mark.parametrize(
+    ("script", "joins"),
+    [
+        (JOINING, True),
+        ("from sites import join\nsite = join(alone=True)", True),
+        ("from sites import join as enter\nenter()", True),
+        ("import sites as wan\n\ndef main():\n    with wan.join() as site: pass", True),
+        ("import sites.worker.joining\nsites.worker.joining.join()", True),
+        ("import helper", True),
+        ("from package import helper", True),
+        ("import sites\nmain(sites.join)", True),
+        ("import sites", False),
+        ("import os\nos.path.join('a', 'b')", False),
+        ("from sites import Site\n','.join([])", False),
+        ("import other", False),
+    ],
+)
+def test_a_script_that_never_joins(
+    isthmus: Isthmus, folder: Path, script: str, joins: bool
+) -> None:
+    (folder / "train.py").write_text(script)
+    (folder / "helper.py").write_text(JOINING)
+    (folder / "other.py").write_text("import train\nimport json")
+    (folder / "package").mkdir()
+    (folder / "package" / "helper.py").write_text("import sites\nsites.join()")
+    found = warned(isthmus, folder / "job.yaml")
+    if joins:
+        assert found == []
+    else:
+        ((place, told),) = found
+        assert place == "4:13"
+        assert told.startswith(f"the entrypoint {folder}/train.py never calls sites.join()")
+        assert "site = sites.join(); site.synchronize(model, optimizer)" in told
+
+
+def test_a_round_trip_that_is_shorter_than_lights(isthmus: Isthmus, folder: Path) -> None:
+    told = (
+        "10ms is less than light in fibre takes for the 3622km between 'oregon' and 'virginia', "
+        "35.49ms there and back: mend it, or the locations"
+    )
+    topology = folder / "topology.yaml"
+    text = topology.read_text()
+    topology.write_text(text.replace("rtt: 62ms", "rtt: 10ms"))
+    number, line = next(
+        (number, line) for number, line in enumerate(text.splitlines(), 1) if "rtt: 62ms" in line
+    )
+    at = f"{number}:{line.index('62ms') + 1}"
+    assert warned(isthmus, topology) == [(at, told)]  # emulated: physics is no limit
+    assert warned(isthmus, folder / "job.yaml") == [(at, told)]
+    topology.write_text(topology.read_text().replace("emulate: true", "emulate: false"))
+    assert mistakes(isthmus, folder / "job.yaml") == [(at, "links.0.rtt", told)]
+
+
+def test_a_measured_round_trip_tells_that_the_locations_are_wrong(
+    isthmus: Isthmus, folder: Path
+) -> None:
+    topology = folder / "topology.yaml"
+    found = warned(
+        isthmus, topology, "--set", "emulate=false", "--set", "links.0.measured={rtt: 9ms}"
+    )
+    ((_, told),) = found
+    assert told.startswith("9ms is less than light")

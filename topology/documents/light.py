@@ -1,0 +1,49 @@
+"""Round trips that are shorter than light in fibre needs for the described distance. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topology.errors import Problem
+from topology.geography import least_rtt_of_distance
+from topology.text.yaml_document import Path, read_with_overrides
+from topology.units import format_distance, format_duration
+from topology.world import Topology
+
+
+def too_quick_links(
+    text: str, source: str, overrides: Sequence[str], topology: Topology
+) -> list[Problem]:
+    """Return the links of a topology, loaded from that text, whose RTT no fibre could have.
+
+    A mistake where the WAN is real and the figure is written down. A warning where the WAN is
+    emulated, which obeys no physics, and where the figure was measured: then it is the sites'
+    locations, or the distance, that are wrong.
+    """
+    document = read_with_overrides(text, source, overrides)
+    problems = []
+    for index in range(len(document.sequence("links"))):
+        ends = [document.text("links", index, "between", end) for end in (0, 1)]
+        link = topology.link(ends[0] or "", ends[1] or "")
+        if link is None or link.distance_km is None:
+            continue
+        least_s = least_rtt_of_distance(link.distance_km)
+        is_measured = link.rtt_origin == "measured"
+        written_s = link.described_rtt_s if is_measured else link.rtt_s
+        figures: list[tuple[Path, float | None]] = [
+            (("links", index, "rtt"), written_s),
+            (("links", index, "measured", "rtt"), link.rtt_s if is_measured else None),
+        ]
+        for path, rtt_s in figures:
+            if document.get(*path) is None or rtt_s is None or rtt_s >= least_s:
+                continue
+            origin = "distance" if document.get("links", index, "distance") else "locations"
+            message = (
+                f"{format_duration(rtt_s)} is less than light in fibre takes for the "
+                f"{format_distance(link.distance_km)} between {link.source!r} and "
+                f"{link.target!r}, {format_duration(least_s)} there and back: mend it, or the "
+                + origin
+            )
+            may_be = topology.emulate or path[-2] == "measured"
+            problems.append(document.problem(path, message, is_warning=may_be))
+    return problems

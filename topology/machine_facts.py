@@ -1,0 +1,135 @@
+"""What is asked about one machine before a run, and what it answers.
+
+`python -m sites.facts` answers on the machine itself. Whoever asks may be of another build: unknown
+fields are skipped on both sides, and what cannot be told is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The paths and addresses of a run that a machine is to look at."""
+
+    addresses: tuple[str, ...] = ()
+    """Hosts that something is to listen on."""
+    endpoints: tuple[str, ...] = ()
+    """HOST:PORT that something is to listen on."""
+    peers: tuple[str, ...] = ()
+    """Hosts that connections will lead to."""
+    folders: tuple[str, ...] = ()
+    """Folders that will be written in; they need not be there yet."""
+    script: str | None = None
+    """The training script."""
+    globs: tuple[str, ...] = ()
+    """Absolute patterns of the files that are learnt from."""
+    accelerators: bool = False
+    """Whether to ask torch about accelerators, where there are signs of any: seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A training script, as far as it can be known without running it."""
+
+    path: str
+    error: str | None = None
+    """The reason why it cannot be run at all."""
+    line: int = 0
+    """The place of a syntax error, counted from 1; 0: there is none."""
+    column: int = 0
+    joins: bool = True
+    """Whether it, or a module beside it that it imports, calls `sites.join`; True in doubt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matches:
+    """The files that one pattern matches."""
+
+    pattern: str
+    num_files: int
+    error: str | None = None
+    """The first file that cannot be read, and why; or why the pattern cannot be matched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder, or the nearest one above that is there."""
+
+    path: str
+    error: str | None = None
+    """The reason why nothing can be written there."""
+    free_bytes: int | None = None
+    """For who is not root."""
+    free_files: int | None = None
+    """Files that can still be made; None: the file system has no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that a process of this user may have; None: no limit."""
+
+    open_files: int | None = None
+    processes: int | None = None
+    """Of this user, threads counted; None for root, too."""
+    locked_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tcp:
+    """The settings of the machine's TCP; None: not known, as on other systems than Linux."""
+
+    receive_max_bytes: int | None = None
+    send_max_bytes: int | None = None
+    slow_start_after_idle: bool | None = None
+    congestion: str | None = None
+    """The congestion control that connections have if nobody chooses."""
+    congestion_allowed: tuple[str, ...] | None = None
+    """Those that a process of this user may choose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerators:
+    """The accelerators that torch sees."""
+
+    names: tuple[str, ...] = ()
+    nccl: bool = False
+    """Whether torch has NCCL."""
+    error: str | None = None
+    """The reason why torch cannot tell, though the machine has some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One machine, as one of its processes sees it."""
+
+    host: str
+    user: str
+    clock_s: float
+    """Seconds since 1970, by its clock."""
+    build: str
+    """The version of isthmus."""
+    control_protocols: tuple[int, int]
+    """The oldest and the newest that it speaks."""
+    exchange_protocols: tuple[int, int]
+    python: str
+    torch: str | None
+    """The version of torch; None: it is not installed."""
+    limits: Limits = Limits()
+    tcp: Tcp = Tcp()
+    shared_memory_bytes: int | None = None
+    """Free bytes of /dev/shm; None: there is none."""
+    has_infiniband: bool = False
+    refused: Mapping[str, str] | None = None
+    """The wanted addresses and endpoints that nothing can listen on, each with the reason."""
+    mtus_bytes: Mapping[str, int] | None = None
+    """The MTU towards each peer to which there is a route."""
+    unrouted: Mapping[str, str] | None = None
+    """The peers to which there is no route, each with the reason."""
+    folders: tuple[Folder, ...] = ()
+    script: Script | None = None
+    globs: tuple[Matches, ...] = ()
+    accelerators: Accelerators | None = None
+    """None: not asked, or no sign of any."""
