@@ -30,11 +30,7 @@ def named_checkpoints(choice: str, home: Path) -> tuple[str, list[StoredCheckpoi
             return place, [StoredCheckpoint(place)]
         return place, checkpoints_in(place)
     folder = find_run(home, choice)
-    store = folder.checkpoint_store
-    if store is None:
-        raise NoCheckpointError(
-            f"run {folder.run_id} kept no checkpoints: its job has no `checkpoint` section"
-        )
+    store = store_of(folder.run_id, home)
     found = checkpoints_in(store)
     if folder.resumed_checkpoint is not None:  # what it began with is older than all of its own
         found.append(StoredCheckpoint(folder.resumed_checkpoint))
@@ -58,3 +54,18 @@ def newest_good_checkpoint(output: Output, choice: str, home: Path) -> tuple[str
         output.note(f"refused: {outcome}")
     none_good = "no good checkpoint" if found else "no checkpoint"
     raise NoCheckpointError(f"there is {none_good} in {called}")
+
+
+def store_of(run_id: str, home: Path) -> str:
+    """Return the folder or URL of a run's checkpoints.
+
+    Raises:
+        NotFoundError: there is no such run.
+        NoCheckpointError: it keeps none.
+    """
+    store = find_run(home, run_id).checkpoint_store
+    if store is None:
+        raise NoCheckpointError(
+            f"run {run_id} keeps no checkpoints: its job has no `checkpoint` section"
+        )
+    return store

@@ -22,11 +22,14 @@ from orchestrator.cli.views import (
 from orchestrator.client.coordinator_client import Client
 from orchestrator.client.run_reader import TERMINAL, RunReader, reading
 from orchestrator.evidence.view import formats
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import RunChoice, home_folder, run_folders
+from protos import metrics
 from protos.control.v1 import control_pb2
 from protos.errors import IsthmusError
 
 Item = TypeVar("Item")
+_LOOK_S = 0.2
 
 
 @click.command("status")
@@ -157,11 +160,41 @@ def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
 
 @click.command("cancel")
 @run_options
+@click.option("--checkpoint", is_flag=True, help="Have all sites write a checkpoint first.")
+@timeout_option("2min", "Stop it after this long with the last checkpoint there is.")
 @click.pass_obj
-def cancel(output: Output, choice: RunChoice) -> int:
+def cancel(output: Output, choice: RunChoice, checkpoint: bool, timeout_s: float) -> int:
     """Stop RUN, by default the latest, at all sites. A run that has ended stays as it is."""
     with reading(choice) as reader:
+        if checkpoint:
+            output.note(_saved(reader, choice, time.monotonic() + timeout_s))
         run = reader.cancel()
     ended = run.state in TERMINAL
     text = f"{run.run_id}: {formats.run_state(run)}" if ended else f"{run.run_id}: stopping"
     return output.result(run_view(run), text)
+
+
+def _saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
+    """Have a run write a checkpoint, and return what came of it in words.
+
+    Raises:
+        NoCheckpointError: the run keeps none.
+    """
+    from orchestrator.cli.checkpoint_choice import store_of
+    from protos.checkpoint.requests import is_written, request_checkpoint
+
+    run = reader.get()
+    store = store_of(run.run_id, home_folder(choice.home))
+    if run.state in TERMINAL:
+        return "the run has ended"
+    latest = max((site.step for site in run.sites), default=0)
+    step_s = max((site.latest.get(metrics.STEP_S, 0.0) for site in run.sites), default=0.0)
+    step = request_checkpoint(store, latest, step_s)
+    while time.monotonic() < deadline_s:
+        if is_written(store, step):
+            return f"checkpoint of step {step} in {store}"
+        if reader.get().state in TERMINAL:
+            return "the run has ended"
+        INTERRUPTION.check()
+        time.sleep(_LOOK_S)
+    return f"warning: no checkpoint of step {step} in time"

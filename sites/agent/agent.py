@@ -36,6 +36,9 @@ from topology.timeouts import Timeouts
 _LEAVE_S = 2.0
 """Time for the coordinator to take the last messages."""
 
+SAVE_WITHIN_S = 20.0
+"""For a checkpoint after SIGTERM: machines that are taken away give some 30 s in all."""
+
 log = logging.getLogger(__name__)
 
 
@@ -169,6 +172,7 @@ class Agent:
 
     async def _stop_for(self, signum: signal.Signals) -> None:
         if self._run is not None:
+            await self._run.save(SAVE_WITHIN_S)
             message = f"the agent of site {self._place.site} was stopped by {signum.name}"
             self._run.fail(
                 Failure(

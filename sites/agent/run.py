@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protos import metrics
+from protos.checkpoint.requests import is_written, request_checkpoint
+from protos.checkpoint.store import joined
 from protos.control.v1.control_pb2 import (
     AgentMessage,
     DecideReduction,
@@ -37,6 +40,7 @@ from sites.agent.site_failures import SiteError, order_failures
 from sites.agent.site_gateways import Listeners, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
 
+_LOOK_S = 0.2
 _FLUSH_S = 2.0
 """Time for the last log lines."""
 
@@ -74,6 +78,8 @@ class SiteRun:
         self._ending = asyncio.Event()
         self._failures: list[Failure] = []
         self._grace_s: float | None = None
+        self._latest_step = 0
+        self._step_s = 0.0
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
         self._switch: PlanSwitch | None = None
@@ -103,6 +109,27 @@ class SiteRun:
         """Tell the gateways what came of it."""
         if self._switch is not None:
             self._switch.decide(message)
+
+    async def save(self, within_s: float) -> None:
+        """Have all sites write a checkpoint, if the run keeps any, and wait at most so long."""
+        checkpoint = None if self._order is None else self._order.spec.job.checkpoint
+        if checkpoint is None or self._latest_step == 0 or self._grace_s is not None:
+            return
+        store = joined(checkpoint.to, self.run_id)
+        deadline_s = time.monotonic() + within_s
+        try:
+            step = await asyncio.to_thread(
+                request_checkpoint, store, self._latest_step, self._step_s
+            )
+        except OSError as error:
+            log.warning("no checkpoint can be asked for: %s", error)
+            return
+        log.info("waiting for the checkpoint of step %d", step)
+        while time.monotonic() < deadline_s and not self._ending.is_set():
+            if await asyncio.to_thread(is_written, store, step):
+                return
+            await asyncio.sleep(_LOOK_S)
+        log.warning("no checkpoint of step %d in time", step)
 
     def stop(self, grace_s: float) -> None:
         """End the run. A second call changes nothing."""
@@ -244,6 +271,9 @@ class SiteRun:
         )
 
     def _on_metric(self, message: Mapping[str, Any]) -> None:
+        if message["kind"] == metrics.STEP:
+            self._latest_step = message["step"]
+            self._step_s = message["values"].get(metrics.STEP_S, self._step_s)
         metric = Metric(
             kind=message["kind"],
             rank=message.get("rank", -1),

@@ -15,6 +15,7 @@ from protos.errors import ConfigMismatchError
 from sites.checkpoint.interval import Interval
 from sites.checkpoint.own_state import generator_states, restore_generators
 from sites.checkpoint.reader import CheckpointReader
+from sites.checkpoint.request_watch import RequestWatch
 from sites.checkpoint.training_state import TrainingState
 from sites.checkpoint.writer import CheckpointWriter, Place, Snapshot
 from topology.job import Checkpoint
@@ -68,6 +69,7 @@ class Checkpoints:
         self._on_written = on_written
         self._writer = CheckpointWriter(place, device, self._tell_written)
         self._interval: Interval | None = None
+        self._watch: RequestWatch | None = None
         self._last_step = 0
         self._own: dict[str, Any] | None = None
         optimizer.register_step_pre_hook(lambda *_: self._complete())
@@ -102,15 +104,19 @@ class Checkpoints:
     def start(self, agree: Callable[[float], float]) -> None:
         """Begin to count the interval. `agree` returns the mean of a number over all ranks."""
         self._interval = Interval(self._settings, self._last_step, agree)
+        self._watch = RequestWatch(self._place.store)
 
     def after_step(self, step: int) -> None:
-        """Save if it is time to. After each step, in order."""
+        """Save if it is time to, or asked for. After each step, in order."""
         assert self._interval is not None, "started"
-        if self._interval.is_due(step):
+        assert self._watch is not None, "started"
+        if self._interval.is_due(step) or step == self._watch.step:
             self._save(step)
 
     def finish(self, step: int) -> None:
         """Save the last step unless it was, and return when all is written."""
+        if self._watch is not None:
+            self._watch.close()
         if step != self._last_step:
             self._save(step)
         self._complete()

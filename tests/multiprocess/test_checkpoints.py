@@ -3,8 +3,10 @@
 And at other numbers of sites and ranks, in the same losses.
 """
 
+import os
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -128,3 +130,36 @@ def test_damaged_ones_are_refused_by_name_and_the_one_before_is_taken(
     shutil.rmtree(oldest)
     none = run.isthmus("launch", path, "--resume", str(copied), "--json").check(8)
     assert none.envelope["error"]["code"] == "NO_CHECKPOINT"
+
+
+def stepping(run: Bench) -> bool:
+    """Whether the only run has begun to take steps."""
+    return any(
+        path.read_text().count('"kind": "step"') > 8
+        for path in (run.home / "runs").glob("*/metrics.jsonl")
+    )
+
+
+def newest_step(run: Bench) -> int:
+    found = sorted(store(run, "stopped").glob("step-*"))
+    return int(found[-1].name.removeprefix("step-")) if found else 0
+
+
+@pytest.mark.parametrize("by", ["cancel", pytest.param("agent", marks=pytest.mark.exhaustive)])
+def test_a_run_that_is_stopped_saves_first(run: Bench, by: str) -> None:
+    text = job_yaml(steps=100_000) + "checkpoint: {every: 1h}\n"
+    path = run.write(topology([(1, 1), (1, 1)]), text)
+    process = run.start("launch", str(path), "--run-id", "stopped")
+    run.wait_for("first steps", lambda: stepping(run))
+    if by == "cancel":
+        cancelled = run.isthmus("cancel", "--checkpoint").check()
+        assert "checkpoint of step " in cancelled.err
+    else:
+        os.kill(run.pids("sites.agent", "--site b")[0], signal.SIGTERM)
+    process.communicate(timeout=60)
+    step = newest_step(run)
+    assert step > 0
+    listed = run.isthmus("checkpoints", "verify", "--json").check()
+    assert [each["step"] for each in listed.envelope["data"]["checkpoints"]] == [step]
+    assert listed.envelope["data"]["checkpoints"][0]["missing"] == []
+    assert process.returncode == (6 if by == "cancel" else 4)

@@ -1,0 +1,65 @@
+"""A checkpoint out of turn, before a run is stopped: asked for in the store, where all sites look.
+
+STORE/request.json holds the step after which all ranks save. It lies so far ahead that each rank
+has looked before it gets there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from protos.checkpoint.store import StoredCheckpoint, checkpoint_name, joined, opened
+from protos.errors import BadCheckpointError
+
+_REQUEST = "request.json"
+_LOOK_S = 1.0
+_LOOK_REMOTE_S = 5.0
+_REQUEST_BYTES = 4096
+
+
+def look_every_s(store: str) -> float:
+    """Return how often each rank looks."""
+    return _LOOK_REMOTE_S if "://" in store else _LOOK_S
+
+
+def request_checkpoint(store: str, latest_step: int, step_s: float) -> int:
+    """Ask all ranks of the run to save, and return after which step they will.
+
+    Args:
+        store: the run's.
+        latest_step: that any rank is known to have taken; it may be some steps old.
+        step_s: how long a step takes.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+    ahead_s = 2 * look_every_s(store)
+    step = latest_step + 2 + math.ceil(ahead_s / max(step_s, 1e-3))
+    files, root = opened(store)
+    files.makedirs(root, exist_ok=True)
+    files.pipe_file(f"{root}/{_REQUEST}", json.dumps({"step": step}).encode())
+    return step
+
+
+def requested_step(store: str) -> int | None:
+    """Return the step that was asked for last; None: none was, or nobody can tell."""
+    files, root = opened(store)
+    files.invalidate_cache()
+    try:
+        with files.open(f"{root}/{_REQUEST}", "rb") as file:
+            step = json.loads(file.read(_REQUEST_BYTES))["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def is_written(store: str, step: int) -> bool:
+    """Return whether the checkpoint of a step is there, as far as its manifest says."""
+    files, _ = opened(store)
+    files.invalidate_cache()
+    try:
+        StoredCheckpoint(joined(store, checkpoint_name(step))).manifest()
+    except (BadCheckpointError, OSError):
+        return False
+    return True
