@@ -818,13 +818,16 @@ class Settle(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    STOPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
     """of the epoch to come: rises from proposal to proposal of a run"""
+    stops: builtins.bool
+    """chunks stop crossing, and those unfinished will be done again: where a site is lost, or a tree's link is dead"""
     @property
     def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """sites that are members now and will not be; where there are some, chunks stop crossing"""
+        """sites that are members now and will not be"""
 
     def __init__(
         self,
@@ -833,8 +836,9 @@ class Settle(google.protobuf.message.Message):
         generation: builtins.int = ...,
         epoch: builtins.int = ...,
         lost: collections.abc.Iterable[builtins.str] | None = ...,
+        stops: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "lost", b"lost", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "lost", b"lost", "run_id", b"run_id", "stops", b"stops"]) -> None: ...
 
 global___Settle = Settle
 
