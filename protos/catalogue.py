@@ -70,6 +70,25 @@ _ENTRIES = (
         ExitCode.PREFLIGHT,
     ),
     Entry(
+        "UNSAFE_FILE",
+        "A file that ought to be secret is not, or cannot be kept.",
+        "See who may read it; `chmod 600` it, or remove it so that it is made anew.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
+        "UNAUTHENTICATED",
+        "The caller did not show who it is.",
+        "Be the user who started the coordinator, or name a copy of its secret in "
+        "$ISTHMUS_TOKEN_FILE.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "PERMISSION_DENIED",
+        "The caller is known, and may not do this.",
+        "See which role its certificate names: `isthmus certs show`.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
         "STATE_LOCKED",
         "Another coordinator uses this state folder.",
         "Stop that coordinator, or name another --state.",

@@ -52,6 +52,18 @@ class PeerLostError(IsthmusError):
         self.site = site
 
 
+class UnauthenticatedError(IsthmusError):
+    """The caller has not shown who it is: no secret, or none that this process knows."""
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(IsthmusError):
+    """The caller is known, and may not do this."""
+
+    code = "PERMISSION_DENIED"
+
+
 class RankLostError(IsthmusError):
     """A rank went away without leaving."""
 
@@ -123,6 +135,8 @@ STATUS: dict[type[IsthmusError], grpc.StatusCode] = {
     CorruptDataError: grpc.StatusCode.DATA_LOSS,
     StateConflictError: grpc.StatusCode.ALREADY_EXISTS,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
 }
 """What a server answers for each error; clients map the status back with `error_for`."""
 

@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
@@ -14,6 +16,11 @@ from orchestrator.emulator.site_namespaces import netns_problem
 # would then say something about the shell; with a handler here, children start with the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What processes of one user share as their secret is, in tests, a file of their own.
+os.environ["ISTHMUS_TOKEN_FILE"] = str(
+    Path(tempfile.gettempdir(), f"isthmus-tests-{os.getuid()}", "token")
+)
 
 FEW_SEEDS = 3
 """Of a test with many seeds, what a run without `--all` takes."""

@@ -95,7 +95,7 @@ def opened_bench(
         raise CommandError(
             "REFUSED", f"there is no benchmark to resume: {path} is not there", {"bench": str(path)}
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         held = lock(folder / LOCK)
     except StateLockedError:

@@ -22,6 +22,7 @@ from orchestrator.interruption import INTERRUPTION, LOOK_S
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import DeadlineExceededError, IsthmusError, error_for
 from protos.limits import CONTROL_CHANNEL_BYTES
+from protos.security import control_security
 from topology.errors import ConfigError, Problem
 
 CALL_S = 10.0
@@ -63,7 +64,7 @@ class Client:
         self.address = address
         self._call_s = call_s
         self._silence_s = silence_s
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._channel = control_security().channel(address, OPTIONS)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         self._held = ExitStack()
 

@@ -32,6 +32,7 @@ from orchestrator.run_folder.run_files import write_atomically
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
+from protos.private_files import keep_private
 from topology.documents.placement import restricted
 from topology.errors import ConfigError
 from topology.faults.script import FaultScript
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the coordinator; return its exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    keep_private()
     try:
         status = asyncio.run(_serve(_settings(options)))
     except ConfigError as error:

@@ -196,7 +196,7 @@ class Journal(JournalReader):
             JournalError: the journal there cannot be used.
             OSError: the folder cannot be made or written.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(folder / LOCK)
         try:
             super().__init__(folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from protos.failure import name_exit
+from protos.private_files import users_umask
 from topology.faults.script import Kill, Pause
 from topology.hashing import topology_hash
 from topology.world import Topology
@@ -71,6 +72,7 @@ class LocalAgents:
                 *agent_arguments(topology, site, address, state / "sites" / site),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
+                umask=users_umask(),
             )
             watch = _watch(site, process, on_end)
             self._watching.append(asyncio.create_task(watch, name=f"agent-{site}"))

@@ -19,6 +19,7 @@ from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import STATUS, IsthmusError, RemoteProtocolError
 from protos.limits import CONTROL_CHANNEL_BYTES, LOG_BATCH_BYTES
+from protos.security import control_security
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
 
@@ -189,7 +190,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
 def make_server(service: CoordinatorService, timeouts: Timeouts) -> grpc.aio.Server:
     """Return a server with the limits of the control channel; it listens on nothing yet."""
-    server = grpc.aio.server(options=server_options(timeouts), maximum_concurrent_rpcs=MAX_CALLS)
+    server = control_security().server(server_options(timeouts), MAX_CALLS)
     control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
     return server
 
@@ -210,7 +211,7 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen(1)
-        return f"{bracketed}:{server.add_insecure_port(address)}"
+        return f"{bracketed}:{control_security().listen(server, address)}"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"something else listens on {address}") from error

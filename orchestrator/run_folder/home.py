@@ -174,7 +174,7 @@ def read_object(path: Path) -> dict[str, object]:
 
 def _claim(folder: RunFolder, job_text: str) -> bool:
     """Write a run's job, unless there is one; return whether it was written."""
-    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with (folder.path / JOB).open("x", encoding="utf-8") as file:
             file.write(job_text)

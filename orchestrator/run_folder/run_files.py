@@ -40,7 +40,7 @@ class RunFiles:
         Raises:
             OSError: the disk refuses.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in ((TOPOLOGY, topology), (JOB, job)):
             path = self.folder / name
             if not path.is_file() or path.read_text(encoding="utf-8") != text:

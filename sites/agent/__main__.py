@@ -24,6 +24,7 @@ from protos.catalogue import CATALOGUE
 from protos.control.v1.control_pb2 import Hello
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
+from protos.private_files import keep_private
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
 from sites.agent.children import adopt_orphans
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent; return its exit status."""
     options = _parser().parse_args(arguments)
     own_lines = _start_logging(options.site)
+    keep_private()
     try:
         status = _run(options, own_lines)
     except ConfigError as error:

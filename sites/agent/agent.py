@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from protos.control.v1.control_pb2 import (
     AgentMessage,
     CoordinatorMessage,
@@ -28,6 +26,7 @@ from protos.control.v1.control_pb2 import (
 )
 from protos.errors import IsthmusError
 from protos.failure import Failure
+from protos.security import control_security
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.run import Place, SiteRun
 from sites.agent.session import Dialler, Session, SessionLostError, channel_options
@@ -81,7 +80,7 @@ class Agent:
         membership = self._membership
         options = channel_options(membership.timeouts)
         known = await asyncio.to_thread(KnownCoordinator, self._place.state)
-        async with grpc.aio.insecure_channel(membership.coordinator, options=options) as channel:
+        async with control_security().aio_channel(membership.coordinator, options) as channel:
             dialler = Dialler(
                 channel, membership.hello, known, membership.timeouts, self._report_run
             )

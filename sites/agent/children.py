@@ -48,13 +48,14 @@ async def start_leashed(
     log: IO[bytes],
     talks: bool,
     namespaces: tuple[str, str] | None = None,
+    umask: int = -1,
 ) -> asyncio.subprocess.Process:
     """Start `python -m module arguments` in a process group of its own that dies with the agent.
 
     Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
     caller closes. A child that `talks` has pipes for stdin and stdout; else stdin is empty and
     stdout goes to the log, too. `namespaces` are files of a user namespace (may be empty) and a
-    network namespace to enter.
+    network namespace to enter. `umask` is the child's; -1: as this process has it.
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
@@ -66,6 +67,7 @@ async def start_leashed(
         stdout=pipe if talks else log,
         stderr=log,
         env=env,
+        umask=umask,
         limit=LINE_BYTES,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from protos.failure import Failure
+from protos.private_files import users_umask
 from sites.agent.children import kill_descendants, send, start_leashed, wait_ended
 from sites.agent.order import SiteOrder
 from sites.agent.site_failures import SiteError, describe_end, rank_failure
@@ -274,6 +275,7 @@ class Torchrun:
                 env={**defaults, **os.environ, **order.environment(sockets)},
                 log=log_file,
                 talks=False,
+                umask=users_umask(),
             )
         return cls(order, node, process)
 

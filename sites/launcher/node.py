@@ -7,8 +7,9 @@ Beside what torchrun does, the first death of a rank stands in DIR/failures.json
 milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s,
 and orders what it found by whole seconds, so that a victim may look like the cause.
 
-The rendezvous is `static`: `c10d` ignores the node rank and orders nodes by address and pid, but
-the gateways must know which ranks are where. Node 0 hosts it.
+The rendezvous is torch's `static` one: `c10d` ignores the node rank and orders nodes by address and
+pid, but the gateways must know which ranks are where. Node 0 hosts it, on its endpoint's address
+alone: whoever reaches the store may give and take its keys, and torch's own listens on all of them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ import dataclasses
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import get_args_parser, run
 
 from protos.failure import Failure
@@ -33,6 +43,10 @@ from sites.launcher.rank_failures import PID_FILE, describe_failure, write_failu
 
 MONITOR_INTERVAL_S = 0.1
 """torchrun looks at its ranks this often: when all have ended well, nobody waits longer for it."""
+BACKEND = "site"
+"""The name of this rendezvous for torchrun."""
+STORE_BACKLOG = 1024
+"""Ranks that connect at once."""
 _LOOK_S = 0.02
 """Between two looks at ranks that have ended but that torchrun has not reaped yet."""
 
@@ -127,6 +141,45 @@ class Watch:
         write_failures(self._path, self._failures.values())
 
 
+class SiteRendezvous(StaticTCPRendezvous):
+    """Torch's static rendezvous, with a store that listens on one address."""
+
+    def get_backend(self) -> str:
+        """Return its name."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Make the store before torch does, where this node hosts it."""
+        if self.rank == 0 and self._store is None:
+            family = socket.AF_INET6 if ":" in self.master_addr else socket.AF_INET
+            with socket.socket(family) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((self.master_addr, self.master_port))
+                listener.listen(STORE_BACKLOG)
+                self._store = TCPStore(
+                    self.master_addr,
+                    self.master_port,
+                    self.world_size,
+                    is_master=True,
+                    timeout=self.timeout,
+                    master_listen_fd=listener.detach(),  # the store closes it
+                )
+        return super().next_rendezvous()
+
+
+def rendezvous(parameters: RendezvousParameters) -> SiteRendezvous:
+    """Return what torchrun asks for by the name of BACKEND."""
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, -1)
+    return SiteRendezvous(
+        host,
+        port,
+        int(parameters.config["rank"]),
+        parameters.max_nodes,
+        parameters.run_id,
+        int(parameters.config["timeout"]),
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Run the node's ranks; return 0 when all ended with 0."""
     options = _parser().parse_args(arguments)
@@ -139,13 +192,15 @@ def main(arguments: list[str]) -> int:
         [
             *("--nnodes", str(options.nodes), "--node-rank", str(options.node)),
             *("--nproc-per-node", str(options.ranks), "--max-restarts", "0"),
-            *("--rdzv-backend", "static", "--rdzv-endpoint", options.endpoint),
-            *("--rdzv-id", options.name, "--rdzv-conf", f"timeout={round(options.start_within)}"),
+            *("--rdzv-backend", BACKEND, "--rdzv-endpoint", options.endpoint),
+            *("--rdzv-id", options.name),
+            *("--rdzv-conf", f"rank={options.node},timeout={round(options.start_within)}"),
             *("--monitor-interval", str(MONITOR_INTERVAL_S)),
             *("--log-dir", str(options.folder / "ranks"), "--redirects", "3"),
             *("-m", "sites.launcher.rank", str(os.getpid()), *command),
         ]
     )
+    rendezvous_handler_registry.register(BACKEND, rendezvous)
     watch = Watch(options.folder, options.name, options.node * options.ranks)
     watch.start()
     try:

@@ -17,6 +17,7 @@ from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.service import CoordinatorService, listen, make_server
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
+from protos.security import control_security
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
 from tests.fakes.worlds import JOB, topology_text
 from topology.documents.load import load_topology
@@ -185,7 +186,7 @@ async def coordinating(folder: Path, topology: str | None = None) -> AsyncIterat
     ticking = asyncio.create_task(control.run())
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     try:
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
+        async with control_security().aio_channel(address, options) as channel:
             yield Bench(control, service, address, channel, text, folder / "runs")
     finally:
         await control.close()

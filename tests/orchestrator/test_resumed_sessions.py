@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from protos.control.v1 import control_pb2 as pb
+from protos.security import control_security
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.session import Dialler, Session, SessionLostError, channel_options
 from tests.fakes.coordinators import Bench, coordinating, run_scenario
@@ -53,7 +53,7 @@ async def carried(bench: Bench, port: int, folder: Path) -> AsyncIterator[Carrie
     """Serve the session of an agent of site `a`."""
     timeouts = Timeouts.derive(load_topology(bench.topology, "t").failure)
     options = channel_options(timeouts)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    async with control_security().aio_channel(f"127.0.0.1:{port}", options) as channel:
         known = KnownCoordinator(folder)
         dialler = Dialler(channel, bench.hello(site="a"), known, timeouts, lambda: None)
         call, welcome = await dialler.dial(time.monotonic() + 10)

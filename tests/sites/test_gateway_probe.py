@@ -117,6 +117,11 @@ def test_a_peer_that_is_not_there_fails_the_gateway(tmp_path: Path) -> None:
         assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
 
 
+def dialled(folder: Path, port: int) -> grpc.Channel:
+    """Return a channel to a gateway, as a peer of the same user has it."""
+    return Peer(SITES[1], 0, "127.0.0.1", port).channel(probe_config(folder, 2, 0))
+
+
 @contextmanager
 def caller(
     folder: Path,
@@ -124,7 +129,7 @@ def caller(
     **changes: Any,  # noqa: ANN401 - any field
 ) -> Iterator[tuple[grpc.Channel, tuple[tuple[str, str], ...]]]:
     """Speak to the second site's gateway as the first one's."""
-    with grpc.insecure_channel(f"127.0.0.1:{member.port}") as channel:
+    with dialled(folder, member.port) as channel:
         session = say_hello(channel, probe_config(folder, 2, 0, **changes), DEADLINE_S).session
         yield channel, ((SESSION_KEY, session),)
 
@@ -143,7 +148,7 @@ def pour(channel: grpc.Channel, metadata: Any, pieces: list[bytes]) -> grpc.Stat
 def test_strangers_are_refused(tmp_path: Path, metadata: tuple[tuple[str, str], ...]) -> None:
     with (
         members(tmp_path, 2) as found,
-        grpc.insecure_channel(f"127.0.0.1:{found[1].port}") as channel,
+        dialled(tmp_path, found[1].port) as channel,
     ):
         stub = probe_pb2_grpc.ProbeStub(channel)
         with pytest.raises(grpc.RpcError) as echo:
@@ -209,7 +214,7 @@ def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
     gateway.start()
     try:
         port = ports.get(timeout=DEADLINE_S)["port"]
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with dialled(tmp_path, port) as channel:
             session = say_hello(
                 channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S
             ).session

@@ -36,6 +36,13 @@ while len(list(here.glob("up*"))) < int(os.environ["WORLD_SIZE"]):  # all are th
     assert time.monotonic() < deadline_s
     time.sleep(0.01)
 import beside
+if action == "listen":
+    import psutil
+    node = psutil.Process().parent()
+    below = [node, *node.children(recursive=True)]
+    listening = {c.laddr.ip for p in below for c in p.net_connections() if c.status == "LISTEN"}
+    (here / f"listening{rank}").write_text(" ".join(listening))
+    sys.exit(0)
 if rank != 1:
     threading.Event().wait(60)
 if action == "exit":
@@ -162,6 +169,14 @@ def test_a_module_ends_well(tmp_path: Path) -> None:
     status, failures, log = run_node(tmp_path, "-m", "platform")
     assert (status, failures) == (0, []), log
     assert "Linux" in log
+
+
+def test_the_store_listens_on_the_sites_address_only(tmp_path: Path) -> None:
+    script = write_script(tmp_path)
+    status, _, stderr = run_node(tmp_path, str(script), "listen", str(tmp_path))
+    assert status == 0, stderr
+    for rank in range(2):
+        assert (tmp_path / f"listening{rank}").read_text() == "127.0.0.1"
 
 
 def test_failures_survive_the_file(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from protos.exchange.v1.exchange_pb2 import (
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 from protos.failure import Failure
 from protos.frame import Frame, Kind, pack_ack, unpack
+from protos.security import exchange_security
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
@@ -110,9 +111,8 @@ class ExchangeServer(ExchangeServicer):
         )
         # Twice the streams: some come back while their broken predecessors still end.
         num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
-        server = self._server = grpc.aio.server(
-            options=server_options(config), maximum_concurrent_rpcs=num_rpcs
-        )
+        guard = exchange_security()
+        server = self._server = guard.server(server_options(config), num_rpcs)
         add_ExchangeServicer_to_server(self, server)
         # Raw bytes both ways: no serializers, so gRPC hands over what is on the wire.
         push: grpc.RpcMethodHandler[bytes, bytes]
@@ -123,7 +123,7 @@ class ExchangeServer(ExchangeServicer):
         for register in self._servicers:
             register(server)
         try:
-            port = server.add_insecure_port(f"{config.bind_host}:0")
+            port = guard.listen(server, f"{config.bind_host}:0")
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {config.bind_host}: is it an address of this machine?"

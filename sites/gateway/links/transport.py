@@ -22,12 +22,15 @@ import grpc.aio
 from protos.errors import (
     ConfigMismatchError,
     IsthmusError,
+    PermissionDeniedError,
     RemoteProtocolError,
     StaleGenerationError,
+    UnauthenticatedError,
 )
 from protos.exchange.v1.exchange_pb2 import HelloRequest, HelloResponse
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.limits import EXCHANGE_CHANNEL_BYTES
+from protos.security import exchange_security
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import window_bytes
@@ -56,6 +59,8 @@ _REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ConfigMismatchError,
     grpc.StatusCode.ABORTED: StaleGenerationError,
     grpc.StatusCode.INVALID_ARGUMENT: RemoteProtocolError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 """Answers that make trying again pointless."""
 
@@ -74,11 +79,11 @@ class Peer:
 
     def channel(self, config: GatewayConfig) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
-        return grpc.insecure_channel(self._target, options=client_options(config))
+        return exchange_security().channel(self._target, client_options(config))
 
     def aio_channel(self, config: GatewayConfig) -> grpc.aio.Channel:
         """Return a fresh connection for the running event loop; the caller closes it."""
-        return grpc.aio.insecure_channel(self._target, options=client_options(config))
+        return exchange_security().aio_channel(self._target, client_options(config))
 
     @property
     def _target(self) -> str:

@@ -1,0 +1,177 @@
+"""Every channel and every port of ours, on both planes: who may speak to whom.
+
+On loopback a caller shows a *secret* that only processes of the same user can read: other users of
+the machine are kept out. It comes from one file per user, which whoever needs it first makes. The
+exchange plane's secret is derived from it: who serves one plane does not learn the other's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+import platformdirs
+
+from protos.private_files import UnsafeFileError, make_secret, read_secret
+
+TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
+"""Names the secret's file, where the user's state folder will not do."""
+HEADER: Final = "authorization"
+HANDSHAKE_MS: Final = 20_000
+"""A connection that has not become HTTP/2 by then is closed."""
+IDLE_MS: Final = 60_000
+"""A connection without a call for this long is closed; whoever needs it again opens another."""
+
+Options = Sequence[tuple[str, int]]
+_Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+_METHOD_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+def token_path() -> Path:
+    """Return where this user's secret is kept."""
+    given = os.environ.get(TOKEN_FILE)
+    return Path(given) if given else platformdirs.user_state_path("isthmus") / "token"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopbackSecurity:
+    """No TLS, and so loopback only: callers show a secret."""
+
+    secret: str
+
+    def channel(self, address: str, options: Options) -> grpc.Channel:
+        """Return a fresh connection; the caller closes it."""
+        return self._presenting(grpc.insecure_channel(address, options=options))
+
+    def aio_channel(self, address: str, options: Options) -> grpc.aio.Channel:
+        """Return a fresh connection for the running event loop; the caller closes it."""
+        return self._presenting(grpc.aio.insecure_channel(address, options=options))
+
+    def server(self, options: Options, num_rpcs: int) -> grpc.aio.Server:
+        """Return a server that lets in who knows the secret; it listens on nothing yet."""
+        return grpc.aio.server(
+            interceptors=[_Doorkeeper(self.secret)],
+            options=[*options, *_SERVER_OPTIONS],
+            maximum_concurrent_rpcs=num_rpcs,
+        )
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        """Bind `host:port` and return the port; 0 lets the system choose one.
+
+        Raises:
+            RuntimeError: it cannot be bound.
+        """
+        return server.add_insecure_port(address)
+
+    def _presenting(self, channel: _Channel) -> _Channel:
+        """Have every call on a channel show the secret.
+
+        gRPC's interceptors would do it too, but each makes calls objects of another class, which
+        cost more and end otherwise.
+        """
+        for kind in _METHOD_KINDS:
+            setattr(channel, kind, _presenting(getattr(channel, kind), self.secret))
+        return channel
+
+
+def control_security() -> LoopbackSecurity:
+    """Return what protects the coordinator's port.
+
+    Raises:
+        UnsafeFileError: others may read the secret, or it cannot be kept.
+    """
+    return LoopbackSecurity(_user_secret())
+
+
+def exchange_security() -> LoopbackSecurity:
+    """Return what protects the gateways' ports; run and generation stand in Hello.
+
+    Raises:
+        UnsafeFileError: as for `control_security`.
+    """
+    derived = hmac.new(_user_secret().encode(), b"isthmus exchange", "sha256")
+    return LoopbackSecurity(derived.hexdigest())
+
+
+_SERVER_OPTIONS: Options = (
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", IDLE_MS),
+)
+
+
+def _user_secret() -> str:
+    path = token_path()
+    try:
+        make_secret(path, secrets.token_hex(32).encode()) if not path.exists() else None
+        secret = read_secret(path).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnsafeFileError(f"{path}: {error}; ${TOKEN_FILE} names another place") from error
+    if len(secret) < 32:
+        raise UnsafeFileError(f"{path}: too short for a secret: remove it, and it is made anew")
+    return secret
+
+
+def _presenting(make: Callable[..., Any], secret: str) -> Callable[..., Any]:
+    """Wrap what makes a channel's callables, so that each call carries the secret."""
+
+    def made(*arguments: Any, **options: Any) -> _Presenting:  # noqa: ANN401 - gRPC's own
+        return _Presenting(make(*arguments, **options), ((HEADER, f"Bearer {secret}"),))
+
+    return made
+
+
+class _Presenting:
+    """One method of a channel; each call of it carries `shown` in its metadata."""
+
+    def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:  # noqa: ANN401
+        self._method = method
+        self._shown = shown
+
+    def __call__(self, *request: Any, metadata: Any = (), **rest: Any) -> Any:  # noqa: ANN401
+        return self._method(*request, metadata=(*(metadata or ()), *self._shown), **rest)
+
+    def future(self, *request: Any, metadata: Any = (), **rest: Any) -> Any:  # noqa: ANN401
+        """Begin a call, and return what will be its answer."""
+        return self._method.future(*request, metadata=(*(metadata or ()), *self._shown), **rest)
+
+
+class _Doorkeeper(grpc.aio.ServerInterceptor):
+    """Refuses calls that do not show the secret, before a message of theirs is read."""
+
+    def __init__(self, secret: str) -> None:
+        self._wanted = f"Bearer {secret}".encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Return the method's handler, or one that refuses."""
+        shown = dict(handler_call_details.invocation_metadata or ()).get(HEADER, "")
+        shown_bytes = shown if isinstance(shown, bytes) else shown.encode()
+        if hmac.compare_digest(shown_bytes, self._wanted):
+            return await continuation(handler_call_details)
+        return _refusing(
+            grpc.StatusCode.UNAUTHENTICATED,
+            f"the secret in {token_path()} was not shown: be the user who started this process, "
+            f"or name a copy of that file in ${TOKEN_FILE}",
+        )
+
+
+def _refusing(status: grpc.StatusCode, why: str) -> _Handler:
+    """Return a handler that refuses calls of any kind."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(status, why)
+
+    # To gRPC's wire all methods are streams: this kind refuses before it reads a message.
+    return grpc.stream_stream_rpc_method_handler(refuse)
