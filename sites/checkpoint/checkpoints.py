@@ -12,12 +12,13 @@ from torch import nn
 
 from protos.checkpoint.manifest import Manifest
 from protos.errors import ConfigMismatchError
+from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import Interval
 from sites.checkpoint.own_state import generator_states, restore_generators
 from sites.checkpoint.reader import CheckpointReader
 from sites.checkpoint.request_watch import RequestWatch
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import CheckpointWriter, Place, Snapshot
+from sites.checkpoint.writer import CheckpointWriter, Place, Snapshot, residuals_path
 from topology.job import Checkpoint
 
 
@@ -44,6 +45,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         objects: Mapping[str, Stateful],
         data: Callable[[], dict[str, Any]],
+        exchange: ExchangeState,
         on_written: Callable[[int, float, int, float], None],
     ) -> None:
         """Look at what is to be saved.
@@ -56,6 +58,7 @@ class Checkpoints:
             optimizer: of its parameters.
             objects: by name, scheduler and extras.
             data: returns what the manifest has of the run's data.
+            exchange: what it carries from one round to the next.
             on_written: told step, seconds, bytes, and how many seconds training has waited; from
                 a thread, where the checkpoint is published.
         """
@@ -65,12 +68,14 @@ class Checkpoints:
         self._state = TrainingState(model, optimizer)
         self._objects = objects
         self._data = data
+        self._exchange = exchange
         self._stall_s = 0.0
         self._on_written = on_written
         self._writer = CheckpointWriter(place, device, self._tell_written)
         self._interval: Interval | None = None
         self._watch: RequestWatch | None = None
         self._last_step = 0
+        self._exchange_now: dict[str, Any] = {}
         self._own: dict[str, Any] | None = None
         optimizer.register_step_pre_hook(lambda *_: self._complete())
 
@@ -90,9 +95,11 @@ class Checkpoints:
             if name not in objects["objects"]:
                 raise ConfigMismatchError(f"the checkpoint has no {name}")
             each.load_state_dict(objects["objects"][name])
-        ranks = self._place.ranks[self._place.site]
-        self._own = reader.own(manifest, self._place.site, self._place.rank, ranks)
+        self._own = reader.own(manifest, self._place)
         self.restore_generators()
+        self._exchange.resume_buckets(objects["exchange"])
+        if self._own is not None and manifest.ranks == self._place.ranks:
+            self._exchange.resume(self._own["exchange"], reader.residuals(manifest, self._place))
         self._last_step = manifest.step
         return manifest
 
@@ -128,11 +135,17 @@ class Checkpoints:
     def _save(self, step: int) -> None:
         begin_s = time.monotonic()
         self._last_step = step
+        residuals = self._place.staging(step) / residuals_path(self._place)
+        self._exchange_now = self._exchange.save(residuals)
         self._writer.begin(
             Snapshot(
                 step=step,
                 tensors=self._state.tensors() if self._place.is_first_site else {},
-                own={"generators": generator_states(self._device)},
+                own={
+                    "generators": generator_states(self._device),
+                    "exchange": self._exchange_now,
+                },
+                has_residuals=self._exchange.has_residuals,
                 data=self._data(),
             )
         )
@@ -146,4 +159,6 @@ class Checkpoints:
 
     def _objects_now(self) -> dict[str, Any]:
         states = {name: each.state_dict() for name, each in self._objects.items()}
-        return copy.deepcopy({"optimizer": self._state.settings(), "objects": states})
+        buckets = {"buckets": self._exchange_now["buckets"]}
+        held = {"optimizer": self._state.settings(), "objects": states, "exchange": buckets}
+        return copy.deepcopy(held)

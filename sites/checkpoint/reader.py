@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import StoredCheckpoint, joined, opened
 from protos.errors import BadCheckpointError
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import OBJECTS, SHARED, own_path
+from sites.checkpoint.writer import OBJECTS, SHARED, Place, own_path, residuals_path
 
 
 class CheckpointReader:
@@ -57,18 +58,34 @@ class CheckpointReader:
         state.adopt(tensors, objects["optimizer"])
         return objects
 
-    def own(self, manifest: Manifest, site: str, rank: int, ranks: int) -> dict[str, Any] | None:
+    def own(self, manifest: Manifest, place: Place) -> dict[str, Any] | None:
         """Return what this rank itself had saved; None: there was no such rank."""
-        path = own_path(site, rank)
-        if manifest.ranks.get(site) != ranks or path not in {each.path for each in manifest.files}:
+        path = own_path(place)
+        has_ranks = manifest.ranks.get(place.site) == place.ranks[place.site]
+        return self._unpickled(path) if has_ranks and _has(manifest, path) else None
+
+    def residuals(self, manifest: Manifest, place: Place) -> Path | None:
+        """Return a local file of what was owed to this rank's shards; None: there is none."""
+        path = residuals_path(place)
+        if not _has(manifest, path):
             return None
-        return self._unpickled(path)
+        if "://" not in self._stored.place:
+            return Path(self._stored.place) / path
+        local = place.local / "resumed" / path
+        local.parent.mkdir(parents=True, exist_ok=True)
+        files, root = opened(self._stored.place)
+        files.get_file(f"{root}/{path}", str(local))
+        return local
 
     def _unpickled(self, path: str) -> dict[str, Any]:
         files, root = opened(self._stored.place)
         with files.open(f"{root}/{path}", "rb") as file:
             found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         return found
+
+
+def _has(manifest: Manifest, path: str) -> bool:
+    return any(each.path == path for each in manifest.files)
 
 
 def storage_reader(place: str) -> StorageReader:

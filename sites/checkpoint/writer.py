@@ -8,6 +8,7 @@ site waits for those lists, a bounded time, and writes the manifest, which makes
     STORE/.step-00000100.g1/        until it is whole; then renamed to step-00000100
        shared/__RANK_0.distcp .metadata objects.pt
        own/SITE/RANK.pt             a rank's own
+       own/SITE/RANK.owed.npz       residuals of its shards, written by its gateway
        own/SITE/files.json          the site's list
        manifest.json
 
@@ -48,11 +49,6 @@ OBJECTS = f"{SHARED}/objects.pt"
 _LIST = "files.json"
 
 
-def own_path(site: str, rank: int) -> str:
-    """Return where in a checkpoint a rank's own state is."""
-    return f"{OWN}/{site}/{rank}.pt"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Who writes, and where to."""
@@ -86,6 +82,16 @@ class Place:
         return (self.local if self.is_remote else Path(self.store)) / name
 
 
+def own_path(place: Place) -> str:
+    """Return where in a checkpoint a rank's own state is."""
+    return f"{OWN}/{place.site}/{place.rank}.pt"
+
+
+def residuals_path(place: Place) -> str:
+    """Return where its gateway writes what is owed to its shards."""
+    return f"{OWN}/{place.site}/{place.rank}.owed.npz"
+
+
 @dataclass(slots=True)
 class Snapshot:
     """What a rank saves of one step."""
@@ -95,6 +101,8 @@ class Snapshot:
     """Empty but at the first site."""
     own: dict[str, Any]
     data: dict[str, Any]
+    has_residuals: bool
+    """The gateway writes a file of its own."""
     objects: dict[str, Any] = field(default_factory=dict)
     """What else the first rank saves; it comes when the next step begins."""
 
@@ -181,7 +189,11 @@ class CheckpointWriter:
         files: list[StoredFile] = []
         try:
             self._write_files(snapshot, folder)
-            files = [_stored(folder, path) for path in self._paths(folder)]
+            paths = self._paths(folder)
+            if snapshot.has_residuals:
+                _wait_for(folder / residuals_path(place))
+                paths.append(residuals_path(place))
+            files = [_stored(folder, path) for path in paths]
             if place.is_remote:
                 _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
@@ -200,7 +212,7 @@ class CheckpointWriter:
 
     def _write_files(self, snapshot: Snapshot, folder: Path) -> None:
         place = self._place
-        own = folder / own_path(place.site, place.rank)
+        own = folder / own_path(place)
         own.parent.mkdir(parents=True, exist_ok=True)
         if place.is_first_site:
             (folder / SHARED).mkdir(exist_ok=True)
@@ -218,7 +230,7 @@ class CheckpointWriter:
     def _paths(self, folder: Path) -> list[str]:
         """Return the files that this rank has written."""
         place = self._place
-        paths = [own_path(place.site, place.rank)]
+        paths = [own_path(place)]
         if place.is_first_site:
             found = (folder / SHARED).glob(f"__{place.rank}_*.distcp")
             paths += [f"{SHARED}/{each.name}" for each in sorted(found)]
@@ -297,6 +309,19 @@ class CheckpointWriter:
         for left in Path(place.store).glob(".step-*"):
             if left.name < f".{checkpoint_name(step)}":
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _wait_for(path: Path) -> None:
+    """Wait for a file that the gateway writes.
+
+    Raises:
+        OSError: it did not come.
+    """
+    deadline_s = time.monotonic() + PARTS_S
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise OSError(f"the gateway has not written {path.name}: see its log")
+        time.sleep(_LOOK_S)
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from protos.failure import Failure
@@ -22,7 +23,9 @@ from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.ranks.rank_server import LocalServer
 from sites.gateway.reduction.executor import Executor
+from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
+from sites.gateway.reduction.residuals import Owed
 from sites.local.rank_messages import Reduce
 
 _log = logging.getLogger(__name__)
@@ -178,6 +181,23 @@ class Gateway(EndingGateway):
         """A rank's part of a bucket is there."""
         self._executor.post(rank, request, values)
         self._switches.note_begun()
+
+    def keep_residuals(self, rank: int, path: Path) -> None:
+        """Copy what is owed to a rank's shards, and have it written meanwhile."""
+        owed = self._executor.residuals_of(rank)
+        threading.Thread(
+            target=self._write_residuals, args=(path, owed), name="residuals", daemon=True
+        ).start()
+
+    def owe_residuals(self, path: Path) -> None:
+        """Owe what was written."""
+        self._executor.owe(read_residuals(path, self._config.chunk_numel))
+
+    def _write_residuals(self, path: Path, owed: Owed) -> None:
+        try:
+            write_residuals(path, owed, self._config.chunk_numel)
+        except OSError as error:  # the rank waits in vain, and says so
+            _log.warning("residuals cannot be written: %s", error)
 
     def passed(self, message: dict[str, Any]) -> None:
         """A rank has something for the agent."""

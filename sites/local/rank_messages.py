@@ -106,6 +106,25 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepResiduals:
+    """Write what is owed to this rank's shards to a file, which has its name once it is whole.
+
+    Between two rounds: what the rank posted before has come back.
+    """
+
+    op: ClassVar[str] = "keep_residuals"
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OweResiduals:
+    """Owe what such a file holds. Before the rank's first round."""
+
+    op: ClassVar[str] = "owe_residuals"
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """A metric for the coordinator: protos/metrics.py has the kinds."""
 
@@ -196,11 +215,12 @@ class Reduced:
     """What the gateway sent for this shard."""
 
 
-FromRank = Join | Region | Reduce | Metric | Digest | Leave
+FromRank = Join | Region | Reduce | KeepResiduals | OweResiduals | Metric | Digest | Leave
 FromGateway = Welcome | Reduced | Failure
 """A failure says that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {
-    kind.op: kind for kind in (Join, Region, Reduce, Metric, Digest, Leave)
+    kind.op: kind
+    for kind in (Join, Region, Reduce, KeepResiduals, OweResiduals, Metric, Digest, Leave)
 }
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "failed": Failure,

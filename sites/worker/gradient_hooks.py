@@ -59,6 +59,24 @@ class ReplicaHook(GradientHook):
         self._names = {each: name for name, each in model.module.named_parameters()}
         exactness.check([*self._names.values()])
         self._layouts: dict[tuple[int, ...], int] = {}
+        self.buckets: list[list[str]] = []
+        """Of the latest round: names of the parameters of each bucket, in the order of crossing."""
+        self._buckets_wanted: list[list[str]] = []
+        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        """Parameter, gradient, and where in a bucket that lies, flat."""
+
+    def resume(self, buckets: list[list[str]]) -> None:
+        """Cut the next round into these buckets, those that the run had when it was saved.
+
+        DDP cuts its own in another way in the first backward pass, before it has seen in which
+        order gradients come. What a codec owes to a bucket, and the order of sums, depend on them.
+        """
+        if sorted(name for each in buckets for name in each) == sorted(self._trained()):
+            self._buckets_wanted = buckets
+
+    def _trained(self) -> list[str]:
+        return [name for each, name in self._names.items() if each.requires_grad]
 
     def reduce(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start a bucket's average over all sites; what DDP calls for each, in order."""
@@ -67,6 +85,10 @@ class ReplicaHook(GradientHook):
             # exception in a future into an unreadable one.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pipeline.begin(self._tokens.take())
+            self.buckets = self._buckets_wanted
+        if self._buckets_wanted:
+            return self._hold(bucket)
+        self.buckets = [*self.buckets, [self._names[each] for each in bucket.parameters()]]
         layout, buffer = self._layout(bucket), bucket.buffer()
         if not self._exactness.is_lossy:
             return self._pipeline.submit([buffer], layout)
@@ -83,6 +105,44 @@ class ReplicaHook(GradientHook):
 
         # Buckets are completed in the order in which they were submitted.
         return futures[-1].then(whole)
+
+    def _hold(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Keep a bucket until all are there, then cut them into those that are wanted."""
+        buffer = bucket.buffer()
+        devices: list[int | str | torch.device] = (
+            [] if buffer.device.type == "cpu" else [buffer.device]
+        )
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._held.append((buffer, future))
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._held_grads[self._names[parameter]] = parameter, grad, _memory_of(grad, buffer)
+        if bucket.is_last():
+            self._submit_wanted()
+        return future
+
+    def _submit_wanted(self) -> None:
+        held, self._held = self._held, []
+        grads, self._held_grads = self._held_grads, {}
+        wanted, self._buckets_wanted = self._buckets_wanted, []
+        futures = []
+        for names in wanted:
+            layout = layout_of((name, grads[name][0]) for name in names)
+            named = [(name, grads[name][1]) for name in names]
+            for group, is_exact in self._exactness.split(named, exact=False):
+                pieces = [grads[name][2] for name, _ in group]
+                futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
+
+        def complete(last: torch.futures.Future[torch.Tensor]) -> None:
+            for buffer, future in held:
+                try:
+                    last.value()
+                except Exception as error:  # noqa: BLE001 - as DDP's own bucket would tell it
+                    future.set_exception(error)  # type: ignore[arg-type] # torch's own is wrong
+                else:
+                    future.set_result(buffer)
+
+        # Buckets are completed in the order in which they were submitted.
+        futures[-1].then(complete)
 
     def _end_backward(self) -> None:
         self._rounds.append(self._pipeline.wait())

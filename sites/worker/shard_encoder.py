@@ -118,6 +118,20 @@ class ShardEncoder:
         self._is_fit_here.copy_(is_fit, non_blocking=True)
         return Encoded(tuple(bodies), self._is_fit_here)
 
+    def owed(self) -> dict[int, tuple[int, int, torch.Tensor]]:
+        """Return copies on the host of what is owed, by bucket, with its layout and elements."""
+        return {
+            bucket: (layout, numel, lost.to("cpu", copy=True))
+            for bucket, (layout, numel, lost) in self._owed.items()
+        }
+
+    def owe(self, owed: Mapping[int, tuple[int, int, torch.Tensor]]) -> None:
+        """Owe what `owed` returned, before the first round."""
+        self._owed = {
+            bucket: (layout, numel, lost.to(self._device))
+            for bucket, (layout, numel, lost) in owed.items()
+        }
+
     def _owed_to(self, bucket: int, layout: int, numel: int, count: int) -> torch.Tensor | None:
         """Return what a bucket is owed, to be overwritten; drop all if it holds something else."""
         if not self._offer.error_feedback:

@@ -105,6 +105,8 @@ class Site:
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._checkpoints: Checkpoints | None = None
+        self._encoder: ShardEncoder | None = None
+        self._replica_hook: ReplicaHook | None = None
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -271,6 +273,7 @@ class Site:
                 "site.checkpoint: call it once, after site.synchronize or site.average_gradients"
             )
         from sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
+        from sites.checkpoint.exchange_state import ExchangeState
         from sites.checkpoint.writer import Place
 
         self._checkpoints = Checkpoints(
@@ -291,6 +294,11 @@ class Site:
             optimizer=optimizer,
             objects={**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})},
             data=lambda: {} if self._sampler is None else self._sampler.used.to_json(),
+            exchange=ExchangeState(
+                self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
+                self._encoder,
+                self._replica_hook,
+            ),
             on_written=self._record_checkpoint,
         )
         if (manifest := self._checkpoints.resume()) is not None:
@@ -411,6 +419,7 @@ class Site:
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
         hook = ReplicaHook(self._open(), self._tokens, model, exactness=self._exactness)
+        self._replica_hook = hook
         self.broadcast(model.module)
         model.register_comm_hook(None, hook.reduce)
         self._steps.follow(optimizer, model.module.named_parameters, hook.take_rounds)
@@ -435,6 +444,7 @@ class Site:
         """
         if self._pipeline is None:
             timeouts = self._timeouts
+            self._encoder = self._make_encoder()
             collectives = Collectives(timeouts.process_group_s)
             on_cuda = self.device.type == "cuda"
             self._pipeline = BucketPipeline(
@@ -446,7 +456,7 @@ class Site:
                 # compilation is.
                 deadline_s=max(timeouts.process_group_s, timeouts.start_s),
                 overlaps=self.job.exchange.schedule != "serial",
-                encoder=self._make_encoder(),
+                encoder=self._encoder,
                 shared=self._shared,
             )
             self._pipeline.start()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 STEPS = 30
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 SITES = [(1, 2), (1, 2)]
-KINDS = ["trainer-fp32", "fsdp-fp32"]
+KINDS = ["trainer-fp32", "fsdp-int8", "ddp-int8", "fsdp-fp32", "trainer-int4"]
 
 
 def job(kind: str) -> str:

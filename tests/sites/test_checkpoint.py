@@ -16,6 +16,7 @@ from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import checkpoints_in
 from protos.errors import BadCheckpointError, ConfigMismatchError
 from sites.checkpoint.checkpoints import Checkpoints
+from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import FIRST_STEPS, Interval
 from sites.checkpoint.writer import Place
 from topology.job import Checkpoint
@@ -44,6 +45,7 @@ class Training:
             model=self.model,
             optimizer=self.optimizer,
             objects={"scheduler": self.scheduler},
+            exchange=ExchangeState(None, None, None),
             data=lambda: {"next": 7, "holes": []},
             on_written=lambda step, *_: self.written.append(step),
         )  # fmt: skip

@@ -26,8 +26,10 @@ from sites.local.rank_messages import (
     FromGateway,
     FromRank,
     Join,
+    KeepResiduals,
     Leave,
     Metric,
+    OweResiduals,
     Reduce,
     Reduced,
     Region,
@@ -130,6 +132,16 @@ class Ranks(Protocol):
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
+
+    def keep_residuals(self, rank: int, path: Path) -> None:
+        """What is owed to a rank's shards is to be written."""
+
+    def owe_residuals(self, path: Path) -> None:
+        """What was written is to be owed again.
+
+        Raises:
+            LocalProtocolError: the file is not what was written.
+        """
 
     def passed(self, message: dict[str, Any]) -> None:
         """Something for the agent."""
@@ -305,6 +317,10 @@ class LocalServer:
                 pass  # The connection has mapped it.
             case Reduce():
                 self._ranks.post(rank, message, self._shard(rank, connection, message))
+            case KeepResiduals():
+                self._ranks.keep_residuals(rank, Path(message.path))
+            case OweResiduals():
+                self._ranks.owe_residuals(Path(message.path))
             case Metric() | Digest():
                 self._ranks.passed({"rank": rank, **to_json(message)})
             case _:

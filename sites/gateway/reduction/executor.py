@@ -72,7 +72,7 @@ from sites.gateway.reduction.epochs import (
     in_force,
 )
 from sites.gateway.reduction.pool import Pool, Priority
-from sites.gateway.reduction.residuals import Residuals
+from sites.gateway.reduction.residuals import Owed, Residuals
 from sites.local.chunk_grid import grid
 from sites.local.rank_messages import Form, Reduce, Reduced
 from sites.silence import Standstills
@@ -166,6 +166,24 @@ class Executor:
             self._is_closed = True
             self._waiting.clear()
             self._condition.notify_all()
+
+    # ---------------------------------------------------------------- residuals
+
+    def residuals_of(self, rank: int) -> Owed:
+        """Return copies of what is owed to a rank's shards. It has no round under way."""
+        config = self._config
+
+        def chunks(numel: int) -> range:
+            cut = grid(numel, config.chunk_numel, config.ranks_per_site)
+            return cut.chunks(config.site_index, rank)
+
+        with self._condition:
+            return self._residuals.kept(chunks)
+
+    def owe(self, owed: Owed) -> None:
+        """Owe what a checkpoint has kept, before the first round."""
+        with self._condition:
+            self._residuals.owe(owed)
 
     # ---------------------------------------------------------------- plans
 

@@ -15,15 +15,21 @@ Where a chunk is done again, because a site was lost, its residual is put back a
 encoder meant is what others would have decoded and what was lost of it. So nothing need be copied.
 
 Only the encoder has a residual, so sites decode the same bytes as without. Residuals end with their
-gateway. That costs one rounding error, once, and nothing has to be saved or agreed upon.
+gateway, which costs one rounding error, once. A checkpoint keeps them nevertheless, for a resumed
+run to end in the same bits (kept_residuals.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from protos.frame import Kind
 from sites.codecs.codec import Codec, Encoded, Floats, Part
+
+Owed = dict[tuple[int, int, int, int, Kind], Floats]
+"""Residuals by bucket, its layout and elements, chunk, and way."""
 
 
 class BucketResiduals:
@@ -47,6 +53,15 @@ class BucketResiduals:
         if lost is None:
             lost = self._lost[chunk, kind] = np.zeros(len(values), dtype=np.float32)
         return codec.encode_owed(values, lost)
+
+    def of(self, chunk: int, kind: Kind) -> Floats | None:
+        """Return a copy of what is owed to a chunk; None: it was never encoded."""
+        lost = self._lost.get((chunk, kind))
+        return None if lost is None else lost.copy()
+
+    def owe(self, chunk: int, kind: Kind, values: Floats) -> None:
+        """Owe `values`, which are owned from now on, to a chunk."""
+        self._lost[chunk, kind] = values
 
     def put_back(self, chunk: int, kind: Kind, values: Floats, part: Part) -> None:
         """Owe again what was owed before the latest `encode`, to a rounding of its sum.
@@ -85,3 +100,21 @@ class Residuals:
         if found is None:
             found = self._buckets[index] = BucketResiduals(layout, numel)
         return found
+
+    def kept(self, chunks: Callable[[int], Iterable[int]]) -> Owed:
+        """Return copies of what is owed to `chunks(numel)` of each bucket of so many elements.
+
+        Of chunks whose latest round has ended.
+        """
+        return {
+            (index, bucket.layout, bucket.numel, chunk, kind): lost
+            for index, bucket in self._buckets.items()
+            for chunk in chunks(bucket.numel)
+            for kind in (Kind.CONTRIBUTION, Kind.RESULT)
+            if (lost := bucket.of(chunk, kind)) is not None
+        }
+
+    def owe(self, owed: Owed) -> None:
+        """Owe what `kept` returned. Before the first round."""
+        for (index, layout, numel, chunk, kind), values in owed.items():
+            self.bucket(index, layout, numel).owe(chunk, kind, values)

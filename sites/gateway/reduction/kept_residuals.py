@@ -1,0 +1,58 @@
+"""A rank's residuals as a file: what a checkpoint keeps of them, and a resumed run owes again.
+
+An npz with one float32 array a chunk, named `BUCKET-LAYOUT-NUMEL-CHUNK-KIND`, and the size of
+chunks that the grid was cut with: another grid has other chunks, and then all is forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.errors import LocalProtocolError
+from protos.frame import Kind
+from sites.gateway.reduction.residuals import Owed
+
+_GRID = "chunk_numel"
+
+
+def write_residuals(path: Path, owed: Owed, chunk_numel: int) -> None:
+    """Write a file, which has its name only once it is whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}")
+    named: dict[str, npt.NDArray[Any]] = {
+        "-".join(map(str, (*key[:4], int(key[4])))): values for key, values in owed.items()
+    }
+    named[_GRID] = np.array(chunk_numel)
+    with part.open("wb") as file:
+        np.savez(file, **named)  # type: ignore[arg-type] # names are keywords
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+
+
+def read_residuals(path: Path, chunk_numel: int) -> Owed:
+    """Read what `write_residuals` wrote; nothing where the grid was another.
+
+    Raises:
+        LocalProtocolError: it did not, or the file cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            if int(stored[_GRID]) != chunk_numel:
+                return {}
+            owed: Owed = {}
+            for name in stored.files:
+                if name != _GRID:
+                    bucket, layout, numel, chunk, kind = map(int, name.split("-"))
+                    owed[bucket, layout, numel, chunk, Kind(kind)] = stored[name]
+            return owed
+    except (OSError, ValueError, KeyError) as error:
+        raise LocalProtocolError(f"{path}: these are no residuals: {error}") from error
