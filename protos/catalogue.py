@@ -109,7 +109,7 @@ _ENTRIES = (
     Entry(
         "COORDINATOR_LOST",
         "The coordinator ended while the run was going on.",
-        "See the coordinator's log; the sites have stopped their processes.",
+        "See its log. Agents started by hand go on for a while: start it again with the same --state.",
         ExitCode.UNREACHABLE,
     ),
     Entry(

@@ -123,7 +123,13 @@ async def _serve(settings: Settings) -> int:
     timeouts = Timeouts.derive(settings.topology.failure)
     with contextlib.closing(Journal(settings.state)) as journal, first_signal() as signalled:
         agents = LocalAgents()
-        control = Control(settings.topology, journal, settings.runs, _fault_plan(settings, agents))
+        control = Control(
+            settings.topology,
+            journal,
+            settings.runs,
+            _fault_plan(settings, agents),
+            agents_outlive=not settings.is_embedded,
+        )
         service = CoordinatorService(control)
         server = make_server(service, timeouts)
         address = listen(server, settings.bind.host, settings.bind.port)

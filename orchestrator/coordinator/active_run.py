@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from orchestrator.core import replan_machine, run_events
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_machine import RunMachine
 from orchestrator.core.run_metrics import RunMetrics, summarise
-from orchestrator.core.run_view import RunView
+from orchestrator.core.run_view import RecordedEvent, RunView
 from orchestrator.run_folder.log_files import LogWriter
-from orchestrator.run_folder.run_files import RunFiles
+from orchestrator.run_folder.run_files import METRICS, Failing, MetricsError, RunFiles, read_metrics
 from protos.control.v1 import control_pb2
 
 PROGRESS_S = 1.0
@@ -50,8 +50,11 @@ class ActiveRun:
         journal: Journal,
         send: SendTo,
         faults: FaultPlan | None = None,
+        recorded: Sequence[RecordedEvent] = (),
     ) -> None:
         """Write the run into its folder and the journal; nothing is started before `handle`.
+
+        With `recorded`, what an earlier coordinator wrote into the journal, go on with that run.
 
         Raises:
             OSError: the folder cannot be written.
@@ -83,8 +86,41 @@ class ActiveRun:
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
         self._machine = RunMachine(topology, time.monotonic())
-        self._files.write_documents(submission.topology_document.text, submission.job_document.text)
-        self._record("run.submitted", detail=submission.to_json(folder))
+        self._progress_failing = Failing(f"{journal.path}: progress")
+        self._logs_failing = Failing(f"{folder}: logs")
+        if recorded:
+            self._go_on(recorded)
+        else:
+            self._files.write_documents(
+                submission.topology_document.text, submission.job_document.text
+            )
+            self._files.write_spec(submission.written_spec)
+            self._record("run.submitted", detail=submission.to_json(folder))
+
+    def _go_on(self, recorded: Sequence[RecordedEvent]) -> None:
+        """Take what an earlier coordinator knew of the run; what it measured is counted again."""
+        now_s, now_wall_s = time.monotonic(), time.time()
+        for event in recorded:
+            self.view.apply(event)
+            self._machine.recall(event, now_s - max(0.0, now_wall_s - event.wall_s), now_s)
+        try:
+            for each in read_metrics(self._files.folder / METRICS):
+                if each["site"] in self.view.sites:
+                    self._metrics.add(
+                        each["site"], each["kind"], each["step"], each["values"], each["labels"]
+                    )
+        except (MetricsError, LookupError, TypeError) as error:
+            log.warning("what was measured before is not counted: %s", error)
+        totals = self._journal.progress(self.run_id).get("totals", {})
+        self._machine.recall_verified(int(totals.get("verified_steps", 0)))
+        self._record("run.resumed")
+        if self.view.state is RunState.ACTIVE:
+            self._watch_links()
+
+    @property
+    def awaited(self) -> list[str]:
+        """Sites where something of the run may be alive."""
+        return self._machine.awaited
 
     @property
     def has_ended(self) -> bool:
@@ -163,7 +199,18 @@ class ActiveRun:
         now_s = time.monotonic()
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
-            self._journal.save_progress(self.run_id, self._progress())
+            with self._progress_failing.told(JournalError):
+                self._journal.save_progress(self.run_id, self._progress())
+
+    def add_logs(self, site: str, lines: Iterable[control_pb2.LogLine]) -> bool:
+        """Append log lines; False: the disk refused them, and the agent has to send them again.
+
+        Raises:
+            RemoteProtocolError: a line is another site's, or its source no name.
+        """
+        with self._logs_failing.told():
+            self.logs.append(site, lines)
+        return not self._logs_failing.is_failing
 
     async def close(self) -> None:
         """Return when the emulator has ended, if there was one. The end of the run ends it too."""
@@ -264,7 +311,8 @@ class ActiveRun:
     def _finish(self) -> None:
         """Keep what the run came to. No watcher runs before this is done."""
         progress = self._progress()
-        self._journal.save_progress(self.run_id, progress)
+        with self._progress_failing.told(JournalError):
+            self._journal.save_progress(self.run_id, progress)
         summary = summarise(
             self.view,
             self._metrics,

@@ -14,12 +14,13 @@ from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.replanning import prepared_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Connection, Session, Sessions
-from orchestrator.coordinator.submission import decided
+from orchestrator.coordinator.submission import decided, submitted_before
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.core.replan_machine import ReductionBegun
 from orchestrator.core.run_view import RecordedEvent
 from orchestrator.run_folder.home import is_folder_name
+from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
 from protos.errors import (
     NotFoundError,
@@ -28,11 +29,14 @@ from protos.errors import (
     StateConflictError,
 )
 from protos.versions import build
+from topology.errors import ConfigError
 from topology.hashing import topology_hash
 from topology.timeouts import Timeouts
 from topology.world import Topology
 
 TICK_S = 0.05
+CHECK_S = 1.0
+"""Between two looks whether the state folder is still there."""
 LISTED_RUNS = 200
 """The newest: their views fit into one message."""
 
@@ -48,8 +52,13 @@ class Control:
         journal: Journal,
         runs: Path,
         faults: FaultPlan | None = None,
+        *,
+        agents_outlive: bool = True,
     ) -> None:
-        """Raise the generation; runs that an earlier coordinator left unfinished end as lost.
+        """Raise the generation, and go on with the run that an earlier coordinator left unfinished.
+
+        Where its agents cannot have outlived that one, or it cannot be gone on with, it ends as
+        lost.
 
         `journal` stays the caller's, who closes it after the last call.
 
@@ -72,9 +81,44 @@ class Control:
         self._journal = journal
         self._runs = runs
         self._faults = faults
-        for run_id in journal.end_abandoned(time.time()):
-            log.warning("run %s was lost with the coordinator before this one", run_id)
+        self._awaits_all = False
+        """A run was gone on with, and no agent has come back yet."""
+        self._checked_s = time.monotonic()
         self._record("coordinator.started", {"topology_hash": self._topology_hash})
+        for number, run_id in enumerate(journal.unfinished()):
+            if number or not agents_outlive or not self._go_on(run_id):
+                log.warning("run %s was lost with the coordinator before this one", run_id)
+                journal.end_abandoned(run_id, time.time())
+
+    def _go_on(self, run_id: str) -> bool:
+        """Go on with a run that another coordinator left, if its sites may still live."""
+        events = self._journal.events(run_id)
+        view = self._journal.view(run_id)
+        folder = Path(view.folder)
+        kinds = {event.kind for event in events}
+        if "run.preparing" not in kinds or "wan.emulated" in kinds:
+            return False
+        try:
+            submission = submitted_before(
+                run_id, events[0].detail, RunFiles(folder), self._topology_hash
+            )
+        except (OSError, LookupError, ConfigError) as error:
+            log.warning("run %s cannot be gone on with: %s", run_id, error)
+            return False
+        self.latest = ActiveRun(
+            submission,
+            generation=view.generation,
+            folder=folder,
+            journal=self._journal,
+            send=self._send,
+            faults=self._faults,
+            recorded=events,
+        )
+        self._awaits_all = True
+        for site in self.latest.awaited:
+            self._leases.hear(site, time.monotonic())
+        log.info("run %s goes on: %s are awaited", run_id, ", ".join(self.latest.awaited))
+        return True
 
     async def run(self) -> None:
         """Let time pass. Never returns.
@@ -83,6 +127,9 @@ class Control:
             JournalError: what happens can no longer be written down.
         """
         while True:
+            if time.monotonic() - self._checked_s >= CHECK_S:
+                self._checked_s = time.monotonic()
+                self._journal.check_place()
             self._expire_leases()
             if self.latest is not None:
                 self.latest.tick()
@@ -131,16 +178,31 @@ class Control:
             self._tell(run_events.SessionResumed(session.site, silent_s))
             return connection
         log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
-        if not hello.session and not hello.run.run_id:
-            self._began_anew(session.site)
-        self._tell(run_events.SiteJoined(session.site, session.host))
-        if hello.run.run_id:
-            self._stop_if_stale(session, hello.run.run_id, hello.run.generation)
+        self._take_up(session, hello)
         return connection
 
+    def _take_up(self, session: Session, hello: control_pb2.Hello) -> None:
+        """Tell the run of an agent that this coordinator has not known, or not lately."""
+        site, report = session.site, hello.run
+        if report.run_id:
+            self._stop_if_stale(session, report.run_id, report.generation)
+        if hello.session and self._awaits(site):
+            self._awaits_all = False
+            self._tell(run_events.SiteReturned(site, session.host))
+            return
+        if not hello.session and not report.run_id:
+            self._lost(site, f"site {site}: its agent began anew")
+        self._tell(run_events.SiteJoined(site, session.host))
+
+    def _awaits(self, site: str) -> bool:
+        """Whether the site's part of the run may be alive, though its agent has just come."""
+        return self.latest is not None and site in self.latest.awaited
+
     def broke(self, connection: Connection) -> None:
-        """A connection is gone. The agent's lease goes on, and it may come back."""
+        """A connection is gone. Unless its agent has left, its lease goes on: it may come back."""
         session, why = connection.session, "its agent's connection broke"
+        if session.is_leaving:
+            self.leave(connection, "its agent ended the session")
         if not connection.is_newest or self._is_closed:
             return
         session.connection = None
@@ -188,6 +250,8 @@ class Control:
             case "heartbeat":
                 ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
                 session.answer(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
+            case "leave":
+                session.is_leaving = True
             case None | "hello":
                 raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
             case _:
@@ -366,18 +430,26 @@ class Control:
         )
         session.send(control_pb2.CoordinatorMessage(stop=stop))
 
-    def _began_anew(self, site: str) -> None:
-        """An agent says that nothing goes on at its site: what did is gone."""
-        self._lost(site, f"site {site}: its agent began anew")
-
     def _expire_leases(self) -> None:
         for site, silent_s in self._leases.expired(time.monotonic()).items():
             session = self._sessions.get(site)
-            assert session is not None, "a lease is dropped with its session"
             self._leases.drop(site)
+            if session is None:
+                self._not_returned(site, silent_s)
+                continue
             self._sessions.remove(session)
             message = f"site {site}: its agent was silent for {silent_s:.1f} s"
             session.close(StaleGenerationError(f"{message}: its lease has ended"))
+            self._lost(site, message, silent_s)
+
+    def _not_returned(self, site: str, silent_s: float) -> None:
+        """The lease is over of a site that was awaited when this coordinator began."""
+        if self._awaits_all:
+            self._awaits_all = False
+            message = "the coordinator ended while the run went on, and no agent came back"
+            self._tell(run_events.NobodyReturned(message))
+        else:
+            message = f"site {site}: its agent has not come back to this coordinator"
             self._lost(site, message, silent_s)
 
     def _lost(self, site: str, message: str, silent_s: float = 0.0) -> None:

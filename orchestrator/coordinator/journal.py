@@ -201,6 +201,7 @@ class Journal(JournalReader):
         try:
             super().__init__(folder)
             self._identity = self._identify()
+            self._inodes = {each: each.stat().st_ino for each in (folder / LOCK, self.path)}
         except BaseException:
             self._unlock()
             raise
@@ -281,22 +282,39 @@ class Journal(JournalReader):
             update = "UPDATE runs SET progress = ? WHERE run_id = ?"
             connection.execute(update, (json.dumps(progress), run_id))
 
-    def end_abandoned(self, wall_s: float) -> list[str]:
-        """Mark every unfinished run as lost with the coordinator before this one; return them."""
-        ended = []
-        for run_id in self.run_ids():
-            view = self.view(run_id)
-            if not view.state.is_terminal:
-                detail = coordinator_lost(view)
-                self.append(
-                    "run.ended",
-                    wall_s=wall_s,
-                    generation=view.generation,
-                    run_id=run_id,
-                    detail=detail,
+    def unfinished(self) -> list[str]:
+        """Return the runs that an earlier coordinator left going on, newest first."""
+        return [run_id for run_id in self.run_ids() if not self.view(run_id).state.is_terminal]
+
+    def end_abandoned(self, run_id: str, wall_s: float) -> None:
+        """Mark an unfinished run as lost with the coordinator before this one."""
+        view = self.view(run_id)
+        self.append(
+            "run.ended",
+            wall_s=wall_s,
+            generation=view.generation,
+            run_id=run_id,
+            detail=coordinator_lost(view),
+        )
+
+    def check_place(self) -> None:
+        """Check that the state folder is still the one that was locked.
+
+        Raises:
+            JournalError: somebody removed or replaced it, or a file of it.
+        """
+        for path, inode in self._inodes.items():
+            try:
+                is_ours = path.stat().st_ino == inode
+            except FileNotFoundError:
+                is_ours = False
+            except OSError:
+                continue  # a disk that does not answer says nothing of the file
+            if not is_ours:
+                raise JournalError(
+                    f"{path}: removed or replaced under the coordinator that uses it: "
+                    "it stops, and its sites go on without it"
                 )
-                ended.append(run_id)
-        return ended
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

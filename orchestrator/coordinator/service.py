@@ -17,7 +17,7 @@ from orchestrator.coordinator.control import Control
 from orchestrator.coordinator.control_messages import event_message
 from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.errors import STATUS, IsthmusError, RemoteProtocolError
+from protos.errors import STATUS, IsthmusError, PeerLostError, RemoteProtocolError
 from protos.limits import CONTROL_CHANNEL_BYTES, LOG_BATCH_BYTES
 from protos.security import control_security
 from topology.errors import ConfigError
@@ -89,7 +89,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             except BaseException:  # gRPC cancels what serves a connection that is gone
                 self._control.broke(connection)
                 raise
-            self._control.leave(connection, "its agent ended the session")
+            # Or it calls a reset the end of the stream.
+            self._control.broke(connection)
 
     async def ShipLogs(
         self, request: control_pb2.ShipLogsRequest, context: Context
@@ -103,7 +104,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                 raise RemoteProtocolError(
                     f"{request.ByteSize()} bytes of log lines; the limit is {LOG_BATCH_BYTES}"
                 )
-            run.logs.append(request.site, request.lines)
+            if not run.add_logs(request.site, request.lines):
+                raise PeerLostError("the coordinator's disk takes no log lines now")
         return control_pb2.ShipLogsResponse()
 
     # ------------------------------------------------------------ operators

@@ -43,6 +43,8 @@ class Session:
         self.id = uuid.uuid4().hex
         self.connection: Connection | None = None
         """The newest; None: the last one broke."""
+        self.is_leaving = False
+        """Its agent has said that the session is over."""
         self.stopped: set[tuple[str, int]] = set()
         """Runs, and their generations, that do not go on and that its agent was told to stop."""
         self.numbered: Numbered[control_pb2.CoordinatorMessage] = Numbered()
@@ -83,6 +85,8 @@ class Connection:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._sent = session.numbered.acknowledged
+        self._told = session.numbered.received
+        """What the agent knows to have been received."""
         self._first: deque[control_pb2.CoordinatorMessage] = deque()
         self._filled = asyncio.Event()
         self._closed: asyncio.Future[None] = asyncio.Future()
@@ -160,6 +164,7 @@ class Connection:
                     # Only what is on disk is acknowledged: the next coordinator has to get it.
                     numbered.received = before
                     raise
+                self.wake()
 
     async def _send(self, write: Write) -> None:
         numbered = self.session.numbered
@@ -170,11 +175,13 @@ class Connection:
                 message = kept
                 self._sent += 1
                 message.sequence = self._sent
+            elif self._told < numbered.received:
+                message = control_pb2.CoordinatorMessage()  # it says what has been received
             else:
                 self._filled.clear()
                 await self._filled.wait()
                 continue
-            message.received = numbered.received
+            message.received = self._told = numbered.received
             await write(message)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
 from protos.errors import ConfigMismatchError, RemoteProtocolError
 from protos.limits import RUN_SPEC_BYTES
-from topology.documents.load import load_job
+from topology.documents.load import load_job, load_topology
 from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.hashing import topology_hash
@@ -51,9 +53,49 @@ class Submission:
                 }
                 for link in self.spec.topology.links
             ],
+            "job_source": self.job_document.source,
+            "topology_source": self.topology_document.source,
             "job_overrides": list(self.job_document.overrides),
             "topology_overrides": list(self.topology_document.overrides),
         }
+
+
+def submitted_before(
+    run_id: str, detail: Mapping[str, Any], files: RunFiles, own_hash: str
+) -> Submission:
+    """Return a run as an earlier coordinator decided it.
+
+    Args:
+        run_id: Its name.
+        detail: What the journal keeps of it: `Submission.to_json`.
+        files: Its folder.
+        own_hash: The hash of this coordinator's own topology.
+
+    Raises:
+        ConfigError: What was kept cannot be read, or is of another topology.
+        OSError: Its folder lacks a file.
+    """
+    texts = files.read_documents()
+    job, topology = (
+        DocumentText(text, detail[f"{kind}_source"], detail[f"{kind}_overrides"])
+        for kind, text in zip(("job", "topology"), texts, strict=True)
+    )
+    written = files.read_spec()
+    described = load_topology(topology.text, topology.source, list(topology.overrides))
+    if topology_hash(described) != own_hash:
+        raise ConfigError("this coordinator was started with another topology")
+    return Submission(
+        run_id=run_id,
+        spec=RunSpec.from_bytes(written, "this coordinator"),
+        written_spec=written,
+        described=described,
+        job_document=_document(job),
+        topology_document=_document(topology),
+    )
+
+
+def _document(text: DocumentText) -> control_pb2.Document:
+    return control_pb2.Document(source=text.source, text=text.text, overrides=text.overrides)
 
 
 def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:

@@ -100,6 +100,21 @@ class SessionResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteReturned:
+    """An agent has come back to a coordinator that was started again; its run goes on."""
+
+    site: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyReturned:
+    """No agent has come back to a coordinator that was started again."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentEnded:
     """An agent that the coordinator itself had started ended without ever having joined."""
 
@@ -192,6 +207,8 @@ Event = (
     | SiteLost
     | SessionBroken
     | SessionResumed
+    | SiteReturned
+    | NobodyReturned
     | AgentEnded
     | SitePrepared
     | NamespacesOpened

@@ -25,6 +25,7 @@ from orchestrator.core.run_events import (
     SiteNamespace,
     SiteState,
 )
+from orchestrator.core.run_view import RecordedEvent
 from protos.failure import Failure
 from topology.timeouts import Timeouts
 from topology.world import Topology
@@ -96,6 +97,61 @@ class RunMachine:
         stopped_s = self._ending.stopped_s
         return (now_s if stopped_s is None else stopped_s) - self._active_s
 
+    @property
+    def awaited(self) -> list[str]:
+        """Sites where something of the run may be alive."""
+        return [site.name for site in self._all() if site.may_have_processes]
+
+    def recall(self, event: RecordedEvent, happened_s: float, now_s: float) -> None:
+        """Take what an earlier coordinator wrote down of this run; nothing follows from it yet.
+
+        `happened_s` is when, on this coordinator's clock.
+        """
+        match event.kind:
+            case "run.preparing":
+                for each in self._all():
+                    each.is_told_to_prepare = True
+            case "run.active":
+                self.state, self._active_s = RunState.ACTIVE, happened_s
+            case "failure.reported":
+                told = replace(Failure.from_json(event.detail), at_s=happened_s)
+                self._ending.fail(told, happened_s)
+            case "run.cancel_requested":
+                self._ending.cancel(event.detail["message"])
+            case "run.stopping":
+                # Sites have time anew to say that nothing is left.
+                self.state, self._ending.stopped_s = RunState.STOPPING, now_s
+        site = self._sites.get(event.site)
+        if site is not None:
+            self._recall_site(site, event)
+
+    def recall_verified(self, steps: int) -> None:
+        """Go on counting the steps after which all ranks were seen to be equal."""
+        self._digests.verified_steps = steps
+
+    def _recall_site(self, site: _Site, event: RecordedEvent) -> None:
+        match event.kind:
+            case "site.joined" if site.state is SiteState.ABSENT:
+                site.state = SiteState.JOINED
+            case "site.left" if site.state is SiteState.JOINED:
+                site.state = SiteState.ABSENT
+            case "site.prepared":
+                site.state = SiteState.PREPARED
+                places = (each.rpartition(":") for each in event.detail["gateways"])
+                site.endpoints = tuple(
+                    Endpoint(site.name, number, host, int(port))
+                    for number, (host, _, port) in enumerate(places)
+                )
+            case "site.starting":
+                site.state, site.is_told_to_start = SiteState.STARTING, True
+            case "site.running":
+                site.state = SiteState.RUNNING
+            case "site.ended":
+                site.state = SiteState.ENDED
+                site.is_successful = bool(event.detail["succeeded"])
+            case "site.lost":
+                site.state = SiteState.LOST
+
     def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
 
@@ -119,6 +175,12 @@ class RunMachine:
                 return self._joined(event)
             case run_events.SiteLost():
                 return self._lost(event, now_s)
+            case run_events.SiteReturned():
+                return self._returned(event)
+            case run_events.NobodyReturned():
+                return self._finish(
+                    _Verdict(RunState.FAILED, "COORDINATOR_LOST", event.message), now_s
+                )
             case run_events.SessionBroken():
                 return [RecordEvent("session.broken", event.site, {"message": event.message})]
             case run_events.SessionResumed():
@@ -159,6 +221,22 @@ class RunMachine:
             # It is back, but the run goes on without it: whatever is left there has to go.
             return [recorded, self._stop(site, "the site was lost")]
         return []
+
+    def _returned(self, event: run_events.SiteReturned) -> list[Action]:
+        """Tell a site again what an earlier coordinator may not have got across.
+
+        An agent that has heard it before changes nothing.
+        """
+        site = self._sites[event.site]
+        recorded = RecordEvent("site.returned", site.name, {"host": event.host})
+        if site.state in _GONE or self._ending.stopped_s is not None:
+            return [recorded, self._stop(site, "the run is not going on here")]
+        if site.state is SiteState.JOINED:
+            return [recorded, run_events.SendPrepare(site.name)]
+        if site.state is SiteState.STARTING:
+            endpoints = self._address_book().get(site.name, ())
+            return [recorded, run_events.SendStart(site.name, endpoints)]
+        return [recorded]
 
     def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
         site = self._sites[event.site]
@@ -295,15 +373,17 @@ class RunMachine:
         listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
         if self._wan.uses_relay:
             return self._wan.ask_for_relay(listening)
-        # A site dials the gateways of the sites that it has a link to.
-        return self._start(
-            {
-                site.name: tuple(
-                    each for each in listening if self._topology.link(site.name, each.site)
-                )
-                for site in self._all()
-            }
-        )
+        return self._start(self._address_book())
+
+    def _address_book(self) -> dict[str, tuple[Endpoint, ...]]:
+        """Return whom each site dials: the gateways of the sites that it has a link to."""
+        listening = [endpoint for site in self._all() for endpoint in site.endpoints]
+        return {
+            site.name: tuple(
+                each for each in listening if self._topology.link(site.name, each.site)
+            )
+            for site in self._all()
+        }
 
     def _prepare(self) -> list[Action]:
         """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""

@@ -28,6 +28,7 @@ REMOTE = "remote.json"
 """Written by launch --coordinator: {"address"}."""
 LOG = "coordinator.log"
 SUMMARY = "summary.json"
+SPEC = "run_spec.json"
 TOPOLOGY = "topology.yaml"
 JOB = "job.yaml"
 CLAIM_TRIES = 3

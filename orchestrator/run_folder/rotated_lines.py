@@ -31,14 +31,14 @@ class Part:
 
 
 class PartWriter:
-    """Appends lines to one file. One writer for each, from its beginning."""
+    """Appends lines to one file. One writer for each at a time; it goes on where another ended."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
         """Write nothing yet; the folder of `path` has to be there by the first `append`."""
         self._path = path
         self._limits = limits
         self._num_lines = 0
-        self._part = Part(0, path)
+        self._part: Part | None = None
 
     def append(self, lines: list[str]) -> None:
         """Append lines, each with its line break; all of them or none.
@@ -46,6 +46,8 @@ class PartWriter:
         Raises:
             OSError: the disk refuses.
         """
+        if self._part is None:
+            self._part = self._go_on()
         data = memoryview("".join(lines).encode(errors="replace"))
         with self._part.path.open("ab", buffering=0) as file:
             began_bytes = file.tell()
@@ -60,6 +62,21 @@ class PartWriter:
         self._num_lines += len(lines)
         if num_bytes >= self._limits.part_bytes:
             self._begin_part()
+
+    def _go_on(self) -> Part:
+        """Return the last part that there is, and count its lines; one that was cut is closed."""
+        part = parts_of(self._path)[-1]
+        self._num_lines = part.first
+        if part.path.is_file():
+            is_cut = False
+            with part.path.open("rb") as file:
+                for line in file:
+                    self._num_lines += 1
+                    is_cut = not line.endswith(b"\n")
+            if is_cut:
+                with part.path.open("ab") as file:
+                    file.write(b"\n")
+        return part
 
     def _begin_part(self) -> None:
         """Let the next lines go to a new part, and the oldest parts go."""

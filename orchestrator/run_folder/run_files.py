@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.run_folder.home import JOB, SUMMARY, TOPOLOGY
+from orchestrator.run_folder.home import JOB, SPEC, SUMMARY, TOPOLOGY
 from orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
 from protos.envelope import finite
 
@@ -31,7 +31,7 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._can_measure = True
+        self._failing = Failing(folder / METRICS)
         self._metrics = PartWriter(folder / METRICS, METRICS_LIMITS)
 
     def write_documents(self, topology: str, job: str) -> None:
@@ -46,18 +46,42 @@ class RunFiles:
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 write_atomically(path, text)
 
+    def write_spec(self, written: bytes) -> None:
+        """Keep what the run is: with it another coordinator can go on.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        write_atomically(self.folder / SPEC, written.decode("utf-8"))
+
+    def read_documents(self) -> tuple[str, str]:
+        """Return the job and the topology as they were submitted.
+
+        Raises:
+            OSError: they are not there.
+        """
+        job, topology = (
+            (self.folder / name).read_text(encoding="utf-8") for name in (JOB, TOPOLOGY)
+        )
+        return job, topology
+
+    def read_spec(self) -> bytes:
+        """Return what `write_spec` wrote.
+
+        Raises:
+            OSError: it is not there.
+        """
+        return (self.folder / SPEC).read_bytes()
+
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append one JSON object a line.
 
-        A disk that refuses does not end the run: it is told once.
+        A disk that refuses does not end the run: it is told once, and tried again later.
         """
-        if not self._can_measure:
-            return
-        try:
-            self._metrics.append([f"{strict_json(record)}\n" for record in records])
-        except OSError as error:
-            self._can_measure = False
-            log.error("%s: %s; metrics are not kept any more", self.folder / METRICS, error)  # noqa: TRY400 - it says why
+        lines = [f"{strict_json(record)}\n" for record in records]
+        with self._failing.told():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._metrics.append(lines)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the run came to; like metrics, it is not worth failing for."""
@@ -65,6 +89,28 @@ class RunFiles:
             write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
         except OSError as error:
             log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - it says why
+
+
+class Failing:
+    """What people see, and no run is worth ending for: an error is told once, until all is well."""
+
+    def __init__(self, what: object) -> None:
+        self._what = what
+        self.is_failing = False
+
+    @contextlib.contextmanager
+    def told(self, *others: type[Exception]) -> Iterator[None]:
+        """Carry on after an OSError in the block, or one of these."""
+        try:
+            yield
+        except (OSError, *others) as error:
+            if not self.is_failing:
+                log.warning("%s: %s; the run goes on without", self._what, error)
+            self.is_failing = True
+        else:
+            if self.is_failing:
+                log.info("%s: written again", self._what)
+            self.is_failing = False
 
 
 def read_metrics(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -79,7 +79,7 @@ class Agent:
         """
         membership = self._membership
         options = channel_options(membership.timeouts)
-        known = await asyncio.to_thread(KnownCoordinator, self._place.state)
+        known = await asyncio.to_thread(KnownCoordinator, self._place.state, self._place.site)
         async with control_security().aio_channel(membership.coordinator, options) as channel:
             dialler = Dialler(
                 channel, membership.hello, known, membership.timeouts, self._report_run

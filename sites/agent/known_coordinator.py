@@ -8,19 +8,17 @@ from pathlib import Path
 
 from protos.errors import StaleGenerationError
 
-FILE = "coordinator.json"
-
 log = logging.getLogger(__name__)
 
 
 class KnownCoordinator:
     """The journal of the coordinator served last, and the highest generation heard of from it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, site: str) -> None:
         """Read what an earlier agent of the site has left in `folder`, if it can be read."""
         self.journal = ""
         self.generation = 0
-        self._path = folder / FILE
+        self._path = folder / f"agent-{site}.json"
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             self.journal, self.generation = str(kept["journal"]), int(kept["generation"])
@@ -52,7 +50,7 @@ class KnownCoordinator:
 
     def _keep(self) -> None:
         text = json.dumps({"journal": self.journal, "generation": self.generation})
-        scratch = self._path.with_name(f".{FILE}")
+        scratch = self._path.with_name(f".{self._path.name}")
         try:
             scratch.write_text(text, encoding="utf-8")
             scratch.replace(self._path)

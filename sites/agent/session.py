@@ -31,6 +31,7 @@ from protos.control.v1.control_pb2 import (
     Digest,
     Heartbeat,
     Hello,
+    Leave,
     Metric,
     MetricBatch,
     RunReport,
@@ -304,7 +305,7 @@ class Session:
                 sent_s = self._sent_s.pop(message.heartbeat_ack.sequence, None)
                 if sent_s is not None:
                     self._heard.hear(sent_s)
-            elif self.outbox.numbered.takes(message.sequence):
+            elif message.sequence and self.outbox.numbered.takes(message.sequence):
                 on_message(message)
 
     async def _send(self) -> None:
@@ -453,9 +454,9 @@ class Outbox:
         self._add(AgentMessage(digest=digest), digest.ByteSize())
 
     def end(self) -> None:
-        """Close the queue: nothing follows what waits now."""
+        """Close the queue: nothing follows what waits now, but that the agent leaves."""
         self._ended = True
-        self._filled.set()
+        self.put(AgentMessage(leave=Leave()))
 
     def acknowledge(self, received: int) -> None:
         """Let go of what the coordinator has.

@@ -40,6 +40,7 @@ class AgentCoordinator(CoordinatorServicer):
     lines: dict[tuple[str, int], control.LogLine] = field(default_factory=dict)
     """By source and sequence."""
     largest_batch_bytes: int = 0
+    num_orders: int = 0
     received: int = 0
     """The last number that the agent's messages had."""
     _by_kind: dict[str, list[control.AgentMessage]] = field(default_factory=dict)
@@ -123,6 +124,9 @@ class AgentCoordinator(CoordinatorServicer):
                     order.cancel()
                     return
                 message.received = self.received
+                if not message.HasField("heartbeat_ack"):
+                    self.num_orders += 1
+                    message.sequence = self.num_orders
                 await context.write(message)
         finally:
             listening.cancel()

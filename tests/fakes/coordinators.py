@@ -82,7 +82,8 @@ class FakeAgent:
 
 
 def _is_answer(message: object) -> bool:
-    return isinstance(message, CoordinatorMessage) and message.HasField("heartbeat_ack")
+    kind = message.WhichOneof("kind") if isinstance(message, CoordinatorMessage) else ""
+    return kind in ("heartbeat_ack", None)
 
 
 @asynccontextmanager

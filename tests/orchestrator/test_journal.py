@@ -83,9 +83,21 @@ def test_an_unfinished_run_is_lost_with_its_coordinator(tmp_path: Path) -> None:
         assert (told.state, told.reason_code) == (RunState.FAILED, "COORDINATOR_LOST")
         assert reader.view("r").state is RunState.FORMING
     with Journal(tmp_path) as journal:
-        assert journal.end_abandoned(9.0) == ["r"]
-        assert journal.end_abandoned(9.0) == []
+        assert journal.unfinished() == ["r"]
+        journal.end_abandoned("r", 9.0)
+        assert journal.unfinished() == []
         assert journal.view("r").reason_code == "COORDINATOR_LOST"
+
+
+def test_a_state_folder_that_is_replaced_or_removed_is_named(tmp_path: Path) -> None:
+    with Journal(tmp_path / "state") as journal:
+        journal.check_place()
+        (tmp_path / "state" / "lock").unlink()
+        with pytest.raises(JournalError, match="lock: removed or replaced"):
+            journal.check_place()
+        (tmp_path / "state" / "lock").touch()
+        with pytest.raises(JournalError, match="lock: removed or replaced"):
+            journal.check_place()
 
 
 def test_runs_are_listed_newest_first_and_events_from_any_place(tmp_path: Path) -> None:

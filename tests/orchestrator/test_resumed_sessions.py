@@ -54,7 +54,7 @@ async def carried(bench: Bench, port: int, folder: Path) -> AsyncIterator[Carrie
     timeouts = Timeouts.derive(load_topology(bench.topology, "t").failure)
     options = channel_options(timeouts)
     async with control_security().aio_channel(f"127.0.0.1:{port}", options) as channel:
-        known = KnownCoordinator(folder)
+        known = KnownCoordinator(folder, "a")
         dialler = Dialler(channel, bench.hello(site="a"), known, timeouts, lambda: None)
         call, welcome = await dialler.dial(time.monotonic() + 10)
         made = Carried(Session(call, welcome, dialler))
@@ -103,7 +103,7 @@ def test_connections_are_reset_again_and_again_and_nothing_is_lost(tmp_path: Pat
                     outbox.put(pb.AgentMessage(ended=pb.SiteEnded(**named, succeeded=True)))
                     await b.end(succeeded=True)
                     ended = await bench.ended()
-                    assert ended.state == pb.RUN_STATE_SUCCEEDED, ended
+                    assert ended.state == pb.RUN_STATE_SUCCEEDED, ended.reason
                     assert ended.totals["verified_steps"] == steps
                     kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
                     assert kinds.count("session.broken") == kinds.count("session.resumed") == 8

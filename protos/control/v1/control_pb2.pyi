@@ -230,12 +230,13 @@ class AgentMessage(google.protobuf.message.Message):
     RESUMED_FIELD_NUMBER: builtins.int
     SUSPECT_FIELD_NUMBER: builtins.int
     REACHED_FIELD_NUMBER: builtins.int
+    LEAVE_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """from 1 within a session; 0: not numbered, and lost with its connection (Hello, Heartbeat)"""
     received: builtins.int
-    """the last number received from the other side, which need not keep what it has up to it"""
+    """the last number received from the other side, which need not keep what it has up to it;"""
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -262,6 +263,8 @@ class AgentMessage(google.protobuf.message.Message):
     def suspect(self) -> global___Suspect: ...
     @property
     def reached(self) -> global___Reached: ...
+    @property
+    def leave(self) -> global___Leave: ...
     def __init__(
         self,
         *,
@@ -278,12 +281,13 @@ class AgentMessage(google.protobuf.message.Message):
         resumed: global___Resumed | None = ...,
         suspect: global___Suspect | None = ...,
         reached: global___Reached | None = ...,
+        leave: global___Leave | None = ...,
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "suspect", b"suspect"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached"] | None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "suspect", b"suspect"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached", "leave"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -347,6 +351,18 @@ class CoordinatorMessage(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "prepare_reduction", "decide_reduction", "settle", "resume", "cancel_settle"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage
+
+@typing.final
+class Leave(google.protobuf.message.Message):
+    """Agent to coordinator: the session is over. A stream that ends without it broke."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Leave = Leave
 
 @typing.final
 class Heartbeat(google.protobuf.message.Message):

@@ -1,0 +1,181 @@
+"""A coordinator that is started again on the same state goes on with the run of the one before."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.run_view import RecordedEvent
+from protos.control.v1 import control_pb2 as pb
+from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
+from tests.fakes.worlds import topology_text
+
+pytestmark = pytest.mark.slow
+
+
+async def come_back(bench: Bench, old: FakeAgent, **fields: object) -> FakeAgent:
+    """Return the same agent, which still has its run, in a session with another coordinator."""
+    report = pb.RunReport(run_id=old.run_id, generation=old.generation)
+    known: dict[str, object] = {
+        "session": old.welcome.session,
+        "journal": old.welcome.journal,
+        "generation": old.welcome.generation,
+        "run": report,
+    }
+    agent = await bench.dial(old.site, **{**known, **fields})
+    agent.run_id, agent.generation = old.run_id, old.generation
+    agent.welcome = (await agent.hear("welcome")).welcome
+    return agent
+
+
+def kinds_of(bench: Bench) -> list[str]:
+    events: list[RecordedEvent] = bench.control.events_of("run-1", 0)
+    return [event.kind for event in events]
+
+
+def test_an_active_run_goes_on_and_succeeds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            old = await active(bench, "a", "b")
+            for agent in old:
+                for step in (1, 2):
+                    metric = pb.Metric(kind="step", step=step, values={"site_tokens": 5.0})
+                    await agent.say(metrics=pb.MetricBatch(metrics=[metric]))
+            await bench.until(lambda run: run.totals.get("tokens") == 20)
+        async with coordinating(tmp_path) as bench:
+            agents = [await come_back(bench, agent) for agent in old]
+            for before, now in zip(old, agents, strict=True):
+                assert now.welcome.journal == before.welcome.journal
+                assert now.welcome.generation > before.welcome.generation
+                assert now.welcome.session != before.welcome.session
+            run = await bench.get()
+            assert (run.state, run.generation) == (pb.RUN_STATE_ACTIVE, old[0].generation)
+            for agent in agents:
+                metric = pb.Metric(kind="step", step=3, values={"site_tokens": 5.0})
+                await agent.say(metrics=pb.MetricBatch(metrics=[metric]))
+                await agent.end(succeeded=True)
+            ended = await bench.ended()
+            assert ended.state == pb.RUN_STATE_SUCCEEDED, ended
+            assert ended.totals["tokens"] == 30
+            kinds = kinds_of(bench)
+            assert kinds.count("run.resumed") == kinds.count("run.submitted") == 1
+            assert kinds.count("site.returned") == 2
+            assert await bench.submit("run-2") == "run-2"
+
+    run_scenario(scenario())
+
+
+def test_what_was_not_got_across_is_said_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await bench.join("a", "b")
+            await bench.submit()
+            await a.prepare(1111)
+            await b.hear("prepare")
+        async with coordinating(tmp_path) as bench:
+            a, b = [await come_back(bench, agent) for agent in (a, b)]
+            await b.prepare(2222)
+            assert [each.port for each in (await a.hear("start")).start.endpoints] == [2222]
+        async with coordinating(tmp_path) as bench:
+            a, b = [await come_back(bench, agent) for agent in (a, b)]
+            for agent in (a, b):
+                await agent.run()
+            await bench.until(lambda run: run.state == pb.RUN_STATE_ACTIVE)
+
+    run_scenario(scenario())
+
+
+def test_a_site_that_does_not_come_back_is_lost_and_the_other_is_stopped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        topology = topology_text(detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench:
+            old = await active(bench, "a", "b")
+        async with coordinating(tmp_path, topology) as bench, beating() as alive:
+            a = await come_back(bench, old[0])
+            alive(a)
+            assert "site b" in (await a.hear("stop")).stop.reason
+            await a.end()
+            ended = await bench.ended()
+            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
+
+    run_scenario(scenario())
+
+
+def test_when_nobody_comes_back_the_run_is_lost_and_a_late_one_is_stopped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        topology = topology_text(detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench:
+            old = await active(bench, "a", "b")
+        async with coordinating(tmp_path, topology) as bench:
+            ended = await bench.ended()
+            assert ended.reason_code == "COORDINATOR_LOST"
+            late = await come_back(bench, old[0])
+            assert (await late.hear("stop")).stop.run_id == "run-1"
+
+    run_scenario(scenario())
+
+
+def test_an_agent_that_began_anew_has_lost_its_site(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            old = await active(bench, "a", "b")
+        async with coordinating(tmp_path) as bench:
+            b = await come_back(bench, old[1])
+            await bench.join("a")
+            assert "site a" in (await b.hear("stop")).stop.reason
+
+    run_scenario(scenario())
+
+
+def test_a_run_that_was_being_stopped_is_stopped_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            old = await active(bench, "a", "b")
+            await bench.stub.CancelRun(pb.CancelRunRequest(), timeout=20)
+        async with coordinating(tmp_path) as bench:
+            for agent in [await come_back(bench, each) for each in old]:
+                await agent.hear("stop")
+                await agent.end()
+            assert (await bench.ended()).state == pb.RUN_STATE_CANCELLED
+
+    run_scenario(scenario())
+
+
+def test_what_people_see_may_fail_and_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            folder = bench.runs / "run-1"
+            gone = folder.rename(folder.with_name("away"))
+            folder.write_text("a file where the folder was")
+            metric = pb.Metric(kind="step", step=1, values={"site_tokens": 5.0})
+            await a.say(metrics=pb.MetricBatch(metrics=[metric]))
+            await bench.until(lambda run: run.totals.get("tokens") == 5)
+            folder.unlink()
+            await a.say(metrics=pb.MetricBatch(metrics=[metric]))
+            await bench.until(lambda run: run.totals.get("tokens") == 10)
+            assert (folder / "metrics.jsonl").is_file()
+            assert gone.is_dir()
+            for agent in (a, b):
+                await agent.end(succeeded=True)
+            assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run_scenario(scenario())
+
+
+def test_a_coordinator_whose_folder_is_removed_stops_and_ends_no_run(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            agents = await active(bench, "a", "b")
+            (tmp_path / "state" / "lock").unlink()
+            with pytest.raises(Exception, match="removed or replaced"):
+                await asyncio.wait_for(bench.control.run(), 10)
+            await bench.control.close()
+            for agent in agents:
+                status, _ = await agent.end_of_session()
+                assert status.name == "OK"
+            assert kinds_of(bench)[-1] == "run.active"
+
+    run_scenario(scenario())
