@@ -101,9 +101,10 @@ class Failing:
     @contextlib.contextmanager
     def told(self, *others: type[Exception]) -> Iterator[None]:
         """Carry on after an OSError in the block, or one of these."""
+        caught: tuple[type[Exception], ...] = (OSError, *others)
         try:
             yield
-        except (OSError, *others) as error:
+        except caught as error:
             if not self.is_failing:
                 log.warning("%s: %s; the run goes on without", self._what, error)
             self.is_failing = True
