@@ -89,6 +89,12 @@ _ENTRIES = (
         ExitCode.REFUSED,
     ),
     Entry(
+        "PREFLIGHT_FAILED",
+        "A run would fail on this machine as it is.",
+        "`isthmus doctor TOPOLOGY --job JOB` shows all that is to be mended.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
         "STATE_LOCKED",
         "Another coordinator uses this state folder.",
         "Stop that coordinator, or name another --state.",

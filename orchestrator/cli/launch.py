@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli.checkpoint_choice import newest_good_checkpoint
 from orchestrator.cli.display import finish, progress
+from orchestrator.cli.doctor import preflight_failed
 from orchestrator.cli.options import (
     ADDRESS,
     RUN_NAME,
@@ -27,7 +28,9 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.run_submission import submit
 from orchestrator.client.run_reader import reading
-from orchestrator.doctor.document_checks import pair_problems
+from orchestrator.doctor.document_checks import light_problems, placed_findings
+from orchestrator.doctor.examination import examined_of, quick_findings
+from orchestrator.doctor.findings import Severity
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
@@ -94,7 +97,7 @@ def command(
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
-    _check(output, pair, is_here=coordinator is None)
+    _check(output, pair, home_folder(home), is_here=coordinator is None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
     with INTERRUPTION.holding():  # whoever interrupts it is told whether there is a run
@@ -121,18 +124,24 @@ def _resumed(output: Output, choice: str, home: Path | None) -> str:
     return f"checkpoint.resume={json.dumps(place)}"
 
 
-def _check(output: Output, pair: Pair, *, is_here: bool) -> None:
+def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:
     """Refuse what would fail the run, before anything is started.
 
     Raises:
         ConfigError: the documents, or the files that they name, are wrong.
+        CommandError: PREFLIGHT_FAILED; the machine cannot run it, where all is here (`is_here`).
     """
-    problems = pair_problems(pair, is_here=is_here)
+    problems = light_problems(pair)
+    findings = quick_findings(examined_of(pair, home)) if is_here else []
+    problems += placed_findings(pair, [each for each in findings if each.path])
     for warning in (each for each in problems if each.is_warning):
         output.note(str(warning))
     mistakes = [each for each in problems if not each.is_warning]
     if mistakes:
         raise ConfigError(mistakes)
+    errors = [each for each in findings if each.severity is Severity.ERROR]
+    if errors:
+        raise preflight_failed(errors, errors)
 
 
 def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:

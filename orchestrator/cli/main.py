@@ -23,6 +23,7 @@ COMMANDS = {
     "validate": "Check topology and job files; show every mistake at its line.",
     "topology": "Import maps of networks; show a topology, the presets, and known accelerators.",
     "plan": "Decide where a job runs and how its gradients cross, and say why.",
+    "doctor": "Find what would fail a run on TOPOLOGY, or slow it down, and how to mend it.",
     "probe": "Measure every link of TOPOLOGY, each direction, between the sites' gateways.",
     "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
     "status": "Show a run, or with --all the list of runs.",

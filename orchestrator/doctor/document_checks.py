@@ -23,10 +23,14 @@ def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:
 
     The files that the job names are looked for where they are (`is_here`): on this machine.
     """
-    problems = too_quick_links(
+    return [*light_problems(pair), *(_file_problems(pair) if is_here else [])]
+
+
+def light_problems(pair: Pair) -> list[Problem]:
+    """Return the links of a job's topology that are quicker than light."""
+    return too_quick_links(
         pair.topology_text, str(pair.topology_path), pair.topology_overrides, pair.described
     )
-    return [*problems, *(_file_problems(pair) if is_here else [])]
 
 
 def is_all_here(topology: Topology) -> bool:

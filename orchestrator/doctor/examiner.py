@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -61,7 +62,8 @@ class Examiner:
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):  # what was asked last has nowhere to go
+            self._process.stdin.close()
 
     def facts(self, wanted: Wanted, within_s: float) -> Facts:
         """Return what the machine is like.

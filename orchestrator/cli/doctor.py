@@ -1,0 +1,99 @@
+"""`isthmus doctor`: what would fail a run here, or slow it down, each with its cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.command_errors import CommandError
+from orchestrator.cli.options import home_option, json_option, set_option
+from orchestrator.cli.output import Output
+from orchestrator.doctor.examination import Examined, all_findings, examined_of
+from orchestrator.doctor.findings import Finding, Severity
+from orchestrator.documents import load_pair, load_topology_file
+from orchestrator.run_folder.home import home_folder
+from topology.documents.load import split_overrides
+from topology.suggest import did_you_mean, one_of
+
+COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+@click.command("doctor")
+@click.argument("file", metavar="TOPOLOGY", type=click.Path(path_type=Path))
+@click.option(
+    "--job", type=click.Path(path_type=Path, dir_okay=False), help="Look at its files, too."
+)
+@click.option("--site", help="This machine is that site. [those whose addresses it has]")
+@set_option
+@home_option
+@json_option
+@click.pass_obj
+def command(
+    output: Output,
+    file: Path,
+    job: Path | None,
+    site: str | None,
+    overrides: tuple[str, ...],
+    home: Path | None,
+) -> int:
+    """Find what would fail a run on TOPOLOGY, or slow it down, and how to mend it.
+
+    Looks at this machine: the sites whose addresses it has, and the ways between them.
+    """
+    examined = _examined(file, job, overrides, home_folder(home))
+    names = [each.name for each in examined.topology.sites]
+    if site is not None and site not in names:
+        raise click.UsageError(
+            f"--site: {file} has no site {site!r}{did_you_mean(site, names)}; want {one_of(names)}"
+        )
+    return tell(output, all_findings(examined, site))
+
+
+def _examined(file: Path, job: Path | None, overrides: tuple[str, ...], home: Path) -> Examined:
+    if job is not None:
+        return examined_of(load_pair(job, overrides, file), home)
+    topology = load_topology_file(file, split_overrides(overrides)[0])
+    return Examined(topology=topology, job=None, job_path=None, home=home)
+
+
+def tell(output: Output, findings: list[Finding]) -> int:
+    """Print the findings; return the exit status.
+
+    Raises:
+        CommandError: PREFLIGHT_FAILED, where a run would fail.
+    """
+    errors = [each for each in findings if each.severity is Severity.ERROR]
+    text = "\n\n".join(map(shown, findings))
+    if errors:
+        raise preflight_failed(findings, errors)
+    plain = [each.to_json() for each in findings]
+    counted = "nothing to mend" if not findings else "a run would not fail on these"
+    return output.result({"findings": plain}, "\n\n".join(filter(None, [text, counted])))
+
+
+def preflight_failed(findings: list[Finding], errors: list[Finding]) -> CommandError:
+    """Return the error of a run that would fail: of its `errors` it names the first, and its cure.
+
+    It carries all findings, for programs and above the message for people.
+    """
+    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+    at = f"{errors[0].site}: " if errors[0].site else ""
+    return CommandError(
+        "PREFLIGHT_FAILED",
+        f"{at}{errors[0].found}{more}",
+        {"findings": [each.to_json() for each in findings]},
+        details="\n\n".join(map(shown, findings)),
+        hint=errors[0].cure,
+    )
+
+
+def shown(finding: Finding) -> str:
+    """Return one finding in three lines."""
+    severity = click.style(f"{finding.severity}:", fg=COLOURS[finding.severity], bold=True)
+    at = f"{finding.site}: " if finding.site else ""
+    return (
+        f"{severity} {at}{finding.found}  [{finding.kind}]\n"
+        f"    why: {finding.why}\n"
+        f"    cure: {finding.cure}"
+    )

@@ -1,0 +1,259 @@
+"""Collects the facts about a topology's machines, and has them checked.
+
+The sites on this machine are examined from here. A site elsewhere is examined by the same command
+with `--site` on its own machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.client.coordinator_client import Client
+from orchestrator.doctor.document_checks import wanted_files
+from orchestrator.doctor.examiner import Examiner, NoAnswerError
+from orchestrator.doctor.findings import Finding, Severity, in_order
+from orchestrator.doctor.job_checks import job_findings
+from orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
+from orchestrator.doctor.path_checks import (
+    Tried,
+    clock_findings,
+    connection_findings,
+    route_findings,
+    tcp_findings,
+)
+from orchestrator.documents import Pair
+from orchestrator.emulator.site_namespaces import netns_problem
+from protos.errors import IsthmusError
+from topology.job import Job
+from topology.machine_facts import Wanted
+from topology.models.topology_model import is_loopback
+from topology.world import Site, Topology
+
+ANSWER_S = 60.0
+"""Torch may have to be imported, from a slow disk."""
+REACH_S = 3.0
+"""For a connection to be made."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What a topology, and perhaps a job, are to be examined for."""
+
+    topology: Topology
+    """The sites that take part."""
+    job: Job | None
+    job_path: Path | None
+    home: Path
+    """Where a run's files will be."""
+
+    @property
+    def checkpoints(self) -> str | None:
+        """The folder of the job's checkpoints; None: there is none, or it is no folder."""
+        if self.job is None or self.job.checkpoint is None or "://" in self.job.checkpoint.to:
+            return None
+        assert self.job_path is not None
+        folder = os.path.abspath(self.job_path.parent)  # noqa: PTH100 - a link stays as written
+        return os.path.join(folder, self.job.checkpoint.to)  # noqa: PTH118
+
+    def wanted(self, sites: Sequence[Site]) -> Wanted:
+        """Return what the machine of these sites is asked."""
+        files = Wanted()
+        if self.job is not None and self.job_path is not None:
+            files = wanted_files(self.job, self.job_path)
+        names = {site.name for site in sites}
+        folders = [str(self.home / "runs")]
+        if self.checkpoints is not None:
+            folders.append(self.checkpoints)
+        return dataclasses.replace(
+            files,
+            addresses=tuple(dict.fromkeys(site.address for site in sites)),
+            peers=tuple(
+                dict.fromkeys(
+                    site.address for site in self.topology.sites if site.name not in names
+                )
+            ),
+            folders=tuple(folders),
+        )
+
+
+def examined_of(pair: Pair, home: Path) -> Examined:
+    """Return the examination of a job on its topology."""
+    return Examined(topology=pair.topology, job=pair.job, job_path=pair.job_path, home=home)
+
+
+def quick_findings(examined: Examined) -> list[Finding]:
+    """Return what would fail a run of which all is on this machine, and what its job's files are.
+
+    Takes less than 0.1 s.
+    """
+    sites = examined.topology.sites
+    try:
+        with Examiner() as examiner:
+            facts = examiner.facts(examined.wanted(sites), ANSWER_S)
+    except NoAnswerError as error:
+        return [_unexamined(None, str(error))]
+    machine = Machine(name=None, sites=sites, facts=facts)
+    found = _of_machine(examined, machine)
+    return in_order([each for each in found if each.severity is Severity.ERROR or each.path])
+
+
+def all_findings(examined: Examined, only: str | None = None) -> list[Finding]:
+    """Return everything that is not as it should be, as far as it can be seen from this machine.
+
+    Args:
+        examined: What is examined.
+        only: The site that this machine is; None: whichever sites' addresses are this machine's.
+    """
+    try:
+        with Examiner() as examiner:
+            return in_order(_examine(examined, examiner, only))
+    except NoAnswerError as error:
+        return [_unexamined(only, str(error))]
+
+
+def _examine(examined: Examined, examiner: Examiner, only: str | None) -> list[Finding]:
+    topology = examined.topology
+    sites = tuple(site for site in topology.sites if only is None or site.name == only)
+    endpoint = topology.coordinator
+    bind = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    hosts_coordinator = is_loopback(endpoint.host) or topology.coordinator_site == only is not None
+    wanted = dataclasses.replace(
+        examined.wanted(sites),
+        accelerators=True,
+        endpoints=(f"{bind}:{endpoint.port}",) if endpoint.port and hosts_coordinator else (),
+    )
+    facts = examiner.facts(wanted, ANSWER_S)
+    refused = facts.refused or {}
+    here = tuple(
+        site
+        for site in sites
+        if only is not None or is_loopback(site.address) or site.address not in refused
+    )
+    found = [_elsewhere(site) for site in sites if site not in here]
+    found += _coordinator(refused, wanted.endpoints)
+    if here:
+        machine = Machine(name=only, sites=here, facts=facts)
+        found += _of_machine(examined, machine)
+        if not topology.emulate:
+            by_site = {site.name: machine for site in here}
+            found += tcp_findings(by_site, topology, examined.job)
+            found += route_findings(machine, topology)
+        found += _clock(examiner, only, topology)
+        found += torch_findings([machine])
+        found += _connections(examiner, here, topology, refused)
+    if topology.emulate and only is None:
+        found += _emulation(topology)
+    return found
+
+
+def _of_machine(examined: Examined, machine: Machine) -> list[Finding]:
+    found = machine_findings(machine, examined.topology, examined.checkpoints)
+    if examined.job is not None:
+        found += job_findings(machine.facts, examined.job, machine.name)
+    return found
+
+
+def _clock(examiner: Examiner, only: str | None, topology: Topology) -> list[Finding]:
+    ahead_s, uncertain_s = examiner.clock_ahead_s(ANSWER_S)
+    return clock_findings(
+        only or "this machine",
+        ahead_s,
+        uncertain_s,
+        has_certificates=topology.security != "insecure",
+    )
+
+
+def _connections(
+    examiner: Examiner, here: Sequence[Site], topology: Topology, refused: Mapping[str, str]
+) -> list[Finding]:
+    """Try a connection along each link between sites that are here, each direction."""
+    found, ports = [], dict[str, int]()
+    sites = {site.name: site for site in here if site.address not in refused}
+    for name, site in sites.items():
+        port = examiner.listen(site.address, ANSWER_S)
+        if isinstance(port, int):
+            ports[name] = port
+    for link in topology.links:
+        if link.source in sites and link.target in ports:
+            source, target = sites[link.source].address, sites[link.target].address
+            port = ports[link.target]
+            tried = Tried(
+                source=link.source,
+                target=link.target,
+                source_address=source,
+                target_address=target,
+                port=port,
+                error=examiner.reach(source, target, port, REACH_S),
+            )
+            found += connection_findings(tried)
+    return found
+
+
+def _coordinator(refused: Mapping[str, str], endpoints: Sequence[str]) -> list[Finding]:
+    """Return whether the coordinator's address is taken, by anything but a coordinator."""
+    found = []
+    for endpoint in endpoints:
+        if endpoint not in refused:
+            continue
+        try:
+            with Client(endpoint) as client:
+                client.list_runs()
+        except IsthmusError:
+            port = endpoint.rpartition(":")[2]
+            found.append(
+                Finding(
+                    severity=Severity.ERROR,
+                    kind="coordinator-address-refused",
+                    found=f"no coordinator can listen on {endpoint}: {refused[endpoint]}",
+                    why="`isthmus coordinator` binds it, and agents dial it",
+                    cure=f"ss -ltnp 'sport = :{port}', then stop it, or mend `coordinator: "
+                    "{bind: …}`",
+                )
+            )
+    return found
+
+
+def _emulation(topology: Topology) -> list[Finding]:
+    if topology.emulator == "relay":
+        return []
+    reason = netns_problem()
+    if reason is None:
+        return []
+    is_asked = topology.emulator == "netns"
+    return [
+        Finding(
+            severity=Severity.ERROR if is_asked else Severity.NOTE,
+            kind="no-network-namespaces",
+            found=f"packets cannot be emulated here: {reason}",
+            why="the topology asks for `emulator: netns`"
+            if is_asked
+            else "connections pass through user space instead, without losses",
+            cure="isthmus launch JOB --emulator relay, or sudo sysctl -w "
+            "kernel.unprivileged_userns_clone=1; sudo modprobe tun; ls -l /dev/net/tun",
+        )
+    ]
+
+
+def _elsewhere(site: Site) -> Finding:
+    return Finding(
+        severity=Severity.NOTE,
+        kind="not-examined",
+        site=site.name,
+        found=f"{site.address} is not this machine's, so it was not examined",
+        why="what is wrong there is not among these findings",
+        cure=f"there: isthmus doctor TOPOLOGY --site {site.name}",
+    )
+
+
+def _unexamined(site: str | None, reason: str) -> Finding:
+    return Finding(
+        severity=Severity.ERROR,
+        kind="not-examined",
+        site=site,
+        found=f"this machine cannot be examined: {reason}",
+        why="the processes of a site are started in the same way",
+        cure="python -m sites.facts",
+    )

@@ -1,0 +1,80 @@
+"""`isthmus doctor`, and what `launch` refuses of what it finds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import Isthmus
+from tests.fakes.machines import WAN
+
+
+def test_nothing_to_mend(isthmus: Isthmus, files: Path) -> None:
+    done = isthmus("doctor", files / "topology.yaml", "--job", files / "job.yaml")
+    assert done.code == 0
+    assert "not fail" in done.out or "nothing to mend" in done.out
+
+
+def test_a_finding_with_its_cure(isthmus: Isthmus, files: Path) -> None:
+    job = files / "job.yaml"
+    job.write_text("version: 1\nname: j\ntopology: topology.yaml\nentrypoint: train.py\n")
+    done = isthmus("doctor", files / "topology.yaml", "--job", job)
+    assert done.code == 3
+    assert not done.out
+    first = done.err.splitlines()[:3]
+    assert first == [
+        f"error: the entrypoint {files}/train.py: No such file or directory  [script-unreadable]",
+        "    why: each rank runs it",
+        f"    cure: ls -l {files}/train.py, then mend `entrypoint`, which begins at the job file's "
+        "folder",
+    ]
+    told = isthmus("doctor", files / "topology.yaml", "--job", job, "--json").envelope["error"]
+    assert told["code"] == "PREFLIGHT_FAILED"
+    assert told["where"]["findings"][0]["kind"] == "script-unreadable"
+
+
+def test_launch_refuses_what_would_fail_with_the_cure(isthmus: Isthmus, files: Path) -> None:
+    home = files / "home"
+    home.mkdir()
+    (home / "runs").write_text("no folder")
+    done = isthmus("launch", files / "job.yaml", "--home", home, "--json")
+    assert done.code == 3
+    error = done.envelope["error"]
+    assert error["code"] == "PREFLIGHT_FAILED"
+    assert "nothing can be written" in error["message"]
+    assert "sudo chown" in done.err
+
+
+def test_a_site_that_is_elsewhere_is_said_to_be(isthmus: Isthmus, files: Path) -> None:
+    topology = files / "wan.yaml"
+    topology.write_text(WAN)
+    one = isthmus("doctor", topology, "--site", "a", "--json")
+    assert one.code == 0
+    assert {each["site"] for each in one.envelope["data"]["findings"]} <= {"a"}
+
+
+def test_facts_are_one_json_object() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sites.facts"], capture_output=True, text=True, check=True
+    )
+    facts = json.loads(done.stdout)["facts"]
+    assert {"host", "build", "torch", "limits", "tcp", "clock_s"} <= facts.keys()
+
+
+def test_a_question_that_is_none_is_refused_and_the_next_one_answered() -> None:
+    asked = (
+        'not json\n{"ask": "nothing"}\n{"ask": "clock"}\n[]\n{"ask": "listen", "host": "10.9.9.9"}'
+    )
+    command = f"printf %s {shlex.quote(asked)} | {sys.executable} -m sites.facts --serve"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(each) for each in answers] == [
+        ["error"],
+        ["error"],
+        ["clock_s"],
+        ["error"],
+        ["error"],
+    ]

@@ -1,0 +1,422 @@
+"""Machines and jobs that are set up badly: each is named, with its cure, and nothing else is.
+
+A set-up is real wherever this machine can be made so: files, limits, ports, disks, TCP's settings
+and the network of a namespace. Clocks, accelerators and other builds are told instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.doctor import examination
+from orchestrator.doctor.examination import Examined, all_findings, quick_findings
+from orchestrator.doctor.examiner import Examiner, NoAnswerError
+from orchestrator.doctor.findings import Finding, Severity
+from orchestrator.doctor.job_checks import job_findings
+from orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
+from orchestrator.doctor.path_checks import (
+    Tried,
+    clock_findings,
+    connection_findings,
+    route_findings,
+    tcp_findings,
+)
+from sites.facts.machine import collect
+from tests.fakes.machines import examiner_in, facts_in, good_facts, topology
+from topology.documents.load import load_job
+from topology.job import Job
+from topology.machine_facts import Accelerators, Facts, Wanted
+from topology.world import Topology
+
+NOBODY = 65534
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+UP = "ip link set lo up"
+
+
+def job(*lines: str) -> Job:
+    return load_job("\n".join(("version: 1", "name: j", "topology: t.yaml", *lines)), "job.yaml")
+
+
+def examined(home: Path, text: Job | None = None, *overrides: str) -> Examined:
+    return Examined(
+        topology=topology(*overrides),
+        job=text,
+        job_path=None if text is None else home / "job.yaml",
+        home=home,
+    )
+
+
+def machine(facts: Facts, described: Topology | None = None, name: str | None = None) -> Machine:
+    return Machine(name=name, sites=(described or topology()).sites, facts=facts)
+
+
+def only(findings: list[Finding], kind: str, severity: Severity, cure: str) -> Finding:
+    """Return the one finding; it is of that kind, and its cure has these words."""
+    assert [(each.kind, each.severity) for each in findings] == [(kind, severity)], findings
+    assert cure in findings[0].cure
+    assert findings[0].found
+    assert findings[0].why
+    return findings[0]
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user without rights, where this is root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    collect(Wanted(addresses=("127.0.0.1",)))  # imports what nobody may not read
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_nothing_is_found_where_all_is_well() -> None:
+    good = machine(good_facts())
+    assert machine_findings(good, topology()) == []
+    assert tcp_findings({"a": good, "b": good}, topology(), None) == []
+    assert route_findings(good, topology()) == []
+
+
+# The files that a job names.
+
+
+def files_of(text: Job, folder: Path) -> list[Finding]:
+    wanted = examined(folder, text).wanted(topology().sites)
+    with as_nobody():
+        facts = collect(dataclasses.replace(wanted, folders=()))
+    return job_findings(facts, text)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that anybody may look into, as pytest's own are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_1_a_missing_entrypoint(open_folder: Path) -> None:
+    found = files_of(job("entrypoint: train.py"), open_folder)
+    only(found, "script-unreadable", ERROR, f"ls -l {open_folder}/train.py")
+
+
+def test_2_an_entrypoint_that_may_not_be_read(open_folder: Path) -> None:
+    (open_folder / "train.py").write_text("import sites\nsites.join()\n")
+    (open_folder / "train.py").chmod(0)
+    found = files_of(job("entrypoint: train.py"), open_folder)
+    told = only(found, "script-unreadable", ERROR, "setfacl -m u:")
+    assert "Permission denied" in told.found
+
+
+def test_3_an_entrypoint_that_is_not_python(open_folder: Path) -> None:
+    (open_folder / "train.py").write_text("import sites\nsites.join(\n")
+    found = files_of(job("entrypoint: train.py"), open_folder)
+    told = only(found, "script-syntax", ERROR, "python -m py_compile")
+    assert told.line is not None
+    assert told.line[1] == 2
+
+
+def test_4_an_entrypoint_that_never_joins(open_folder: Path) -> None:
+    (open_folder / "train.py").write_text("print('alone')\n")
+    found = files_of(job("entrypoint: train.py"), open_folder)
+    only(found, "script-never-joins", WARNING, "site = sites.join(); site.synchronize(")
+
+
+def test_5_data_that_is_not_there(open_folder: Path) -> None:
+    found = files_of(job("trainer: {data: {files: ['*.text']}}"), open_folder)
+    only(found, "data-missing", ERROR, f"ls {open_folder}/*.text")
+
+
+def test_6_data_that_may_not_be_read(open_folder: Path) -> None:
+    (open_folder / "one.text").write_text("words")
+    (open_folder / "two.text").touch(0)
+    found = files_of(job("trainer: {data: {files: ['*.text']}}"), open_folder)
+    told = only(found, "data-unreadable", ERROR, "setfacl -R -m u:")
+    assert "two.text: Permission denied" in told.found
+
+
+# Folders and disks.
+
+
+def test_7_a_home_that_may_not_be_written(open_folder: Path) -> None:
+    with as_nobody():
+        facts = collect(Wanted(folders=(f"{open_folder}/home/runs",)))
+    facts = dataclasses.replace(good_facts(), folders=facts.folders)
+    found = machine_findings(machine(facts), topology())
+    only(found, "folder-not-writable", ERROR, "sudo chown")
+
+
+def test_8_a_full_disk() -> None:
+    facts = facts_in(
+        "mount -t tmpfs -o size=1m none /mnt; head -c 1040000 /dev/zero > /mnt/full",
+        Wanted(folders=("/mnt/runs",)),
+    )
+    facts = dataclasses.replace(good_facts(), folders=facts.folders)
+    only(machine_findings(machine(facts), topology()), "disk-full", ERROR, "df -h /mnt")
+
+
+def test_9_no_more_files() -> None:
+    facts = facts_in(
+        "mount -t tmpfs -o size=100m,nr_inodes=50 none /mnt", Wanted(folders=("/mnt/runs",))
+    )
+    facts = dataclasses.replace(good_facts(), folders=facts.folders)
+    only(machine_findings(machine(facts), topology()), "few-free-files", ERROR, "df -i /mnt")
+
+
+def test_10_checkpoints_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    asked = examined(tmp_path, job("checkpoint: {to: checkpoints/here}"))
+    found = [each for each in quick_findings(asked) if each.kind != "little-disk"]
+    only(found, "checkpoints-not-writable", ERROR, "`checkpoint: {to: …}`")
+
+
+def test_11_little_shared_memory() -> None:
+    facts = facts_in("mount -t tmpfs -o size=1m none /dev/shm")
+    facts = dataclasses.replace(good_facts(), shared_memory_bytes=facts.shared_memory_bytes)
+    found = machine_findings(machine(facts), topology())
+    only(found, "little-shared-memory", WARNING, "sudo mount -o remount,size=1G /dev/shm")
+    facts = dataclasses.replace(facts, accelerators=Accelerators(names=("gpu",) * 2, nccl=True))
+    found = machine_findings(machine(facts), topology())
+    only(found, "little-shared-memory", ERROR, "--shm-size=")
+
+
+# Limits.
+
+
+@pytest.mark.parametrize(("most", "severity"), [(100, ERROR), (200, WARNING)])
+def test_12_few_open_files(most: int, severity: Severity) -> None:
+    facts = facts_in(f"ulimit -n {most}")
+    facts = dataclasses.replace(good_facts(), limits=facts.limits)
+    found = machine_findings(machine(facts), topology())
+    only(found, "few-open-files", severity, "ulimit -n 65536")
+
+
+def test_13_few_processes() -> None:
+    limits = dataclasses.replace(good_facts().limits, processes=100)
+    facts = dataclasses.replace(good_facts(), limits=limits)
+    only(machine_findings(machine(facts), topology()), "few-processes", WARNING, "ulimit -u 4096")
+
+
+def test_14_little_locked_memory_beside_infiniband() -> None:
+    limits = dataclasses.replace(good_facts().limits, locked_bytes=64 << 10)
+    facts = dataclasses.replace(good_facts(), limits=limits, has_infiniband=True)
+    found = machine_findings(machine(facts), topology())
+    only(found, "little-locked-memory", WARNING, "ulimit -l unlimited")
+
+
+# Addresses and ports.
+
+
+def test_15_an_address_that_nothing_can_listen_on() -> None:
+    facts = facts_in(UP, Wanted(addresses=("10.9.9.9", "127.0.0.2")), network=True)
+    assert set(facts.refused or {}) == {"10.9.9.9"}
+    site = dataclasses.replace(topology().site("a"), address="10.9.9.9")
+    facts = dataclasses.replace(good_facts(), refused=facts.refused)
+    here = Machine(name="a", sites=(site,), facts=facts)
+    told = only(machine_findings(here, topology()), "address-refused", ERROR, "ip -brief address")
+    assert "no interface of this machine has this address" in told.found
+
+
+def test_16_a_port_that_something_else_listens_on(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        taken.close()
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))  # never answers, as a process that is stopped
+            found = all_findings(
+                examined(tmp_path, None, f"coordinator.bind=127.0.0.1:{port}", "emulate=true")
+            )
+    told = [each for each in found if each.kind == "coordinator-address-refused"]
+    only(told, "coordinator-address-refused", ERROR, f"ss -ltnp 'sport = :{port}'")
+
+
+def test_17_a_path_that_a_firewall_closes() -> None:
+    # Rules of the kernel's own, so that no firewall has to be installed.
+    closed = (
+        f"{UP}; ip rule add pref 10 table local; ip rule del pref 0; "
+        "ip rule add pref 5 from 127.0.0.2 to 127.0.0.3 prohibit"
+    )
+    with examiner_in(closed) as examiner:
+        port = examiner.listen("127.0.0.3", 20.0)
+        assert isinstance(port, int)
+        error = examiner.reach("127.0.0.2", "127.0.0.3", port, 1.0)
+    assert error is not None
+    tried = Tried(
+        source="a",
+        target="b",
+        source_address="127.0.0.2",
+        target_address="127.0.0.3",
+        port=port,
+        error=error,
+    )
+    told = only(connection_findings(tried), "unreachable", ERROR, "iptables -I INPUT -p tcp")
+    assert told.found.startswith("from a (127.0.0.2) to b (127.0.0.3), port ")
+
+
+def test_a_path_that_is_open() -> None:
+    with examiner_in(UP) as examiner:
+        port = examiner.listen("127.0.0.3", 20.0)
+        assert isinstance(port, int)
+        assert examiner.reach("127.0.0.2", "127.0.0.3", port, 3.0) is None
+        assert examiner.reach("127.0.0.2", "127.0.0.3", 1, 3.0) == "Connection refused"
+
+
+def test_18_large_packets_that_are_lost() -> None:
+    """A port that takes connections, and of what is sent to it gives nothing back."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, Examiner() as examiner:
+        port = silent.getsockname()[1]
+        error = examiner.reach("127.0.0.1", "127.0.0.1", port, 0.3)
+    tried = Tried(
+        source="a",
+        target="b",
+        source_address="127.0.0.1",
+        target_address="127.0.0.1",
+        port=port,
+        error=error,
+    )
+    told = only(connection_findings(tried), "large-packets-lost", ERROR, "tcp_mtu_probing=1")
+    assert "only 0 came back" in told.found
+
+
+def test_19_no_route() -> None:
+    facts = facts_in(UP, Wanted(peers=("10.9.9.9",)), network=True)
+    facts = dataclasses.replace(good_facts(), unrouted=facts.unrouted)
+    only(route_findings(machine(facts), topology()), "no-route", ERROR, "ip route get 10.9.9.9")
+
+
+def test_20_a_small_mtu() -> None:
+    facts = facts_in(f"{UP}; ip link set lo mtu 1000", Wanted(peers=("127.0.0.3",)), network=True)
+    facts = dataclasses.replace(good_facts(), mtus_bytes=facts.mtus_bytes)
+    found = route_findings(machine(facts), topology())
+    told = only(found, "small-mtu", WARNING, "sudo ip link set dev DEVICE mtu 1500")
+    assert "of site b have 1000 bytes" in told.found
+
+
+# TCP's settings.
+
+
+def tcp_in(shell: str) -> Facts:
+    return facts_in(f"{UP}; {shell}", network=True)
+
+
+def test_21_small_buffers() -> None:
+    facts = tcp_in(
+        "echo '4096 16384 262144' > /proc/sys/net/ipv4/tcp_wmem; "
+        "echo '4096 131072 262144' > /proc/sys/net/ipv4/tcp_rmem"
+    )
+    tcp = dataclasses.replace(
+        good_facts().tcp,
+        send_max_bytes=facts.tcp.send_max_bytes,
+        receive_max_bytes=facts.tcp.receive_max_bytes,
+    )
+    small = machine(dataclasses.replace(good_facts(), tcp=tcp))
+    send, receive = tcp_findings({"a": small, "b": small}, topology(), None)
+    only([send], "small-send-buffer", WARNING, "sysctl -w net.ipv4.tcp_wmem='4096 16384 67108864'")
+    only([receive], "small-receive-buffer", WARNING, "net.ipv4.tcp_rmem='4096 131072 134217728'")
+    assert "64 connections carry 13% of it" in send.why
+
+
+def test_22_slow_starts_after_pauses() -> None:
+    facts = tcp_in("echo 1 > /proc/sys/net/ipv4/tcp_slow_start_after_idle")
+    tcp = dataclasses.replace(
+        good_facts().tcp, slow_start_after_idle=facts.tcp.slow_start_after_idle
+    )
+    slow = machine(dataclasses.replace(good_facts(), tcp=tcp))
+    assert tcp_findings({"a": slow}, topology(), None) == []  # BBR makes no slow starts
+    found = tcp_findings({"a": slow}, topology("links.0.congestion=cubic"), None)
+    cure = "sudo sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+    only(found, "slow-start-after-idle", WARNING, cure)
+
+
+def test_23_no_bbr_where_packets_are_lost() -> None:
+    tcp = dataclasses.replace(good_facts().tcp, congestion_allowed=("reno", "cubic"))
+    without = machine(dataclasses.replace(good_facts(), tcp=tcp))
+    found = tcp_findings({"a": without}, topology(), None)
+    only(found, "bbr-unavailable", WARNING, "sudo modprobe tcp_bbr && sudo sysctl -w")
+    assert tcp_findings({"a": without}, topology("links.0.loss=0%"), None) == []
+    asked = topology("links.0.loss=0%", "links.0.congestion=bbr")
+    only(tcp_findings({"a": without}, asked, None), "bbr-unavailable", WARNING, "modprobe")
+
+
+# Clocks, versions and accelerators.
+
+
+def test_24_a_wrong_clock() -> None:
+    far = clock_findings("a", -12.0, 0.2, has_certificates=True)
+    told = only(far, "clock-off", WARNING, "sudo timedatectl set-ntp true")
+    assert "11.8s behind" in told.found
+    wrong = clock_findings("a", 400.0, 0.2, has_certificates=True)
+    only(wrong, "clock-off", ERROR, "sudo timedatectl set-ntp true")
+    assert clock_findings("a", 0.9, 0.2, has_certificates=True) == []
+    with Examiner() as examiner:
+        ahead_s, uncertain_s = examiner.clock_ahead_s(20.0)
+    assert abs(ahead_s) <= uncertain_s + 0.01
+
+
+def test_25_builds_that_do_not_understand_each_other() -> None:
+    old = dataclasses.replace(good_facts(), build="0.0.1", control_protocols=(0, 0))
+    found = machine_findings(machine(old, name="a"), topology())
+    only(found, "protocol-unknown", ERROR, "pip install isthmus==")
+    other = dataclasses.replace(good_facts(), build="0.0.1")
+    found = machine_findings(machine(other, name="a"), topology())
+    only(found, "version-differs", WARNING, "pip install isthmus==")
+    apart = dataclasses.replace(good_facts(), exchange_protocols=(90, 91))
+    found = torch_findings([machine(good_facts()), machine(apart, name="b")])
+    only(found, "protocol-unknown", ERROR, "pip install isthmus==")
+
+
+def test_26_no_torch_and_another_one() -> None:
+    without = dataclasses.replace(good_facts(), torch=None)
+    found = machine_findings(machine(without), topology())
+    only(found, "torch-missing", ERROR, "pip install 'torch>=2.4'")
+    other = dataclasses.replace(good_facts(), torch="2.5.0")
+    found = torch_findings([machine(good_facts()), machine(other, name="b")])
+    only(found, "torch-differs", WARNING, "pip install torch==2.9.0")
+
+
+def test_27_accelerators() -> None:
+    def found(seen: Accelerators) -> list[Finding]:
+        facts = dataclasses.replace(good_facts(), accelerators=seen)
+        return machine_findings(machine(facts), topology())
+
+    few = Accelerators(names=("gpu",), nccl=True)
+    only(found(few), "few-accelerators", ERROR, "`accelerators_per_node: 1`")
+    alone = Accelerators(names=("gpu", "gpu"), nccl=False)
+    only(found(alone), "nccl-missing", ERROR, "pip install --force-reinstall")
+    only(found(Accelerators()), "accelerators-unseen", WARNING, "nvidia-smi")
+
+
+def test_28_no_network_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(examination, "netns_problem", lambda: "/dev/net/tun: not there")
+    for emulator, severity in (("netns", ERROR), ("auto", NOTE)):
+        found = all_findings(examined(tmp_path, None, "emulate=true", f"emulator={emulator}"))
+        told = [each for each in found if each.kind == "no-network-namespaces"]
+        only(told, "no-network-namespaces", severity, "--emulator relay")
+
+
+def test_a_machine_that_says_nothing_is_told() -> None:
+    with pytest.raises(NoAnswerError), Examiner(("true",)) as examiner:
+        examiner.facts(Wanted(), 5.0)
+    with pytest.raises(NoAnswerError, match="No such file"), Examiner(("/no/such/program",)):
+        pass
+    with pytest.raises(NoAnswerError, match=r"within 0\.2 s"), Examiner(("sleep", "9")) as examiner:
+        examiner.facts(Wanted(), 0.2)
+
+
+def test_an_answer_of_a_later_build_is_read() -> None:
+    text = '{"facts": {"host": "h", "user": "u", "clock_s": 1, "build": "9", "later": {"x": []}, '
+    text += '"control_protocols": [2, 9], "exchange_protocols": [2, 9], "python": "4", '
+    text += '"torch": "9"}}'
+    with Examiner(("sh", "-c", f"read line; echo '{text}'; sleep 9")) as examiner:
+        assert examiner.facts(Wanted(), 5.0).build == "9"
