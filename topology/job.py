@@ -227,6 +227,9 @@ class Job:
     probe: Probe | None = None
     """The settings of a run that measures the links between its sites and trains nothing; None: it
     trains."""
+    on_fewer_sites: str = field(default="keep", metadata=REQUIRED)
+    """One of topology.batch_rule.ON_FEWER_SITES: the batch of a run that is resumed with fewer
+    ranks."""
     checkpoint: Checkpoint | None = field(default=None, metadata=REQUIRED)
     """What is kept; None: nothing."""
     placement: tuple[Placed, ...] = ()

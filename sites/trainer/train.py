@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sites.worker.sampler import Sampler
 from sites.worker.site import Site
 from topology.cost.compute import layer_times, rank_share, step_compute_s
 from topology.errors import ConfigError, Problem
+from topology.job import Trainer
 
 SAY_EVERY_STEPS = 10
 _DIGEST_NAME = "corpus_digest"
@@ -80,6 +82,7 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
     sampler = _sampler(site, corpus)
     start = site.checkpoint(parallel, optimizer)
+    config = _scaled(config, site.learning_rate_scale)
     if start > 0:
         _say(site, f"goes on after step {start}")
     for step in range(start, config.steps):
@@ -89,6 +92,17 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
         _log_step(site, step + 1, result)
         if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
             _log_evaluation(site, step + 1, model, corpus)
+
+
+def _scaled(config: Trainer, scale: float) -> Trainer:
+    """Return the settings with other learning rates: each step sets its own."""
+    optimizer = config.optimizer
+    scaled = replace(
+        optimizer,
+        learning_rate=optimizer.learning_rate * scale,
+        min_learning_rate=optimizer.min_learning_rate * scale,
+    )
+    return replace(config, optimizer=scaled)
 
 
 def _sampler(site: Site, corpus: Corpus) -> Sampler:

@@ -83,6 +83,10 @@ class Sampler:
         if self._ahead:
             self._used = self._ahead.popleft()
 
+    def resize(self, global_batch: int, part: range) -> None:
+        """Take other batches from now on; before anything is drawn."""
+        self.global_batch, self._part = global_batch, part
+
     def resume(self, used: DataPositions, before_first: Callable[[], None]) -> None:
         """Go on after what a checkpoint has: before anything is drawn.
 

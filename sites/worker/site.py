@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.transfer import CudaTransfer, Transfer
+from topology.batch_rule import FullBatch, batch_with
 from topology.cost.compute import rank_share, share
 from topology.job import Job
 from topology.run_spec import RunSpec
@@ -59,6 +60,9 @@ class Site:
     job: Job
     topology: Topology
     run_folder: Path
+    learning_rate_scale: float
+    """1, or less where a run goes on with fewer ranks and `on_fewer_sites: shrink`. Optimizer and
+    scheduler that `checkpoint` was given are scaled by it already."""
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class Site:
         self.job = spec.job
         self.topology = spec.topology
         self.run_folder = run_folder
+        self.learning_rate_scale = 1.0
         self._link = link
         self._welcome = welcome
         self._run = run
@@ -104,6 +109,7 @@ class Site:
         self._pipeline: BucketPipeline | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
+        self._full_batch = FullBatch(0, 0)
         self._checkpoints: Checkpoints | None = None
         self._encoder: ShardEncoder | None = None
         self._replica_hook: ReplicaHook | None = None
@@ -293,7 +299,7 @@ class Site:
             model=model,
             optimizer=optimizer,
             objects={**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})},
-            data=lambda: {} if self._sampler is None else self._sampler.used.to_json(),
+            data=self._data_state,
             exchange=ExchangeState(
                 self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
                 self._encoder,
@@ -304,11 +310,38 @@ class Site:
         if (manifest := self._checkpoints.resume()) is not None:
             self._steps.resume(manifest.step)
             if self._sampler is not None and manifest.data:
-                positions = DataPositions.from_json(manifest.data)
-                self._sampler.resume(positions, self._checkpoints.restore_generators)
+                self._resume_data(manifest.data, optimizer, scheduler)
         self._checkpoints.start(self._agreed)
         self._steps.listen(self._checkpoints.after_step)
         return self._steps.num_steps
+
+    def _data_state(self) -> dict[str, Any]:
+        """Return what a checkpoint's manifest has of the data."""
+        if self._sampler is None:
+            return {}
+        return {
+            **self._sampler.used.to_json(),
+            "full_ranks": self._full_batch.ranks,
+            "learning_rate_scale": self.learning_rate_scale,
+        }
+
+    def _resume_data(
+        self, data: Mapping[str, Any], optimizer: torch.optim.Optimizer, scheduler: Stateful | None
+    ) -> None:
+        """Go on after the positions that were used, with the batch for as many ranks as now."""
+        assert self._sampler is not None
+        assert self._checkpoints is not None
+        positions = DataPositions.from_json(data)
+        self._sampler.resume(positions, self._checkpoints.restore_generators)
+        if self.job.placement:
+            return  # It has each site's part of the batch.
+        self._full_batch = FullBatch(self._sampler.global_batch, data["full_ranks"])
+        batch = batch_with(self._full_batch, self.global_world_size, self.job.on_fewer_sites)
+        self._sampler.resize(batch.samples, self._part_of_batch(batch.samples))
+        self.learning_rate_scale = batch.learning_rate_scale
+        scale_learning_rates(
+            optimizer, scheduler, batch.learning_rate_scale / data["learning_rate_scale"]
+        )
 
     def _agreed(self, value: float) -> float:
         """Return the mean of a number over all ranks of all sites, the same at each."""
@@ -356,6 +389,7 @@ class Site:
         )
         self._steps.listen(lambda _: sampler.step())
         self._sampler = sampler
+        self._full_batch = FullBatch(size, self.global_world_size)
         return sampler
 
     def _part_of_batch(self, global_batch: int | None) -> range:
@@ -500,6 +534,15 @@ class Site:
             ranks_per_site=self._welcome.ranks_per_site,
             device=self.device,
         )
+
+
+def scale_learning_rates(optimizer: torch.optim.Optimizer, scheduler: object, scale: float) -> None:
+    """Multiply all learning rates by `scale`: those now, and those that a scheduler begins with."""
+    for group in optimizer.param_groups:
+        for key in {"lr", "initial_lr"} & group.keys():
+            group[key] = group[key] * scale
+    if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        scheduler.base_lrs = [each * scale for each in scheduler.base_lrs]
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:

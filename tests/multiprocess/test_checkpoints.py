@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,33 @@ def test_other_numbers_of_sites_and_ranks_go_on_alike(run: Bench, wholes: Wholes
         run.isthmus("launch", str(path), "--run-id", run_id, "--resume", str(stored)).check()
         # Other float32 sums only: tests/multiprocess/test_same_training.py.
         assert run.losses(run_id) == pytest.approx(whole.losses("whole")[-9:], rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_the_batch_and_the_learning_rate_shrink_with_the_ranks(run: Bench, wholes: Wholes) -> None:
+    whole = wholes.of("trainer-fp32")
+    stored = store(whole, "whole") / checkpoint_name(STEPS - 9)
+    text = job("trainer-fp32") + "on_fewer_sites: shrink\n"
+    path = run.write(topology([(1, 1), (1, 1)]), text)
+    run.isthmus("launch", str(path), "--run-id", "half", "--resume", str(stored)).check()
+    for name in ("learning_rate", "tokens"):
+        full = [each["values"][name] for each in steps_of(whole, "whole")][-9:]
+        assert [each["values"][name] for each in steps_of(run, "half")] == pytest.approx(
+            [value / 2 for value in full]
+        )
+    # Back at the full number of ranks, both are full again.
+    run.write(topology(SITES), text)
+    half = store(run, "half") / checkpoint_name(STEPS - 6)
+    run.isthmus("launch", str(path), "--run-id", "full", "--resume", str(half)).check()
+    for name in ("learning_rate", "tokens"):
+        full = [each["values"][name] for each in steps_of(whole, "whole")][-6:]
+        assert [each["values"][name] for each in steps_of(run, "full")] == pytest.approx(full)
+
+
+def steps_of(run: Bench, run_id: str) -> list[dict[str, Any]]:
+    """Return the records of the first site's steps."""
+    found = [each for each in run.metrics(run_id) if each["kind"] == "step" and each["site"] == "a"]
+    return [each for each in found if "step_s" in each["values"]]
 
 
 def test_damaged_ones_are_refused_by_name_and_the_one_before_is_taken(

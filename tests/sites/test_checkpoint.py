@@ -19,6 +19,7 @@ from sites.checkpoint.checkpoints import Checkpoints
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import FIRST_STEPS, Interval
 from sites.checkpoint.writer import Place
+from sites.worker.site import scale_learning_rates
 from topology.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -119,6 +120,20 @@ def test_training_goes_on_where_nothing_can_be_written(
     training.checkpoints.finish(3)
     assert training.written == []
     assert "isthmus: the checkpoint of step 2 failed: " in capfd.readouterr().err
+
+
+def test_a_scheduler_goes_on_from_scaled_learning_rates() -> None:
+    rates = []
+    for scale in (1.0, 0.5):
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.8)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        optimizer.step()
+        scheduler.step()
+        scale_learning_rates(optimizer, scheduler, scale)
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.8 / 3, 0.4 / 3])
 
 
 def never(value: float) -> float:

@@ -69,6 +69,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         timeline_every=model.timeline.every,
         trainer=_made(Trainer, model.trainer),
         probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
+        on_fewer_sites=model.on_fewer_sites,
         checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),
         placement=tuple(_made(Placed, each) for each in model.placement),
         plan=None if model.plan is None else _wishes(model.plan),

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from topology.batch_rule import ON_FEWER_SITES
 from topology.job import (
     CODECS,
     COMPUTES,
@@ -609,6 +610,14 @@ class JobModel(Strict):
         ProbeModel | None,
         Field(description="Measure the links instead: `isthmus probe` writes it."),
     ] = None
+    on_fewer_sites: Annotated[
+        str,
+        *choice(ON_FEWER_SITES),
+        Field(
+            description="Resumed with fewer ranks: the global batch stays, or shrinks with them, "
+            "and the learning rate too."
+        ),
+    ] = "keep"
     checkpoint: Annotated[
         CheckpointModel | None,
         Field(description="What is kept so that `launch --resume` can go on; else nothing."),
