@@ -1,0 +1,102 @@
+"""Measure for how long training waits for a checkpoint, and how long writing one takes.
+
+Usage: quiet python scripts/bench_checkpoints.py [--width W] [--layers L] [--steps N] [--threads T]
+
+One rank trains the shipped model in this process and saves every fifth step, to a temporary
+folder. A step that is saved is followed by one beside which the copy, the writing and the digests
+go on: both are compared with the median of the steps that have nothing beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from sites.checkpoint.checkpoints import Checkpoints
+from sites.checkpoint.exchange_state import ExchangeState
+from sites.checkpoint.writer import Place
+from sites.trainer.gpt import Gpt
+from sites.trainer.learning import make_optimizer, take_step
+from sites.worker.collectives import ensure_process_group
+from topology.job import Checkpoint, Model, Trainer
+
+EVERY = 5
+
+
+def main() -> None:
+    """Train, save, and print what it cost."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    ensure_process_group(torch.device("cpu"), 60.0)
+    config = Trainer(
+        steps=options.steps,
+        model=Model(layers=options.layers, width=options.width, heads=8, context=128),
+    )
+    model = Gpt(config.model, 1)
+    optimizer = make_optimizer(model, config.optimizer)
+    text = np.frombuffer(Path(np.__file__).read_bytes() * 20, dtype=np.uint8)
+    told: list[tuple[int, float, int, float]] = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        place = Place(
+            store=f"{folder}/store",
+            local=Path(folder),
+            run="bench",
+            job="bench",
+            generation=1,
+            site="a",
+            rank=0,
+            ranks={"a": 1},
+            keep=1,
+        )
+        checkpoints = Checkpoints(
+            settings=Checkpoint(every_steps=EVERY, keep=1),
+            place=place,
+            device=torch.device("cpu"),
+            model=model,
+            optimizer=optimizer,
+            objects={},
+            data=dict,
+            exchange=ExchangeState(None, None, None),
+            on_written=lambda *values: told.append(values),
+        )
+        checkpoints.start(lambda value: value)
+        times_s = []
+        for step in range(1, options.steps + 1):
+            begin_s = time.perf_counter()
+            take_step(model, optimizer, text, config, step, np.arange(options.batch))
+            checkpoints.after_step(step)
+            times_s.append(time.perf_counter() - begin_s)
+        checkpoints.finish(options.steps)
+    # Step 5 is saved in its own time, step 6 goes on beside the copy; the first ones warm up.
+    quiet_s = median(times_s[index] for index in range(EVERY, options.steps) if index % EVERY > 1)
+    beside_s = median(times_s[index] for index in range(EVERY, options.steps, EVERY))
+    stalls_s = [stall_s for *_, stall_s in told[1:]]
+    numel = sum(each.numel() for each in model.parameters())
+    print(f"parameters       {numel / 1e6:.1f} M, checkpoint {told[-1][2] / 1e6:.0f} MB")
+    print(f"step             {quiet_s * 1e3:.0f} ms; the one beside a save {beside_s * 1e3:.0f} ms")
+    print(f"written within   {median(written_s for _, written_s, *_ in told):.2f} s")
+    print(
+        f"training waits   {median(stalls_s) * 1e3:.1f} ms a save, at most "
+        f"{max(stalls_s) * 1e3:.1f} ms: {median(stalls_s) / quiet_s:.1%} of a step"
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--folder", help="where to write; else the system's temporary folder")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
