@@ -198,6 +198,13 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "NEVER_JOINED",
+        "A training script ended without having joined the run.",
+        "Add `site = sites.join()`, and `site.synchronize(model, optimizer)` before the first "
+        "step: docs/integration.md.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "RANK_LOST",
         "A training process closed its connection to the gateway without leaving.",
         "See that rank's own end; its log says more.",

@@ -41,6 +41,8 @@ from sites.agent.site_gateways import Listeners, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
 
 _LOOK_S = 0.2
+_JOINED_S = 2.0
+"""Time for a gateway's word that ranks joined, after they have ended."""
 _FLUSH_S = 2.0
 """Time for the last log lines."""
 
@@ -220,6 +222,27 @@ class SiteRun:
             await processes.run_ranks()
         finally:
             joined.cancel()
+        if not self._failures:
+            await self._require_joined(processes)
+
+    async def _require_joined(self, processes: SiteProcesses) -> None:
+        """Require of ranks that have ended well that they had joined.
+
+        Raises:
+            SiteError: some had not.
+        """
+        assert self._order is not None, "it was read before any rank was started"
+        try:
+            async with asyncio.timeout(_JOINED_S):
+                await processes.wait_joined()
+        except TimeoutError:
+            script = self._order.spec.job.entrypoint or "the trainer"
+            raise SiteError(
+                "NEVER_JOINED",
+                f"{script} ended at site {self._place.site} without having joined the run: it "
+                "wants `site = sites.join()`, and `site.synchronize(model, optimizer)` before its "
+                "first step",
+            ) from None
 
     async def _wait_for_end(self, stages: asyncio.Task[None]) -> None:
         """Return when the run is over, one way or another."""

@@ -1,7 +1,8 @@
 """A user's script without torch: joins the node's gateway, does what its arguments say, and ends.
 
 Arguments: ACTION [RANK]. Without a rank all do it; the other ranks wait until they are killed.
-Actions: done, exit, raise, kill, wait, ignore (SIGTERM), talk (a long log), lost (another site).
+Actions: absent (never joins), done, exit, raise, kill, wait, ignore (SIGTERM), talk (a long log),
+lost (another site).
 """
 
 import json
@@ -76,6 +77,6 @@ def wait() -> None:
 
 
 if __name__ == "__main__":
-    connection = join()
     chosen = len(sys.argv) < 3 or int(sys.argv[2]) == RANK
-    act(sys.argv[1] if chosen else "wait", connection)
+    if sys.argv[1] != "absent":
+        act(sys.argv[1] if chosen else "wait", join())

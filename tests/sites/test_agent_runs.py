@@ -120,6 +120,19 @@ def test_the_rank_that_failed_is_named(
     play(story)
 
 
+def test_a_script_that_ends_without_having_joined_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "absent") as (coordinator, bench):
+            message = await ended(coordinator, bench)
+            assert not message.succeeded
+            (failure,) = message.failures
+            assert failure.code == "NEVER_JOINED"
+            assert failure.message.split()[0].endswith("agent_rank.py")
+            assert "`site = sites.join()`" in failure.message
+
+    play(story)
+
+
 def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
     async def story() -> None:
         async with scene(tmp_path, "lost", "0") as (coordinator, bench):
