@@ -137,8 +137,9 @@ class Simulation:
         if site.is_fenced or not site.is_alive:
             raise BrokenPromiseError(f"{site.name} sends, though it was told to end")
         wire = self._wires[site.name, target]
-        for _ in range(2 if self.random.random() < 0.2 else 1):
-            self.at(self._delay_s() * wire.slow, self._arrive, site, target, frame)
+        self.at(self._delay_s() * wire.slow, self._arrive, site, target, frame)
+        if self.random.random() < 0.2:
+            self.at(self.random.uniform(0.1, 8.0), self._arrive, site, target, frame)
 
     def _arrive(self, site: SimSite, target: str, frame: Frame) -> None:
         """A frame comes, or waits for its link; with its sender what had not crossed is gone."""
@@ -226,6 +227,7 @@ class Simulation:
             return
         is_known = generation == self.coordinator.generation
         is_known &= session == self._sessions[site.name] or self.mutant == MUTANTS[-1]
+        is_known &= self.coordinator.has_lease(site.name)
         if is_known and site.has_agent and self.sites[site.name] is site:
             self.coordinator.tell(event, self.now_s)
 
@@ -494,6 +496,8 @@ class Simulation:
                     self._come_back(each)
             case 13:
                 self._want_trees()
+                if self.random.random() < 0.5:
+                    self.at(self.random.uniform(0.0, 0.3), self._crash, "now")
             case 14:
                 self._journal.dies_at = "kept"
                 self._kill(name, "gateway")
