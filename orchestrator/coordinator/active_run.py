@@ -17,9 +17,11 @@ from orchestrator.coordinator.control_messages import (
 )
 from orchestrator.coordinator.journal import Journal, JournalError
 from orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
+from orchestrator.coordinator.run_epochs import Outcome, RunEpochs
 from orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from orchestrator.coordinator.submission import Submission
-from orchestrator.core import replan_machine, run_events
+from orchestrator.core import membership, replan_machine, run_events
+from orchestrator.core.first_failure import first_failure
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_machine import RunMachine
 from orchestrator.core.run_metrics import RunMetrics, summarise
@@ -83,6 +85,8 @@ class ActiveRun:
         )
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
+        self._epochs: RunEpochs | None = None
+        """Set once the run is active."""
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
         self._machine = RunMachine(topology, time.monotonic())
@@ -115,6 +119,7 @@ class ActiveRun:
         self._machine.recall_verified(int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
         if self.view.state is RunState.ACTIVE:
+            self._begin_epochs(recorded)
             self._watch_links()
 
     @property
@@ -141,8 +146,31 @@ class ActiveRun:
         with self._writing():
             for action in self._machine.handle(event, time.monotonic()):
                 self._do(action)
+        told = _told_to_epochs(event)
+        if told is not None:
+            self.tell_epochs(told)
         if isinstance(event, run_events.Ticked | run_events.SiteEnded | run_events.SiteLost):
             self.replan(event)
+
+    def tell_epochs(self, event: membership.Event) -> None:
+        """Let the core decide who takes part from now on, for as long as the run goes on.
+
+        Raises:
+            JournalError: as for `handle`.
+        """
+        if self._epochs is not None and self._machine.is_going_on:
+            with self._writing():
+                self._epochs.handle(event)
+
+    def note_resumed(self, site: str, resumed: control_pb2.Resumed) -> None:
+        """A site uses another epoch.
+
+        Raises:
+            JournalError: as for `handle`.
+        """
+        with self._writing():
+            detail = {"epoch": resumed.epoch, "round": resumed.round}
+            self._record("site.resumed", site, detail)
 
     def replan(self, event: replan_machine.Event) -> None:
         """Let the core decide whether the plan is made again, for as long as the run is active.
@@ -231,6 +259,7 @@ class ActiveRun:
                 self._record(action.kind, action.site, dict(action.detail))
                 if action.kind == "run.active":
                     self._wan.play()
+                    self._begin_epochs()
                     self._watch_links()
             case run_events.SendPrepare():
                 self._send(action.site, self._prepare(action.namespace))
@@ -267,6 +296,26 @@ class ActiveRun:
         self.view.apply(event)
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def _begin_epochs(self, recorded: Sequence[RecordedEvent] = ()) -> None:
+        self._epochs = RunEpochs(
+            {"run_id": self.run_id, "generation": self.generation},
+            self._submission.spec,
+            send=self._send,
+            record=self._record,
+            on_outcome=self._take_outcome,
+            recorded=recorded,
+        )
+        for site in self._machine.successful:
+            self.tell_epochs(membership.SiteFinished(site))
+
+    def _take_outcome(self, outcome: Outcome) -> None:
+        """Do what follows for the run from what became of its epoch."""
+        match outcome:
+            case membership.LoseSite():
+                self.handle(run_events.SiteDropped(outcome.site, outcome.why))
+            case membership.EndRun():
+                self.handle(run_events.CannotGoOn(outcome.code, outcome.why))
 
     def _watch_links(self) -> None:
         submission = self._submission
@@ -327,6 +376,30 @@ class ActiveRun:
         progress = self._metrics.progress()
         progress["totals"]["verified_steps"] = float(self._machine.verified_steps)
         return {**progress, "active_s": self._machine.active_for_s(time.monotonic())}
+
+
+def _told_to_epochs(event: run_events.Event) -> membership.Event | None:
+    """Return what an event of the run means for who takes part; None: nothing."""
+    match event:
+        case run_events.Ticked():
+            return membership.Ticked()
+        case run_events.SiteEnded() if event.succeeded and not event.failures:
+            return membership.SiteFinished(event.site)
+        case run_events.SiteEnded():
+            why = first_failure(event.failures).reason if event.failures else "it has ended"
+            return membership.SiteGone(event.site, why)
+        case run_events.SiteLost() if event.silent_s > 0:
+            return membership.LeaseEnded(event.site, event.message)
+        case run_events.SiteLost():
+            return membership.SiteGone(event.site, event.message)
+        case run_events.SessionBroken():
+            return membership.SessionLost(event.site, event.message)
+        case run_events.SessionResumed():
+            return membership.SiteHeard(event.site)
+        case run_events.SiteJoined() | run_events.SiteReturned():
+            return membership.SiteHeard(event.site, event.epoch)
+        case _:
+            return None
 
 
 def _short(labels: dict[str, str]) -> dict[str, str]:

@@ -12,11 +12,13 @@ from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control_messages import failure_from, run_message
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.replanning import prepared_from
+from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Connection, Session, Sessions
 from orchestrator.coordinator.submission import decided, submitted_before
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
+from orchestrator.core.membership import Reached
 from orchestrator.core.replan_machine import ReductionBegun
 from orchestrator.core.run_view import RecordedEvent
 from orchestrator.run_folder.home import is_folder_name
@@ -188,11 +190,11 @@ class Control:
             self._stop_if_stale(session, report.run_id, report.generation)
         if hello.session and self._awaits(site):
             self._awaits_all = False
-            self._tell(run_events.SiteReturned(site, session.host))
+            self._tell(run_events.SiteReturned(site, session.host, report.epoch))
             return
         if not hello.session and not report.run_id:
             self._lost(site, f"site {site}: its agent began anew")
-        self._tell(run_events.SiteJoined(site, session.host))
+        self._tell(run_events.SiteJoined(site, session.host, report.epoch))
 
     def _awaits(self, site: str) -> bool:
         """Whether the site's part of the run may be alive, though its agent has just come."""
@@ -293,6 +295,14 @@ class Control:
                         site, digest.rank, digest.step, digest.combined, tensors, names
                     )
                 )
+            case "settled":
+                run.tell_epochs(settled_from(site, message.settled))
+            case "resumed":
+                run.note_resumed(site, message.resumed)
+            case "suspect":
+                run.tell_epochs(suspected_from(site, message.suspect))
+            case "reached":
+                run.tell_epochs(Reached(site, message.reached.site))
             case "reduction_prepared":
                 run.replan(prepared_from(site, message.reduction_prepared))
             case "reduction_begun":

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.handovers import share_finished
 from orchestrator.core.run_events import RecordEvent
+from orchestrator.core.run_view import RecordedEvent
 from topology.epoch import Epoch, Finished, Handover, Runs, merged, numbers_of
 from topology.json_fields import read_json, to_json
 from topology.run_spec import CodedPlan
@@ -100,8 +101,8 @@ class SiteHeard:
     """A session of the site's agent begins, or goes on after a break."""
 
     site: str
-    epoch: int
-    """The latest epoch that has begun at the site."""
+    epoch: int | None = None
+    """The latest epoch that has begun at the site; None: it has missed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +372,7 @@ class Membership:
         self._chains = _Chains()
         self._is_over = False
 
-    def restore(self, records: Iterable[RecordEvent]) -> None:
+    def restore(self, records: Iterable[RecordEvent | RecordedEvent]) -> None:
         """Take up what coordinators before this one have written down of the run, in order."""
         for each in records:
             match each.kind:
@@ -459,7 +460,7 @@ class Membership:
             return []
         if site.name not in {*self.epoch.members, *asked}:
             return [LoseSite(site.name, site.gone or "the run goes on without it")]
-        if site.gone or self._is_unfinished:
+        if site.gone or self._is_unfinished or event.epoch is None:
             return []
         actions: list[Action] = []
         if site.name in self.epoch.members and event.epoch < self.epoch.number:
@@ -593,10 +594,12 @@ class Membership:
         left = [site for site in members if not self._is_gone(site) and not site.has_finished]
         present = [site for site in left if not site.left_out]
         num_finished = sum(site.has_finished for site in members)
+        if not left and num_finished >= max(1, self._limits.min_sites):
+            self._is_over = True
+            gone = [site for site in members if not site.has_finished]
+            return None, [LoseSite(site.name, site.gone) for site in gone]
         if not left:
-            if num_finished or self._limits.may_return:
-                return None, []
-            return None, self._end_run("SITE_LOST", "no site is left")
+            return None, [] if self._limits.may_return else self._too_few(num_finished)
         best = max(self._parts(now_s), key=self._size, default=())
         if not best:
             self._second_chance(left, now_s)

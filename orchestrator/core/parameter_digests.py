@@ -83,20 +83,42 @@ class DigestComparison:
             return None
         entry.seen.add((site, rank))
         entry.groups.setdefault(_Hashes(combined, tensors, names), []).append((site, rank))
-        complete = len(entry.seen) == self._num_replicas
-        if len(entry.groups) > 1 and (complete or self._majority(entry) is not None):
-            return _difference(step, entry, self._majority(entry))
-        if complete:
-            self.verified_steps += 1
-            self._closed.append(step)
-            del self._open[step]
-        return self._evict()
+        return self._close_if_known(step, entry) or self._evict()
+
+    def drop(self, site: str) -> Difference | None:
+        """Wait for no hashes of a site any more, and leave out those that came of open steps.
+
+        Returns:
+            The earliest difference among the others that is certain now.
+        """
+        self._ranks_per_site.pop(site, None)
+        self._num_replicas = sum(self._ranks_per_site.values())
+        found = None
+        for step, entry in sorted(self._open.items()):
+            for hashes, replicas in list(entry.groups.items()):
+                entry.groups[hashes] = [each for each in replicas if each[0] != site]
+                if not entry.groups[hashes]:
+                    del entry.groups[hashes]
+            entry.seen = {each for each in entry.seen if each[0] != site}
+            found = found or self._close_if_known(step, entry)
+        return found
 
     def flush(self) -> Difference | None:
         """Return the earliest difference among steps that some rank has not reported."""
         for step, entry in sorted(self._open.items()):
             if len(entry.groups) > 1:
                 return _difference(step, entry, self._majority(entry))
+        return None
+
+    def _close_if_known(self, step: int, entry: _Step) -> Difference | None:
+        """Close a step that all have reported alike; return a difference that is certain."""
+        complete = len(entry.seen) == self._num_replicas
+        if len(entry.groups) > 1 and (complete or self._majority(entry) is not None):
+            return _difference(step, entry, self._majority(entry))
+        if complete and entry.seen:
+            self.verified_steps += 1
+            self._closed.append(step)
+            del self._open[step]
         return None
 
     def _evict(self) -> Difference | None:

@@ -70,6 +70,8 @@ class SiteJoined:
 
     site: str
     host: str
+    epoch: int = 0
+    """The latest that has begun there, where the run goes on at the site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,12 @@ class SessionResumed:
 
 @dataclass(frozen=True, slots=True)
 class SiteReturned:
-    """An agent has come back to a coordinator that was started again; its run goes on."""
+    """An agent has come back whose lease had ended, or to a coordinator that was started again."""
 
     site: str
     host: str
+    epoch: int = 0
+    """The latest that has begun there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,22 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteDropped:
+    """The run goes on without the site."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CannotGoOn:
+    """What is left of the run cannot go on."""
+
+    code: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed."""
 
@@ -219,6 +239,8 @@ Event = (
     | SiteEnded
     | DigestReported
     | CancelRequested
+    | SiteDropped
+    | CannotGoOn
     | Ticked
 )
 

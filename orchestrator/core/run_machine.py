@@ -1,18 +1,21 @@
 """The life of one run: all sites start together or none does, and every end has one first cause.
 
+A site that fails once all are running is lost, and the run goes on without it, as long as enough
+are left: orchestrator/core/membership.py decides that, and tells this machine.
+
 - FORMING: Prepare goes to all once every site has an agent; Start goes to all once all are
   prepared. Where the WAN is emulated, namespaces are opened before Prepare, or else a relay after.
-- ACTIVE: all sites are running.
+- ACTIVE: all sites are running, but for those that are lost.
 - STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
   cancelled the run. Stop went to every site that was told to prepare.
-- SUCCEEDED: every site ended by itself, well. FAILED. CANCELLED.
+- SUCCEEDED: every site that was not lost ended by itself, well. FAILED. CANCELLED.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core import run_events
 from orchestrator.core.first_failure import first_failure
@@ -41,6 +44,17 @@ _WHAT_IS_MISSING = {
 }
 """Why a site is not running, in the order in which a site comes up."""
 _GONE = frozenset({SiteState.ENDED, SiteState.LOST})
+LOSES_SITE = frozenset(
+    {
+        "RANK_EXITED",
+        "RANK_KILLED",
+        "GATEWAY_EXITED",
+        "SITE_LOST",
+        "LAUNCH_FAILED",
+        "PEER_LOST",
+    }
+)
+"""Failures that an active run can survive: they befall one site. Others break promises to all."""
 
 
 @dataclass(slots=True)
@@ -54,6 +68,12 @@ class _Site:
     is_told_to_start: bool = False
     is_told_to_stop: bool = False
     is_successful: bool = False
+    is_silent: bool = False
+    """Its lease has ended, and it may be heard again."""
+    is_out: bool = False
+    """The run goes on without it."""
+    losses: list[Failure] = field(default_factory=list)
+    """What befell it while the run was active."""
 
     @property
     def may_have_processes(self) -> bool:
@@ -86,6 +106,16 @@ class RunMachine:
         self._active_s: float | None = None
 
     @property
+    def is_going_on(self) -> bool:
+        """Whether the run is active, and nothing is known that will end it."""
+        return self.state is RunState.ACTIVE and not self._ending.has_begun
+
+    @property
+    def successful(self) -> tuple[str, ...]:
+        """The sites that are done with the job."""
+        return tuple(site.name for site in self._all() if site.is_successful)
+
+    @property
     def verified_steps(self) -> int:
         """Steps after which the parameters of all ranks of all sites were seen to be equal."""
         return self._digests.verified_steps
@@ -115,7 +145,10 @@ class RunMachine:
                 self.state, self._active_s = RunState.ACTIVE, happened_s
             case "failure.reported":
                 told = replace(Failure.from_json(event.detail), at_s=happened_s)
-                self._ending.fail(told, happened_s)
+                self._take((told,), happened_s)
+            case "epoch.begun":
+                for name in event.detail["lost"]:
+                    self._sites[name].is_out = not self._sites[name].is_successful
             case "run.cancel_requested":
                 self._ending.cancel(event.detail["message"])
             case "run.stopping":
@@ -151,6 +184,7 @@ class RunMachine:
                 site.is_successful = bool(event.detail["succeeded"])
             case "site.lost":
                 site.state = SiteState.LOST
+                site.is_out |= bool(event.detail.get("is_out"))
 
     def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -208,11 +242,18 @@ class RunMachine:
                 return self._fail("LAUNCH_FAILED", message, now_s, log_path=event.log_path)
             case run_events.CancelRequested():
                 return self._ending.cancel(event.message)
+            case run_events.SiteDropped():
+                return self._dropped(event, now_s)
+            case run_events.CannotGoOn():
+                return self._cannot_go_on(event, now_s)
             case run_events.Ticked():
                 return []
 
     def _joined(self, event: run_events.SiteJoined) -> list[Action]:
         site = self._sites[event.site]
+        if self.is_going_on and not site.is_out:
+            site.losses.clear()  # it was only silent
+            site.is_silent = False
         recorded = RecordEvent("site.joined", site.name, {"host": event.host})
         if site.state is SiteState.ABSENT:
             site.state = SiteState.JOINED
@@ -229,6 +270,11 @@ class RunMachine:
         """
         site = self._sites[event.site]
         recorded = RecordEvent("site.returned", site.name, {"host": event.host})
+        if site.is_out:
+            site.state = SiteState.LOST
+        elif self.is_going_on:
+            site.losses.clear()  # it was only silent
+            site.is_silent = False
         if site.state in _GONE or self._ending.stopped_s is not None:
             return [recorded, self._stop(site, "the run is not going on here")]
         if site.state is SiteState.JOINED:
@@ -246,12 +292,15 @@ class RunMachine:
         if not site.may_have_processes:
             site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
             return [RecordEvent("site.left", site.name, detail)]
-        site.state = SiteState.LOST
+        site.is_silent = self.is_going_on and event.silent_s > 0
+        if not site.is_silent:
+            site.state = SiteState.LOST
         # The failure is as old as the silence.
         failed = self._fail(
             "SITE_LOST", event.message, now_s, site=site.name, at_s=now_s - event.silent_s
         )
-        return [RecordEvent("site.lost", site.name, detail), *failed]
+        kind = "site.silent" if site.is_silent else "site.lost"
+        return [RecordEvent(kind, site.name, detail), *failed]
 
     def _agent_ended(self, event: run_events.AgentEnded, now_s: float) -> list[Action]:
         if self._sites[event.site].state is not SiteState.ABSENT or self._ending.has_begun:
@@ -296,8 +345,9 @@ class RunMachine:
         actions: list[Action] = [
             RecordEvent("site.ended", site.name, {"succeeded": site.is_successful})
         ]
-        for failure in event.failures:
-            actions += self._ending.fail(failure, now_s)
+        if site.is_out:
+            return actions
+        actions += self._take(event.failures, now_s)
         is_explained = event.failures or was_lost or site.is_told_to_stop
         if not is_explained and not (site.is_successful and site.is_told_to_start):
             site.is_successful = False
@@ -357,7 +407,70 @@ class RunMachine:
             rank=rank,
             log_path=log_path,
         )
-        return self._ending.fail(failure, now_s, is_last=is_last)
+        return self._take((failure,), now_s, is_last=is_last)
+
+    def _take(
+        self, failures: Sequence[Failure], now_s: float, *, is_last: bool = False
+    ) -> list[Action]:
+        """Note failures that came together: of a site, where the run may survive them all."""
+        real = [each for each in failures if not each.is_collateral]
+        sites = {each.reported_by or each.site for each in failures}
+        if self.is_going_on and all(each.code in LOSES_SITE and each.site for each in real):
+            for site in sites & self._sites.keys():
+                self._sites[site].losses += failures
+            return [_reported(each) for each in failures]
+        actions: list[Action] = []
+        if failures and not self._ending.has_begun:
+            actions += self._blame_losses(now_s)
+        for each in failures:
+            actions += self._ending.fail(each, now_s, is_last=is_last)
+        return actions
+
+    def _blame_losses(self, now_s: float) -> list[Action]:
+        """What befell sites that are not out yet may explain what ends the run."""
+        actions: list[Action] = []
+        for site in self._all():
+            if site.is_out or not site.losses:
+                continue
+            for failure in site.losses:
+                self._ending.fail(failure, now_s)
+            if site.may_have_processes and site.is_silent:
+                site.state = SiteState.LOST
+                message = site.losses[0].message
+                actions.append(RecordEvent("site.lost", site.name, {"message": message}))
+        return actions
+
+    def _dropped(self, event: run_events.SiteDropped, now_s: float) -> list[Action]:
+        """Go on without a site; what may be left there has to go."""
+        site = self._sites[event.site]
+        if not self.is_going_on or site.is_out or site.is_successful:
+            return []
+        site.is_out = True
+        why = first_failure(site.losses).message if site.losses else event.why
+        note = f"the run goes on without site {site.name}: {why}"
+        actions: list[Action] = [
+            RecordEvent(
+                "site.lost", site.name, {"message": event.why, "note": note, "is_out": True}
+            )
+        ]
+        if site.may_have_processes:
+            actions.append(self._stop(site, event.why))
+            site.state = SiteState.LOST
+        difference = self._digests.drop(site.name)
+        return actions if difference is None else [*actions, *self._differ(difference, now_s)]
+
+    def _cannot_go_on(self, event: run_events.CannotGoOn, now_s: float) -> list[Action]:
+        """End the run, for the first of what befell its sites."""
+        if not self.is_going_on:
+            return []
+        actions = self._blame_losses(now_s)
+        if self._ending.has_begun:
+            return actions
+        earlier = [failure for site in self._all() for failure in site.losses]
+        if earlier and event.code == "SITE_LOST":
+            return self._ending.fail(first_failure(earlier), now_s, is_last=True)
+        failure = Failure(code=event.code, message=event.why, at_s=now_s)
+        return self._ending.fail(failure, now_s, is_last=True)
 
     # ------------------------------------------------------------ decisions
 
@@ -446,7 +559,10 @@ class RunMachine:
     def _finish_if_over(self, now_s: float) -> list[Action]:
         """End the run once nothing of it is left, or a site has had long enough to say so."""
         actions: list[Action] = []
-        if all(site.is_successful for site in self._all()) and not self._ending.has_begun:
+        is_done = bool(self.successful) and all(
+            site.is_successful or site.is_out for site in self._all()
+        )
+        if is_done and not self._ending.has_begun:
             difference = self._digests.flush()
             if difference is None:
                 return self._finish(_Verdict(RunState.SUCCEEDED), now_s)
@@ -467,13 +583,16 @@ class RunMachine:
 
     def _finish(self, verdict: _Verdict, now_s: float) -> list[Action]:
         failure = verdict.failure
-        detail = {
+        out = [site.name for site in self._all() if site.is_out]
+        detail: dict[str, object] = {
             "state": verdict.state.value,
             "reason_code": verdict.code,
             "reason": verdict.reason,
             "failure": failure.to_json() if failure else None,
             "active_s": self.active_for_s(now_s),
         }
+        if out:
+            detail["note"] = f"sites lost on the way: {', '.join(out)}"
         if self._ending.stopped_s is None:
             self._ending.stopped_s = now_s
         self.state = verdict.state
@@ -483,6 +602,10 @@ class RunMachine:
 
     def _all(self) -> Sequence[_Site]:
         return list(self._sites.values())
+
+
+def _reported(failure: Failure) -> Action:
+    return RecordEvent("failure.reported", failure.site, failure.to_json())
 
 
 class _Ending:
@@ -526,7 +649,7 @@ class _Ending:
         if not self._failures:
             self._collect_deadline_s = now_s + (0.0 if is_last else self._collect_s)
         self._failures.append(failure)
-        return [RecordEvent("failure.reported", failure.site, failure.to_json())]
+        return [_reported(failure)]
 
     def cancel(self, because: str) -> list[Action]:
         """Note that somebody wants the run to end, unless a failure came first."""

@@ -21,6 +21,19 @@ _SITE_STATES = {
     "site.ended": SiteState.ENDED,
     "site.lost": SiteState.LOST,
 }
+_NOTED = frozenset(
+    {
+        "wan.fallback",
+        "run.simulated",
+        "run.replanned",
+        "plan.relaunch",
+        "site.lost",
+        "run.waiting",
+        "run.went_on",
+        "run.ended",
+    }
+)
+"""Kinds of events whose `note` people see beside the run's state."""
 _KEPT = frozenset({SiteState.ENDED, SiteState.LOST})
 """An agent that comes or goes afterwards does not change what became of its site in this run."""
 
@@ -73,14 +86,14 @@ class RunView:
     def apply(self, event: RecordedEvent) -> None:
         """Take the next event of this run."""
         detail = event.detail
+        if event.kind in _NOTED and "note" in detail:
+            self.notes = (*self.notes, detail["note"])[-MAX_NOTES:]
         match event.kind:
             case "run.submitted":
                 self.name, self.folder = detail["name"], detail["folder"]
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
                 self.links = tuple(detail["links"])
-            case "wan.fallback" | "run.simulated" | "run.replanned" | "plan.relaunch":
-                self.notes = (*self.notes, detail["note"])[-MAX_NOTES:]
             case "run.active":
                 self.state = RunState.ACTIVE
             case "run.stopping":
@@ -101,6 +114,7 @@ class RunView:
         if event.kind == "site.joined":
             site.host = event.detail["host"]
         is_settled = site.state in _KEPT and event.kind in {"site.joined", "site.left"}
+        is_settled |= site.state is SiteState.LOST and event.kind == "site.ended"
         if not is_settled:
             site.state = state
 

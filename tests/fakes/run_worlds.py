@@ -22,7 +22,10 @@ class World:
         ranks: int = 1,
         emulate: bool = False,
         emulator: str = "auto",
+        needs_all: bool = True,
     ) -> None:
+        """`needs_all`: as where failure.min_sites is the number of the sites."""
+        self.needs_all = needs_all
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
@@ -30,7 +33,16 @@ class World:
         self.actions: list[run_events.Action] = []
 
     def tell(self, *told: run_events.Event) -> list[run_events.Action]:
-        new = [action for event in told for action in self.machine.handle(event, self.now_s)]
+        new = []
+        for event in told:
+            new += self.machine.handle(event, self.now_s)
+            if not self.needs_all or not isinstance(
+                event, run_events.SiteLost | run_events.SiteEnded
+            ):
+                continue
+            if event.site in self.sites and event.site not in self.machine.successful:
+                too_few = run_events.CannotGoOn("SITE_LOST", f"{event.site} is lost")
+                new += self.machine.handle(too_few, self.now_s)
         self.actions += new
         return new
 

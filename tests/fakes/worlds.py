@@ -16,8 +16,9 @@ def topology_text(
     emulator: str = "auto",
     detect_within: str = "5s",
     start_within: str = "30s",
+    min_sites: int | None = None,
 ) -> str:
-    """Return a full mesh of sites named a, b, c, ..."""
+    """Return a full mesh of sites named a, b, c, ...; a run needs all, unless `min_sites` says."""
     names = NAMES[:num_sites]
     sites = [
         f"  - {{name: {name}, nodes: 1, accelerators_per_node: {ranks}, accelerator: core}}"
@@ -38,7 +39,8 @@ def topology_text(
             *sites,
             "links:",
             *links,
-            f"failure: {{detect_within: {detect_within}, min_sites: {num_sites}, "
+            f"failure: {{detect_within: {detect_within}, ride_out: {detect_within}, "
+            f"min_sites: {num_sites if min_sites is None else min_sites}, "
             f"start_within: {start_within}}}",
             "security: {mode: insecure}",
             f"emulate: {'true' if emulate else 'false'}",

@@ -32,6 +32,7 @@ def topology_yaml(
     emulator: str = "relay",
     addresses: Sequence[str] | None = None,
     detect_within: str = "15s",
+    min_sites: int | None = None,
     start_within: str = "100s",
     rtt: str = "10ms",
     bandwidth: str = "400Mbit/s",
@@ -63,7 +64,8 @@ def topology_yaml(
     ]
     lines += [
         "failure: {"
-        f"detect_within: {detect_within}, min_sites: {len(sites)}, start_within: {start_within}}}",
+        f"detect_within: {detect_within}, ride_out: {detect_within}, "
+        f"min_sites: {len(sites) if min_sites is None else min_sites}, start_within: {start_within}}}",
         "security: {mode: insecure}",
         f"emulate: {'true' if emulate else 'false'}",
         f"emulator: {emulator}",

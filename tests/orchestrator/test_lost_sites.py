@@ -1,0 +1,142 @@
+"""A run goes on without a site: what the coordinator says to whom, and what people see of it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchestrator.coordinator.journal import JournalReader
+from protos.control.v1 import control_pb2 as pb
+from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
+from tests.fakes.worlds import topology_text
+from topology.epoch import (
+    Epoch,
+    Finished,
+    Handover,
+    finished_to_bytes,
+    handovers_from_bytes,
+)
+
+pytestmark = pytest.mark.slow
+THREE = topology_text(3, min_sites=1)
+
+
+def killed(site: str) -> pb.Failure:
+    return pb.Failure(code="RANK_KILLED", message=f"rank 0 of {site} was killed", site=site, rank=0)
+
+
+async def settle(agent: FakeAgent, round_: int, *finished: Finished) -> pb.Settle:
+    """Answer Settle; say what it was."""
+    asked = (await agent.hear("settle")).settle
+    answer = pb.Settled(
+        epoch=asked.epoch,
+        round=round_,
+        finished=finished_to_bytes(finished),
+        chain=7,
+        chain_round=round_ - 1,
+    )
+    await agent.say(settled=answer)
+    return asked
+
+
+async def go_on_without_c(bench: Bench, a: FakeAgent, b: FakeAgent) -> Epoch:
+    """Carry the loss of site c out; return the epoch that a and b are told."""
+    asked = await settle(a, 5, Finished(5, 0, ((0, 3),)))
+    assert (asked.epoch, list(asked.lost), asked.stops) == (1, ["c"], True)
+    await settle(b, 5)
+    resume = (await a.hear("resume")).resume
+    assert (await b.hear("resume")).resume == resume
+    assert handovers_from_bytes(resume.handovers) == (Handover("a", "b", 5, 0, ((0, 3),)),)
+    await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_LOST)
+    return Epoch.from_bytes(resume.record)
+
+
+def test_a_failed_site_is_lost_and_the_others_succeed_without_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            a, b, c = await active(bench, "a", "b", "c")
+            await c.end(killed("c"))
+            epoch = await go_on_without_c(bench, a, b)
+            assert (epoch.members, epoch.from_round) == (("a", "b"), 5)
+            for agent in (a, b):
+                await agent.say(digest=pb.Digest(step=6, combined=7, tensors=[7], names=["w"]))
+                await agent.end(succeeded=True)
+            ended = await bench.ended()
+            assert (ended.state, ended.reason_code) == (pb.RUN_STATE_SUCCEEDED, "")
+            assert ended.totals["verified_steps"] == 1
+            assert list(ended.notes) == [
+                "the run goes on without site c: rank 0 of c was killed",
+                "sites lost on the way: c",
+            ]
+        with JournalReader(tmp_path) as reader:
+            kinds = [each.kind for each in reader.events("run-1")]
+        told = ["epoch.proposed", "epoch.begun", "site.lost"]
+        assert [each for each in kinds if each in told] == told
+
+    run_scenario(scenario())
+
+
+def test_a_site_that_others_do_not_reach_is_stopped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        topology = topology_text(3, min_sites=1, detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench, beating() as beat:
+            a, b, c = await active(bench, "a", "b", "c")
+            for agent in (a, b, c):
+                beat(agent)
+            for agent in (a, b):
+                await agent.say(suspect=pb.Suspect(site="c", why="silent for 1 s"))
+            await go_on_without_c(bench, a, b)
+            assert "do not reach each other" in (await c.hear("stop")).stop.reason
+            await c.end(killed("c"))
+            for agent in (a, b):
+                await agent.end(succeeded=True)
+            ended = await bench.ended()
+            assert (ended.state, ended.sites[2].state) == (
+                pb.RUN_STATE_SUCCEEDED,
+                pb.SITE_STATE_LOST,
+            )
+
+    run_scenario(scenario())
+
+
+def test_the_run_fails_by_its_first_cause_when_all_are_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            a, b, c = await active(bench, "a", "b", "c")
+            for agent in (c, b, a):
+                await agent.end(killed(agent.site))
+                await asyncio.sleep(0.2)
+            ended = await bench.ended()
+            assert (ended.state, ended.failure.site) == (pb.RUN_STATE_FAILED, "c")
+
+    run_scenario(scenario())
+
+
+def test_a_broken_promise_ends_the_run_whatever_is_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            a, b, c = await active(bench, "a", "b", "c")
+            await c.end(pb.Failure(code="NON_FINITE", message="a NaN", site="c", node=-1, rank=-1))
+            for agent in (a, b):
+                await agent.hear("stop")
+                await agent.end()
+            assert (await bench.ended()).reason_code == "NON_FINITE"
+
+    run_scenario(scenario())
+
+
+def test_a_second_failure_while_sites_settle_begins_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            a, b, c = await active(bench, "a", "b", "c")
+            await c.end(killed("c"))
+            await a.hear("settle")
+            await b.end(killed("b"))
+            asked = await settle(a, 5)
+            assert (asked.epoch, list(asked.lost)) == (2, ["b", "c"])
+            epoch = Epoch.from_bytes((await a.hear("resume")).resume.record)
+            assert (epoch.number, epoch.members) == (2, ("a",))
+            await a.end(succeeded=True)
+            assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run_scenario(scenario())
