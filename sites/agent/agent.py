@@ -14,12 +14,15 @@ from typing import Any
 
 from protos.control.v1.control_pb2 import (
     AgentMessage,
+    CancelSettle,
     CoordinatorMessage,
     DecideReduction,
     Hello,
     Prepare,
     PrepareReduction,
+    Resume,
     RunReport,
+    Settle,
     SiteEnded,
     Start,
     Stop,
@@ -207,6 +210,15 @@ class Agent:
                     run.start(message.start.endpoints)
             case "stop":
                 self._stop(message.stop)
+            case "settle":
+                if (run := self._run_of(message.settle)) is not None:
+                    run.settle(message.settle)
+            case "resume":
+                if (run := self._run_of(message.resume)) is not None:
+                    run.resume(message.resume)
+            case "cancel_settle":
+                if (run := self._run_of(message.cancel_settle)) is not None:
+                    run.cancel_settle(message.cancel_settle)
             case "prepare_reduction":
                 asked = message.prepare_reduction
                 if (run := self._run_of(asked)) is not None:
@@ -231,7 +243,10 @@ class Agent:
             self._run = SiteRun(prepare, self._place, self._session)
             self._executing = asyncio.create_task(self._run.execute(), name=prepare.run_id)
 
-    def _run_of(self, message: Start | PrepareReduction | DecideReduction) -> SiteRun | None:
+    def _run_of(
+        self,
+        message: Start | Settle | Resume | CancelSettle | PrepareReduction | DecideReduction,
+    ) -> SiteRun | None:
         """Return the run that a message is about; None if it is not prepared here."""
         run = self._run
         if run is not None and run.is_for(message.run_id, message.generation):

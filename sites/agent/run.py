@@ -19,17 +19,24 @@ from protos.checkpoint.requests import is_written, request_checkpoint
 from protos.checkpoint.store import joined
 from protos.control.v1.control_pb2 import (
     AgentMessage,
+    CancelSettle,
     DecideReduction,
     Digest,
     GatewayEndpoint,
     Metric,
     Prepare,
     PrepareReduction,
+    Reached,
     ReductionBegun,
     ReductionPrepared,
+    Resume,
+    Resumed,
+    Settle,
+    Settled,
     SiteEnded,
     SitePrepared,
     SiteRunning,
+    Suspect,
 )
 from protos.failure import Failure
 from sites.agent.children import kill_descendants
@@ -37,7 +44,7 @@ from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.order import SiteOrder, read_order
 from sites.agent.session import Session
 from sites.agent.site_failures import SiteError, order_failures
-from sites.agent.site_gateways import Listeners, PlanSwitch
+from sites.agent.site_gateways import EpochChange, Listeners, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
 
 _LOOK_S = 0.2
@@ -85,6 +92,7 @@ class SiteRun:
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
         self._switch: PlanSwitch | None = None
+        self._epochs: EpochChange | None = None
 
     @property
     def coordinator_s(self) -> float:
@@ -98,9 +106,32 @@ class SiteRun:
         return (run_id, generation) == (self.run_id, self.generation)
 
     def start(self, endpoints: Sequence[GatewayEndpoint]) -> None:
-        """Connect to these gateways, then start the ranks. A second call changes nothing."""
+        """Connect to these gateways, then start the ranks.
+
+        A second call only tells where some of them listen by now.
+        """
         if not self._started.done():
             self._started.set_result(endpoints)
+        elif self._processes is not None:
+            self._processes.tell_addresses(endpoints)
+
+    def settle(self, message: Settle) -> None:
+        """The run's epoch will change."""
+        if self._epochs is not None:
+            self._epochs.settle(message)
+
+    def resume(self, message: Resume) -> None:
+        """Go on in a new epoch."""
+        if self._epochs is not None:
+            try:
+                self._epochs.resume(message)
+            except SiteError as error:
+                self._fail_stage(error)
+
+    def cancel_settle(self, message: CancelSettle) -> None:
+        """The run's epoch does not change."""
+        if self._epochs is not None:
+            self._epochs.cancel(message.epoch)
 
     def prepare_reduction(self, message: PrepareReduction) -> None:
         """Ask the gateways that the coordinator has heard of whether they can use other trees."""
@@ -180,7 +211,14 @@ class SiteRun:
                 read_order, self._prepare, self._place.site, self._place.state
             )
             self._order = order
-            listeners = Listeners(self._on_metric, self._on_digest, self._on_plan, self.fail)
+            listeners = Listeners(
+                on_metric=self._on_metric,
+                on_digest=self._on_digest,
+                on_plan=self._on_plan,
+                on_epoch=self._on_epoch,
+                on_opinion=self._on_opinion,
+                on_failed=self.fail,
+            )
             processes = SiteProcesses(
                 order,
                 self._place.sockets,
@@ -190,6 +228,9 @@ class SiteRun:
                 tasks,
             )
             self._processes = processes
+            self._epochs = EpochChange(
+                order.site.num_gateways, processes.tell_gateways, self._put_switch
+            )
             self._switch = PlanSwitch(
                 order.site.num_gateways,
                 processes.tell_gateways,
@@ -324,9 +365,36 @@ class SiteRun:
         else:
             self._switch.begun(message)
 
-    def _put_switch(self, message: ReductionPrepared | ReductionBegun) -> None:
+    def _on_epoch(self, message: Mapping[str, Any]) -> None:
+        assert self._epochs is not None, "it is there before any gateway"
+        self._epochs.answered(message)
+
+    def _on_opinion(self, message: Mapping[str, Any]) -> None:
+        """Pass on what a gateway thinks of another site."""
+        site = message["site"]
+        if message["op"] == "reached":
+            self._put(reached=Reached(**self._name, site=site))
+            return
+        is_gone, why = message["is_gone"], message["why"]
+        self._put(suspect=Suspect(**self._name, site=site, is_gone=is_gone, why=why))
+        # Until the coordinator decides about suspicions: the run ends at this site, and with it.
+        self.fail(
+            Failure(
+                code="PEER_LOST",
+                message=why,
+                at_s=time.monotonic(),
+                site=site,
+                is_collateral=is_gone,
+            )
+        )
+
+    def _put_switch(self, message: ReductionPrepared | ReductionBegun | Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation
-        if isinstance(message, ReductionPrepared):
+        if isinstance(message, Settled):
+            self._put(settled=message)
+        elif isinstance(message, Resumed):
+            self._put(resumed=message)
+        elif isinstance(message, ReductionPrepared):
             self._put(reduction_prepared=message)
         else:
             self._put(reduction_begun=message)

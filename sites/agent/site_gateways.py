@@ -23,15 +23,20 @@ from protos.control.v1.control_pb2 import (
     PrepareReduction,
     ReductionBegun,
     ReductionPrepared,
+    Resume,
+    Resumed,
+    Settle,
+    Settled,
 )
 from protos.failure import Failure
 from sites.agent.children import start_leashed
-from sites.agent.site_failures import describe_end
+from sites.agent.site_failures import SiteError, describe_end
 from sites.gateway.config import GatewayConfig, PeerLink, Proposal
 from topology.channels import FLOWS_MAX
+from topology.epoch import Epoch, Finished, finished_to_bytes, handovers_from_bytes, merged
 from topology.errors import ConfigError
 from topology.job import Probe
-from topology.json_fields import to_json
+from topology.json_fields import read_json, to_json
 from topology.run_spec import CodedPlan, RunSpec
 from topology.world import Link, Topology
 
@@ -57,7 +62,7 @@ memory."""
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one line to all of the site's gateways."""
-Put = Callable[[ReductionPrepared | ReductionBegun], None]
+Put = Callable[[ReductionPrepared | ReductionBegun | Settled | Resumed], None]
 """Sends a message to the coordinator; run and generation are filled in on the way."""
 
 log = logging.getLogger(__name__)
@@ -139,13 +144,9 @@ def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> G
 
 
 def _links_of(spec: RunSpec, site: str) -> list[Link]:
-    """Return the links to a site's neighbours: of the plan, or of any plan that may come."""
+    """Return the links to all sites that could be neighbours: members and trees may change."""
     topology, names = spec.topology, spec.site_names
-    if spec.replan is None:
-        neighbours = spec.reduction.plan.neighbours(names.index(site))
-        links = [topology.link(site, names[other]) for other in neighbours]
-    else:
-        links = [topology.link(site, other) for other in names if topology.link(other, site)]
+    links = [topology.link(site, other) for other in names if topology.link(other, site)]
     return [link for link in links if link is not None]
 
 
@@ -157,6 +158,10 @@ class Listeners:
     on_digest: Callable[[Mapping[str, Any]], None]
     on_plan: Callable[[Mapping[str, Any]], None]
     """What a gateway says of a switch of plans."""
+    on_epoch: Callable[[Mapping[str, Any]], None]
+    """What a gateway answers to a settle or a resume."""
+    on_opinion: Callable[[Mapping[str, Any]], None]
+    """What a gateway thinks of another site: that it is suspected, or reached again."""
     on_failed: Callable[[Failure], None]
 
 
@@ -208,7 +213,8 @@ class Gateway:
             {"site": peer.site, "gateway": peer.gateway, "host": peer.host, "port": peer.port}
             for peer in peers
         ]
-        self.tell({"op": "connect", "peers": addresses})
+        sites = sorted({peer.site for peer in peers})
+        self.tell({"op": "connect", "peers": addresses, "sites": sites})
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Write one line; a gateway that has ended is noticed by `read`."""
@@ -260,6 +266,10 @@ class Gateway:
                 listeners.on_digest(message)
             case "plan_prepared" | "plan_begun":
                 listeners.on_plan(message)
+            case "settled" | "resumed":
+                listeners.on_epoch(message)
+            case "suspect" | "reached":
+                listeners.on_opinion(message)
             case "listening":
                 self.endpoint = GatewayEndpoint(
                     site=self._site, gateway=self.index, host=message["host"], port=message["port"]
@@ -294,6 +304,91 @@ class Gateway:
     def _ended(self, exit_code: int) -> Failure:
         message = f"gateway {self.index} of site {self._site} {describe_end(exit_code)}"
         return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))
+
+
+class EpochChange:
+    """Passes one run's changes of epochs on to the gateways of this site, and their answers back.
+
+    Each chunk belongs to one gateway of the site: what they have finished adds up.
+    """
+
+    def __init__(self, num_gateways: int, tell: Tell, put: Put) -> None:
+        """`tell` reaches all of the site's gateways, `put` the coordinator."""
+        self._num_gateways = num_gateways
+        self._tell, self._put = tell, put
+        self._waits_for = ("", 0)
+        """The op and the epoch of the answers that are collected."""
+        self._answers: list[Mapping[str, Any]] = []
+
+    def settle(self, message: Settle) -> None:
+        """Have the gateways begin no new round, and stop chunks if so asked."""
+        self._expect("settled", message.epoch)
+        self._tell({"op": "settle", "epoch": message.epoch, "stops": message.stops})
+
+    def cancel(self, epoch: int) -> None:
+        """Have them go on as before."""
+        self._waits_for = ("", 0)
+        self._tell({"op": "cancel", "epoch": epoch})
+
+    def resume(self, message: Resume) -> None:
+        """Have them go on in a new epoch.
+
+        Raises:
+            SiteError: this build cannot read it.
+        """
+        try:
+            epoch = Epoch.from_bytes(message.record)
+            handovers = handovers_from_bytes(message.handovers or b"[]")
+        except ConfigError as error:
+            raise SiteError("PROTOCOL_VIOLATION", error.problems[0].message) from error
+        self._expect("resumed", epoch.number)
+        self._tell(
+            {
+                "op": "resume",
+                "epoch": epoch.number,
+                "from_round": epoch.from_round,
+                "members": list(epoch.members),
+                "plan": to_json(epoch.reduction.plan),
+                "codecs": list(epoch.reduction.codecs),
+                "handovers": to_json(handovers),
+            }
+        )
+
+    def answered(self, answer: Mapping[str, Any]) -> None:
+        """A gateway answers; once all have, the site does."""
+        if (answer["op"], answer["epoch"]) != self._waits_for:
+            return
+        self._answers.append(answer)
+        if len(self._answers) < self._num_gateways:
+            return
+        epoch = answer["epoch"]
+        round_ = max(int(each["round"]) for each in self._answers)
+        if answer["op"] == "resumed":
+            self._put(Resumed(epoch=epoch, round=round_))
+            return
+        parts = [read_json(tuple[Finished, ...], each["finished"]) for each in self._answers]
+        chain_round, chain = _chain([each["chains"] for each in self._answers])
+        self._put(
+            Settled(
+                epoch=epoch,
+                round=round_,
+                finished=finished_to_bytes(merged(each for part in parts for each in part)),
+                chain=chain,
+                chain_round=chain_round,
+            )
+        )
+
+    def _expect(self, op: str, epoch: int) -> None:
+        self._waits_for, self._answers = (op, epoch), []
+
+
+def _chain(chains: Sequence[Mapping[str, int]]) -> tuple[int, int]:
+    """Return the latest round that all gateways have completed, and their chains added up."""
+    complete = set.intersection(*(set(map(int, each)) for each in chains))
+    if not complete:
+        return -1, 0
+    latest = max(complete)
+    return latest, sum(each[str(latest)] for each in chains) % (1 << 64)
 
 
 class PlanSwitch:

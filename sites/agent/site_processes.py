@@ -99,11 +99,15 @@ class SiteProcesses:
         Raises:
             SiteError: it was not in time.
         """
+        self.tell_addresses(endpoints)
+        await self._wait_for_gateways("connect", [each.connected for each in self._gateways])
+
+    def tell_addresses(self, endpoints: Sequence[GatewayEndpoint]) -> None:
+        """Tell all gateways where the other sites' are."""
         own = self._order.site.name
         peers = [endpoint for endpoint in endpoints if endpoint.site != own]
         for gateway in self._gateways:
             gateway.connect(peers)
-        await self._wait_for_gateways("connect", [each.connected for each in self._gateways])
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
         """Write one line to each gateway."""

@@ -14,8 +14,10 @@ from typing import Any, BinaryIO, Final, TypeVar
 from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig, Proposal
 from sites.gateway.links.transport import Peer
+from topology.epoch import Handover
 from topology.errors import ConfigError
 from topology.json_fields import read_json
+from topology.trees.trees import ReductionPlan
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -32,6 +34,36 @@ class Connect:
     """The agent knows where the peers listen."""
 
     peers: tuple[Peer, ...]
+    sites: tuple[str, ...] | None = None
+    """Whose these are, where not all sites take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The epoch will change: begin no new round."""
+
+    epoch: int
+    stops: bool
+    """Let no chunk move either: a site is lost, or a link that chunks need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The new epoch: `Epoch` of topology/epoch.py, but for its form."""
+
+    epoch: int
+    from_round: int
+    members: tuple[str, ...]
+    plan: ReductionPlan
+    codecs: tuple[str, ...]
+    handovers: tuple[Handover, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The change does not come."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +74,7 @@ class Decide:
     commit: bool
 
 
-Command = Connect | Proposal | Decide
+Command = Connect | Settle | Resume | Cancel | Proposal | Decide
 
 
 class AgentWriter:
@@ -119,6 +151,12 @@ def read_commands(stream: IOBase) -> Iterator[Command]:
         match op:
             case "connect":
                 yield _read(Connect, op, fields)
+            case "settle":
+                yield _read(Settle, op, fields)
+            case "resume":
+                yield _read(Resume, op, fields)
+            case "cancel":
+                yield _read(Cancel, op, fields)
             case "prepare_plan":
                 yield _read(Proposal, op, fields)
             case "decide_plan":

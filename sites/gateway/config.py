@@ -134,6 +134,16 @@ class GatewayConfig:
         """This site's place among `sites`."""
         return self.sites.index(self.site)
 
+    def index_of(self, site: str) -> int:
+        """Return a site's place among `sites`.
+
+        Raises:
+            ConfigError: it is none of them.
+        """
+        if site not in self.sites:
+            raise ConfigError(f"{site!r} is not one of {', '.join(self.sites)}")
+        return self.sites.index(site)
+
     @property
     def ranks_per_site(self) -> tuple[int, ...]:
         """Ranks of each site, all gateways together."""

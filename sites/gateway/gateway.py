@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from protos.errors import LocalProtocolError
 from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import LINK
 from sites.codecs.codec import Floats
+from sites.gateway.agent_port import Resume, Settle
 from sites.gateway.config import GatewayConfig, GatewayId, Proposal
-from sites.gateway.links.peer_links import Link, PeerLinks, side_by_side
+from sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side
 from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.send_queue import link_values
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.ranks.rank_server import LocalServer
+from sites.gateway.reduction.epochs import Gift
 from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.residuals import Owed
 from sites.local.rank_messages import Reduce
+from topology.epoch import Handover, Runs
+from topology.errors import ConfigError
+from topology.json_fields import to_json
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +97,7 @@ class Gateway(EndingGateway):
             on_failure=self.fail,
             on_progress=self._executor.pump,
             needs=self._executor.needs,
+            on_opinion=self._tell_opinion,
         )
         self._switches = PlanSwitches(
             config, self._executor, self._links, self._local.encoding, write
@@ -103,18 +111,88 @@ class Gateway(EndingGateway):
         port = self._server.start()
         self._write({"op": "listening", "host": self._config.bind_host, "port": port})
 
-    def connect(self, peers: tuple[Peer, ...]) -> None:
+    def connect(self, peers: tuple[Peer, ...], sites: Collection[str] | None = None) -> None:
         """Begin to dial every gateway of the neighbouring sites; the agent is told when all answer.
 
+        Called again, it only takes other addresses: the next `resume` may need them.
+
+        Args:
+            peers: Where gateways listen.
+            sites: Whose these are; None: of all sites.
+
         Raises:
-            LocalProtocolError: a gateway is missing from `peers`, or this was called before.
+            LocalProtocolError: a gateway is missing from `peers`.
         """
-        self._links.meet(peers)
-        links = self._links.add(self._config.plan.neighbours(self._config.site_index))
+        self._links.meet(peers, sites)
+        if self._connecting is not None:
+            return
+        config = self._config
+        links = self._links.add(
+            site
+            for site in config.plan.neighbours(config.site_index)
+            if sites is None or config.sites[site] in sites
+        )
         self._connecting = threading.Thread(
             target=self._open_links, args=(list(links.values()),), name="connect", daemon=True
         )
         self._connecting.start()
+
+    def settle(self, command: Settle) -> None:
+        """Hold new rounds, and stop all chunks if so asked. The agent is told how far it has got.
+
+        Waits for the chunks that are being worked on.
+        """
+        if command.stops:
+            self._links.drop_before(command.epoch)
+        settled = self._executor.settle(command.epoch, stops=command.stops)
+        if command.stops:
+            self._links.drop_before(command.epoch)  # what was made meanwhile
+        self._write(
+            {
+                "op": "settled",
+                "epoch": command.epoch,
+                "round": settled.round,
+                "finished": to_json(settled.finished),
+                "chains": to_json(settled.chains),
+            }
+        )
+
+    def cancel(self, epoch: int) -> None:
+        """The change does not come."""
+        self._executor.cancel(epoch)
+
+    def resume(self, command: Resume) -> None:
+        """Go on in a new epoch; the agent is told.
+
+        New links are opened in the background, and those that no epoch needs any more are closed.
+
+        Raises:
+            LocalProtocolError: it cannot be an epoch of this run.
+        """
+        config = self._config
+        try:
+            dataclasses.replace(config, plan=command.plan, codecs=command.codecs)
+            gifts = [
+                Gift(config.index_of(each.donor), config.index_of(each.receiver), *_what(each))
+                for each in command.handovers
+            ]
+            members = {config.index_of(name) for name in command.members}
+        except ConfigError as error:
+            raise LocalProtocolError(f"stdin: resume: {error.problems[0].message}") from error
+        if config.site_index not in members:
+            raise LocalProtocolError(f"stdin: resume: {config.site} is no member")
+        receivers = {each.receiver for each in gifts if each.donor == config.site_index}
+        added = self._links.add({*command.plan.neighbours(config.site_index), *receivers})
+        self._executor.resume(
+            command.epoch, command.from_round, command.plan, command.codecs, gifts
+        )
+        executor = self._executor
+        self._links.drop_sites(lambda site: site not in members and not executor.needs(site))
+        threading.Thread(
+            target=self._open_more, args=(list(added.values()),), name="open", daemon=True
+        ).start()
+        _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
+        self._write({"op": "resumed", "epoch": command.epoch, "round": self._executor.round})
 
     def prepare(self, proposal: Proposal) -> None:
         """Begin to make ready for another plan; the agent is told whether it can be used."""
@@ -173,6 +251,10 @@ class Gateway(EndingGateway):
         if link is not None:
             link.peer_left()
 
+    def peer_ended(self, sender: GatewayId, why: str) -> None:
+        """A peer ends, and its run has not."""
+        self._links.ended(sender, why)
+
     def joined(self, ranks: list[int]) -> None:
         """All local ranks are there."""
         self._write({"op": "joined", "ranks": ranks})
@@ -218,13 +300,25 @@ class Gateway(EndingGateway):
 
     def _open_links(self, links: list[Link]) -> None:
         """Greet all peers; once all have answered, report what the links carry until the end."""
-        for failure in self._links.open(links, self._config.peer_lost_s):
-            self.fail(failure)
+        self._open_more(links)
         if self._ended.is_set():
             return
         self._write({"op": "connected"})
         while not self._ended.wait(_METRICS_EVERY_S):
             self._report_links()
+
+    def _open_more(self, links: list[Link]) -> None:
+        for failure in self._links.open(links):
+            self.fail(failure)
+
+    def _tell_opinion(self, site: int, opinion: Opinion | None) -> None:
+        """Tell the agent what is thought of a site, unless it makes no difference any more."""
+        if self._finished.is_set() or self._ended.is_set():
+            return
+        line: dict[str, Any] = {"op": "reached", "site": self._config.sites[site]}
+        if opinion is not None:
+            line |= {"op": "suspect", "is_gone": opinion.is_gone, "why": opinion.why}
+        self._write(line)
 
     def _report_links(self) -> None:
         """Write the totals of each directed link, to all gateways of the peer's site together."""
@@ -246,3 +340,7 @@ class Gateway(EndingGateway):
                     },
                 }
             )
+
+
+def _what(handover: Handover) -> tuple[int, int, Runs]:
+    return handover.round, handover.bucket, handover.runs

@@ -17,9 +17,12 @@ from protos.errors import IsthmusError, LocalProtocolError, failure_of
 from protos.failure import Failure, one_line
 from sites.gateway.agent_port import (
     AgentWriter,
+    Cancel,
     Command,
     Connect,
     Decide,
+    Resume,
+    Settle,
     read_commands,
     read_configuration,
 )
@@ -107,14 +110,22 @@ def _obey(gateway: Gateway | ProbingGateway, stdin: io.FileIO) -> None:
 
 def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
     match command:
+        case Connect() if isinstance(gateway, Gateway):
+            gateway.connect(command.peers, command.sites)
         case Connect():
             gateway.connect(command.peers)
+        case Settle() if isinstance(gateway, Gateway):
+            gateway.settle(command)
+        case Resume() if isinstance(gateway, Gateway):
+            gateway.resume(command)
+        case Cancel() if isinstance(gateway, Gateway):
+            gateway.cancel(command.epoch)
         case Proposal() if isinstance(gateway, Gateway):
             gateway.prepare(command)
         case Decide() if isinstance(gateway, Gateway):
             gateway.decide(command.epoch, commit=command.commit)
         case _:
-            raise LocalProtocolError("stdin: a probe has no plans")
+            raise LocalProtocolError("stdin: a probe has no epochs")
 
 
 def _exit_within(seconds: float) -> None:

@@ -54,6 +54,10 @@ class GatewayProcess:
         self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()
 
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Write one line as an agent does."""
+        self.say(json.dumps(message).encode())
+
     def configure(self, config: GatewayConfig) -> None:
         """Write the first line."""
         self.say(json.dumps({"op": "configure", **to_json(config)}).encode())

@@ -148,7 +148,7 @@ def _hear_gateway(data: bytes) -> None:
         config = gateway_config(Path("/run"), ReductionPlan(2, (), ""), 0)
         gateway = Gateway(config, 0, cast("asyncio.subprocess.Process", process), Path("/run/log"))
         told: list[object] = []
-        await gateway.read(Listeners(told.append, told.append, told.append, told.append))
+        await gateway.read(Listeners(*[told.append] * 6))
 
     asyncio.run(hear())
 

@@ -212,6 +212,7 @@ def growing(folder: Path, wanted: int | None) -> tuple[ChannelGrowth, Streams, O
         config=config,
         set_up=lambda: None,
         on_failure=lambda _error: None,
+        on_broken=lambda: None,
         on_progress=lambda: None,
     )
     return ChannelGrowth(wanted, LINK, PEER, outbox, streams), streams, outbox

@@ -47,8 +47,8 @@ def test_a_bug_ends_the_run(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyP
         assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
 
 
-def test_a_lost_peer_is_named(tmp_path: Path) -> None:
-    """Nothing comes back from the peer any more, and nothing says why: silence ends the run."""
+def test_a_silent_peer_is_suspected_until_it_is_heard_again(tmp_path: Path) -> None:
+    """Nothing comes back from the peer, and nothing says why. The round waits, and goes on."""
     configs = [
         gateway_config(
             tmp_path, GATHER_2, site, peer_lost_s=1.5, keepalive_time_s=0.5,
@@ -69,17 +69,18 @@ def test_a_lost_peer_is_named(tmp_path: Path) -> None:
             start_s = time.monotonic()
             for proxy in made:
                 proxy.swallow()
-            ranks[0][0].reduce(1, 0, 5000, 1.0)
-            failed = members[0].end()
-            assert failed is not None
-            assert failed["code"] == "PEER_LOST"
-            assert failed["site"] == "birch"
+            for member, site in zip(members, ("birch", "ash"), strict=True):
+                suspect = member.wait("suspect")
+                assert (suspect["site"], suspect["is_gone"]) == (site, False)
             assert time.monotonic() - start_s < 6
-            told = ranks[0][0].receive()
-            assert (told["op"], told["code"], told["site"]) == ("failed", "PEER_LOST", "birch")
+            for proxy in made:
+                proxy.reset()
+            for member, site in zip(members, ("birch", "ash"), strict=True):
+                assert member.wait("reached")["site"] == site
+            reduce_once(ranks, 1, 5000, [1.0, 2.0], seed=1)
 
 
-def test_a_rank_that_goes_away_fails_all_sites_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_goes_away_ends_its_gateway_which_tells_the_others(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, STAR_3, site) for site in range(3)]
     with gateways(configs) as members, ExitStack() as stack:
         ranks = [join(stack, member)[0] for member in members]
@@ -88,15 +89,10 @@ def test_a_rank_that_goes_away_fails_all_sites_at_once(tmp_path: Path) -> None:
         failed = members[0].end()
         assert failed is not None
         assert (failed["code"], failed["rank"], failed["collateral"]) == ("RANK_LOST", 0, True)
-        hub = members[2].end()
-        assert hub is not None
-        assert (hub["code"], hub["site"], hub["rank"]) == ("RANK_LOST", "ash", 0)
-        assert hub["collateral"]
-        assert "told by site ash" in hub["message"]
-        leaf = members[1].end()
-        assert leaf is not None
-        assert (leaf["code"], leaf["site"], leaf["collateral"]) == ("RANK_LOST", "ash", True)
-        assert ranks[1].receive()["op"] == "failed"
+        suspect = members[2].wait("suspect")
+        assert (suspect["site"], suspect["is_gone"]) == ("ash", True)
+        assert "told by site ash: rank 0" in suspect["why"]
+        assert not members[1].gateway.wait_ended(0)
         assert time.monotonic() - start_s < configs[0].peer_lost_s
 
 
@@ -108,9 +104,8 @@ def test_a_gateway_that_is_stopped_tells_its_peers(tmp_path: Path) -> None:
             member.wait("connected")
         members[0].gateway.stop()
         assert members[0].end() is None
-        failed = members[1].end()
-        assert failed is not None
-        assert (failed["code"], failed["site"], failed["collateral"]) == ("PEER_LOST", "ash", True)
+        suspect = members[1].wait("suspect")
+        assert (suspect["site"], suspect["is_gone"]) == ("ash", True)
 
 
 def test_a_site_that_finishes_first_is_not_a_loss(tmp_path: Path) -> None:
@@ -126,10 +121,9 @@ def test_a_site_that_finishes_first_is_not_a_loss(tmp_path: Path) -> None:
         assert not members[1].gateway.wait_ended(0)
         # Only when more is asked of it than it has given, it is missed.
         ranks[1][0].reduce(1, 0, 5000, 1.0)
-        failed = members[1].end()
-        assert failed is not None
-        assert failed["code"] == "PEER_LOST"
-        assert "left before the run's end" in failed["message"]
+        suspect = members[1].wait("suspect")
+        assert (suspect["site"], suspect["is_gone"]) == ("ash", True)
+        assert "left before the run's end" in suspect["why"]
 
 
 def test_no_tokens_anywhere(tmp_path: Path) -> None:

@@ -12,10 +12,23 @@ from protos.control.v1.control_pb2 import (
     PrepareReduction,
     ReductionBegun,
     ReductionPrepared,
+    Resume,
+    Resumed,
+    Settle,
+    Settled,
 )
-from sites.agent.site_gateways import PlanSwitch
+from sites.agent.site_failures import SiteError
+from sites.agent.site_gateways import EpochChange, PlanSwitch
+from sites.gateway import agent_port
 from sites.gateway.config import Proposal
-from topology.json_fields import read_json
+from topology.epoch import (
+    Epoch,
+    Finished,
+    Handover,
+    finished_from_bytes,
+    handovers_to_bytes,
+)
+from topology.json_fields import read_json, to_json
 from topology.run_spec import CodedPlan
 from topology.trees.trees import ReductionPlan, star
 
@@ -23,13 +36,17 @@ STAR = CodedPlan(ReductionPlan(3, (star(3, 1),), "x"), ("int8",))
 GATHER = CodedPlan(ReductionPlan(3, (), "x"), ("fp32",))
 
 
+Answer = ReductionPrepared | ReductionBegun | Settled | Resumed
+
+
 class Site:
     """A site of two nodes, and what its gateways and the coordinator are told."""
 
     def __init__(self) -> None:
         self.told: list[Mapping[str, Any]] = []
-        self.put: list[ReductionPrepared | ReductionBegun] = []
+        self.put: list[Answer] = []
         self.switch = PlanSwitch(2, self.told.append, self.put.append)
+        self.epochs = EpochChange(2, self.told.append, self.put.append)
 
     def prepare(self, epoch: int, reduction: CodedPlan) -> None:
         written = reduction.to_bytes()
@@ -125,3 +142,42 @@ def test_the_first_gateway_that_begins_is_told() -> None:
     for _ in range(2):
         site.switch.begun({"op": "plan_begun", "epoch": 1, "round": 9})
     assert site.put == [ReductionBegun(epoch=1, round=9)]
+
+
+def settled(epoch: int, round_: int, finished: tuple[Finished, ...], chains: object) -> Any:  # noqa: ANN401
+    """Return a gateway's answer."""
+    fields = {"round": round_, "finished": to_json(finished), "chains": chains}
+    return {"op": "settled", "epoch": epoch, **fields}
+
+
+def test_what_gateways_have_finished_adds_up() -> None:
+    site = Site()
+    site.epochs.settle(Settle(epoch=3, lost=["c"], stops=True))
+    assert site.told == [{"op": "settle", "epoch": 3, "stops": True}]
+    site.epochs.answered(settled(2, 9, (), {}))
+    one, other = (Finished(7, 0, ((0, 4),)),), (Finished(7, 0, ((5, 6),)), Finished(8, 0, ()))
+    site.epochs.answered(settled(3, 7, one, {"5": 2**63, "6": 5}))
+    assert site.put == []
+    site.epochs.answered(settled(3, 8, other, {"5": 1, "6": 2**64 - 1, "7": 9}))
+    (put,) = site.put
+    assert isinstance(put, Settled)
+    assert (put.epoch, put.round, put.chain_round, put.chain) == (3, 8, 6, 4)
+    assert finished_from_bytes(put.finished) == (Finished(7, 0, ((0, 6),)), Finished(8, 0, ()))
+
+
+def test_gateways_resume_with_what_the_coordinator_says() -> None:
+    site = Site()
+    handovers = (Handover("a", "b", 7, 0, ((1, 2),)),)
+    record = Epoch(3, ("a", "b"), STAR, 7)
+    message = Resume(epoch=3, record=record.to_bytes(), handovers=handovers_to_bytes(handovers))
+    site.epochs.resume(message)
+    (line,) = site.told
+    fields = {key: value for key, value in line.items() if key != "op"}
+    told = read_json(agent_port.Resume, fields)
+    assert (told.epoch, told.from_round, told.members) == (3, 7, ("a", "b"))
+    assert (told.plan, told.codecs, told.handovers) == (STAR.plan, STAR.codecs, handovers)
+    for round_ in (7, 8):
+        site.epochs.answered({"op": "resumed", "epoch": 3, "round": round_})
+    assert site.put == [Resumed(epoch=3, round=8)]
+    with pytest.raises(SiteError, match="the epoch is not JSON"):
+        site.epochs.resume(Resume(epoch=4, record=b"{"))

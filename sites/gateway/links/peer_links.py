@@ -14,11 +14,12 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import grpc
 
-from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
+from protos.errors import IsthmusError, LocalProtocolError, failure_of
 from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.failure import Failure
@@ -27,7 +28,7 @@ from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import use_pauses
 from sites.gateway.links.congestion.rate import window_bytes
-from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.peer_watch import Judge, PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer, details
@@ -56,10 +57,13 @@ class Link:
         *,
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
+        on_suspect: Judge = lambda *_: None,
+        on_reached: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_failure` is called once, from a thread of the link's own.
 
-        `on_progress` is called when a frame has left the queue, and must not block.
+        `on_progress` is called when a frame has left the queue, and must not block. `on_suspect`
+        and `on_reached` are `PeerWatch`'s.
         """
         self.peer = peer
         self.rtt_s = link.rtt_s
@@ -68,13 +72,18 @@ class Link:
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._outbox = Outbox(window_bytes(config, link), link.rtt_s)
-        self._watch = PeerWatch(config, peer, self._outbox)
+        self._watch = PeerWatch(
+            config, peer, self._outbox, on_suspect=on_suspect, on_reached=on_reached
+        )
+        self._is_looking = threading.Lock()
+        """Held while it is looked whether the peer is gone."""
         self._streams = Streams(
             self._outbox,
             self._watch,
             config=config,
             set_up=lambda: self._growth.set_up(),
             on_failure=self._stream_failed,
+            on_broken=functools.partial(self._start, self._look, "look"),
             on_progress=on_progress,
         )
         self._growth = ChannelGrowth(
@@ -102,8 +111,10 @@ class Link:
         """Connections that carry frames side by side."""
         return self._streams.num_streams
 
-    def open(self, within_s: float) -> None:
+    def open(self, within_s: float | None = None) -> None:
         """Greet the peer until it answers, then start the streams.
+
+        Without `within_s` it is asked until the link is closed.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
@@ -130,15 +141,24 @@ class Link:
             yield outgoing(key, 0, pack(frame), 0)
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
-        """Queue a frame and return its size in bytes.
-
-        Raises:
-            PeerLostError: the peer has left.
-        """
+        """Queue a frame and return its size in bytes; 0 if the peer has left, and is suspected."""
         num_bytes = self._outbox.push(frame, raw_bytes)
-        if not num_bytes:
-            raise PeerLostError(f"{self.peer} left before the run's end", self.peer.site)
+        if not num_bytes and not self._outbox.closed.is_set():
+            self.ended(f"{self.peer} left before the run's end")
         return num_bytes
+
+    def drop_before(self, epoch: int) -> None:
+        """Send nothing more of older epochs."""
+        self._outbox.drop_before(epoch)
+
+    def ended(self, why: str) -> None:
+        """The peer has said that it ends."""
+        self._watch.suspect(why, is_gone=True, for_good=True)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this side has ended the link."""
+        return self._outbox.closed.is_set()
 
     def reached(self) -> None:
         """The peer has said something over its own link to here, or is given time anew to do so."""
@@ -190,6 +210,14 @@ class Link:
         self._outbox.leave()
         self._on_failure(failure)
 
+    def _look(self) -> None:
+        """See whether the peer is gone, unless that is being done."""
+        if self._is_looking.acquire(blocking=False):
+            try:
+                self._watch.look_now()
+            finally:
+                self._is_looking.release()
+
     def _stream_failed(self, error: BaseException) -> None:
         """On a thread of its own: who hears of it may close the link, and wait for its streams."""
 
@@ -207,6 +235,7 @@ class Link:
         with self._lock:
             if self._outbox.closed.is_set():  # by a gateway that failed while this link was opening
                 return
+            self._threads = [each for each in self._threads if each.is_alive()]
             thread.start()
             self._threads.append(thread)
 
@@ -218,6 +247,15 @@ class Link:
         except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
             _log.exception("a thread of the link to %s ended", self.peer)
             self._fail(failure_of(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What a gateway thinks of a site that it does not reach."""
+
+    is_gone: bool
+    """It said that it ends, or takes no connections; else it is silent."""
+    why: str
 
 
 class PeerLinks:
@@ -234,17 +272,22 @@ class PeerLinks:
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
         needs: Callable[[int], bool],
+        on_opinion: Callable[[int, Opinion | None], None] = lambda *_: None,
     ) -> None:
         """`on_change` gets all links, in a mapping that stays as it is, when some come or go.
 
         `on_failure` is told when a link is lost that a plan needs: `needs` says that, by the site's
-        index. `on_progress` is told when a frame has left a queue, and must not block.
+        index. `on_progress` is told when a frame has left a queue, and must not block. `on_opinion`
+        is told what is thought of a site, by its index: a suspicion, or None when all its gateways
+        that have a link are reached again.
         """
         self._config = config
         self._on_change = on_change
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._needs = needs
+        self._on_opinion = on_opinion
+        self._suspected: set[GatewayId] = set()
         self._peers: Mapping[GatewayId, Peer] = {}
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
@@ -256,18 +299,24 @@ class PeerLinks:
         index = self._config.sites.index(site)
         return [link for (other, _), link in self.all.items() if other == index]
 
-    def meet(self, peers: Iterable[Peer]) -> None:
+    def meet(self, peers: Iterable[Peer], sites: Collection[str] | None = None) -> None:
         """Take the addresses of all gateways that this one may have to dial.
 
+        Called again, later ones replace earlier ones, and links to other processes are dropped.
+
+        Args:
+            peers: Where gateways listen.
+            sites: Whose they are; None: of all that this site has links to.
+
         Raises:
-            LocalProtocolError: one is missing, or this was called before.
+            LocalProtocolError: one is missing.
         """
-        if self._peers:
-            raise LocalProtocolError("stdin: connect came twice")
         config = self._config
         known = {(peer.site, peer.gateway): peer for peer in peers}
         met: dict[GatewayId, Peer] = {}
         for figures in config.links:
+            if sites is not None and figures.site not in sites:
+                continue
             index = config.sites.index(figures.site)
             for gateway in range(config.gateways_per_site[index]):
                 if (figures.site, gateway) not in known:
@@ -275,7 +324,9 @@ class PeerLinks:
                         f"stdin: connect: no address of site {figures.site} gateway {gateway}"
                     )
                 met[index, gateway] = known[figures.site, gateway]
-        self._peers = met
+        moved = [each for each, peer in met.items() if self._peers.get(each, peer) != peer]
+        self._peers = {**self._peers, **met}
+        self.drop(moved)
 
     def add(self, sites: Iterable[int]) -> dict[GatewayId, Link]:
         """Make and return the links to some sites that there are not yet; the caller opens them.
@@ -304,6 +355,8 @@ class PeerLinks:
                     peer,
                     on_failure=functools.partial(self._failed, sender),
                     on_progress=self._on_progress,
+                    on_suspect=functools.partial(self._suspect, sender),
+                    on_reached=functools.partial(self._reached, sender),
                 )
                 for sender, peer in self._peers.items()
                 if sender[0] in wanted and sender not in self.all
@@ -312,15 +365,19 @@ class PeerLinks:
             self._on_change(self.all)
         return added
 
-    def open(self, links: Iterable[Link], within_s: float) -> list[Failure]:
-        """Open new links side by side; return what went wrong, in the order of time."""
+    def open(self, links: Iterable[Link], within_s: float | None = None) -> list[Failure]:
+        """Open new links side by side; return what went wrong, in the order of time.
+
+        Without `within_s` each is tried until it is open, or dropped.
+        """
         failures: list[Failure] = []
 
         def open_one(link: Link) -> None:
             try:
                 link.open(within_s)
             except IsthmusError as error:
-                failures.append(failure_of(error, link.peer.site))
+                if not link.is_closed:
+                    failures.append(failure_of(error, link.peer.site))
             except Exception as error:  # noqa: BLE001 - a thread's root; it would pass for open
                 _log.exception("the link to %s was not opened", link.peer)
                 failures.append(failure_of(error))
@@ -333,6 +390,37 @@ class PeerLinks:
         with self._lock:
             dropped = self._forget(senders)
         self._end(dropped)
+
+    def drop_sites(self, is_over: Callable[[int], bool]) -> None:
+        """Close the links to some sites, in the background."""
+        with self._lock:
+            dropped = self._forget([sender for sender in self.all if is_over(sender[0])])
+        threading.Thread(target=self._end, args=(dropped,), name="drop", daemon=True).start()
+
+    def drop_before(self, epoch: int) -> None:
+        """Send nothing more of older epochs."""
+        for link in self.all.values():
+            link.drop_before(epoch)
+
+    def ended(self, sender: GatewayId, why: str) -> None:
+        """A peer has said that it ends, and its run has not."""
+        link = self.all.get(sender)
+        if link is not None:
+            link.ended(why)
+        else:
+            self._suspect(sender, True, why)
+
+    def _suspect(self, sender: GatewayId, is_gone: bool, why: str) -> None:
+        with self._lock:
+            self._suspected.add(sender)
+        self._on_opinion(sender[0], Opinion(is_gone, why))
+
+    def _reached(self, sender: GatewayId) -> None:
+        with self._lock:
+            self._suspected.discard(sender)
+            is_left = any(site == sender[0] for site, _ in self._suspected)
+        if not is_left:
+            self._on_opinion(sender[0], None)
 
     def missing(self, sites: Iterable[int]) -> list[str]:
         """Return the names of those sites to which there are no links."""
@@ -361,6 +449,7 @@ class PeerLinks:
     def _forget(self, senders: Iterable[GatewayId]) -> list[Link]:
         """Take links out and return them; the lock is held."""
         forgotten = set(senders)
+        self._suspected -= forgotten
         links = [link for sender, link in self.all.items() if sender in forgotten]
         self.all = {sender: link for sender, link in self.all.items() if sender not in forgotten}
         self._on_change(self.all)

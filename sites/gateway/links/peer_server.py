@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import wait
-from typing import Any, Never, Protocol
+from typing import Any, Final, Never, Protocol
 
 import grpc
 import grpc.aio
@@ -48,6 +48,17 @@ _log = logging.getLogger(__name__)
 
 _CORRUPT_FRAMES_MAX = 3
 """Frames of a peer that may fail their checksum in a run; each is asked for again."""
+_BROKEN_PROMISES: Final = frozenset(
+    {
+        "CONFIG_MISMATCH",
+        "CORRUPT_DATA",
+        "LAYOUT_MISMATCH",
+        "NON_FINITE",
+        "NO_TOKENS",
+        "PROTOCOL_VIOLATION",
+    }
+)
+"""What ends the run for everybody, and not only for the site that says so."""
 _STOP_GRACE_S = 0.2
 _START_S = 10.0
 _STOP_S = 5.0
@@ -66,6 +77,9 @@ class Receiver(Protocol):
 
     def peer_left(self, sender: GatewayId) -> None:
         """The peer has finished."""
+
+    def peer_ended(self, sender: GatewayId, why: str) -> None:
+        """The peer ends, and its run has not."""
 
     def fail(self, failure: Failure) -> None:
         """The run cannot go on."""
@@ -157,6 +171,10 @@ class ExchangeServer(ExchangeServicer):
         if not request.code:
             _log.info("site %s has finished", self._config.sites[sender[0]])
             self._receiver.peer_left(sender)
+        elif request.code not in _BROKEN_PROMISES:
+            site = self._config.sites[sender[0]]
+            why = f"told by site {site}: {request.message}"
+            self._receiver.peer_ended(sender, why)
         else:
             site = self._config.sites[sender[0]]
             self._receiver.fail(

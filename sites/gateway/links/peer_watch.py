@@ -4,7 +4,10 @@ That happens on a channel of its own, where no chunk is in the way. Silence is m
 answers and by acknowledgements; and the answers tell the link's round trip.
 
 The peer asks, too. One that answers, but has not asked or sent anything for as long, has lost its
-own link to this gateway: what is waited for will never come.
+own link to this gateway: what is waited for will not come.
+
+A peer that is silent for too long is *suspected*, and one that refuses connections, or has said
+that it ends, is suspected of being gone. That is an opinion, and may change: the watch goes on.
 
 A process that stood still has heard nobody meanwhile. It gives the peer time anew, for that may
 have stood still with it; a greeting that was on its way then is asked again.
@@ -13,11 +16,14 @@ have stood still with it; a greeting that was on its way then is asked again.
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 import time
+from collections.abc import Callable
 
 import grpc
 
-from protos.errors import PeerLostError
+from protos.errors import PeerLostError, StaleGenerationError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import (
@@ -33,13 +39,38 @@ from sites.silence import Silence, Standstills
 _log = logging.getLogger(__name__)
 
 _PATIENCE_MIN_S = 0.05
+_CONNECT_S = 1.0
+"""A refusal takes one round trip."""
+
+Judge = Callable[[bool, str], None]
+"""Told that a peer is suspected: whether it is gone, and why."""
 
 
 class PeerWatch:
     """Watches one peer. `greet`, then `run` on a thread."""
 
-    def __init__(self, config: GatewayConfig, peer: Peer, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        peer: Peer,
+        outbox: Outbox,
+        *,
+        on_suspect: Judge = lambda *_: None,
+        on_reached: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_suspect` is told when a suspicion begins or grows, and again from time to time.
+
+        `on_reached` is told when it has ended. Both from any thread.
+        """
         self.peer = peer
+        self._on_suspect, self._on_reached = on_suspect, on_reached
+        self._opinion = threading.Lock()
+        """Guards what this side thinks of the peer."""
+        self._is_suspected = False
+        self._is_gone = False
+        self._has_ended = False
+        """It has said so itself: nothing that it answers meanwhile counts."""
+        self._told_s = 0.0
         self.session = ""
         """What the peer calls this side; empty until it has answered."""
         self._config = config
@@ -51,8 +82,8 @@ class PeerWatch:
         """Where the look before found the peer silent for too long: since when it was silent."""
         self._standstills = self._begin_looks()
 
-    def greet(self, within_s: float) -> None:
-        """Greet the peer until it answers.
+    def greet(self, within_s: float | None = None) -> None:
+        """Greet the peer until it answers; without `within_s` it is only suspected meanwhile.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
@@ -71,7 +102,10 @@ class PeerWatch:
                     self.hello(channel, self._config.peer_lost_s / 3)
             except grpc.RpcError as error:
                 self.raise_if_refused(error)
-                self._raise_if_lost(error, within_s)
+                if within_s is None:
+                    self._judge(error)
+                else:
+                    self._raise_if_lost(error, within_s)
                 if self._is_closed_after(backoff_s):
                     raise PeerLostError("the gateway was stopped", self.peer.site) from error
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
@@ -79,10 +113,12 @@ class PeerWatch:
     def run(self) -> None:
         """Ask from time to time whether the peer lives, until the link is over.
 
+        It is suspected when it has been silent for `peer_lost_s`, or has sent nothing by itself for
+        that long and two looks: it may have to be read yet. As long again if this process stood
+        still.
+
         Raises:
-            PeerLostError: it has been silent for `peer_lost_s`, or has sent nothing by itself for
-                that long and two looks: it may have to be read yet. As long again if this process
-                stood still.
+            ConfigMismatchError: the peer refused: another configuration or protocol.
         """
         self._standstills = self._begin_looks()
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
@@ -92,16 +128,21 @@ class PeerWatch:
                 not self._is_closed_after(min(interval_s, self._patience_s))
                 and not self._outbox.is_over
             ):
-                self._raise_if_unreached()
+                unreached = self._unreached()
+                if unreached:
+                    self.suspect(unreached)
                 try:
                     self.hello(channel, min(self._config.peer_lost_s / 3, self._patience_s))
                 except grpc.RpcError as error:
                     if self._outbox.is_over:
                         return
-                    self.raise_if_refused(error)
-                    self._raise_if_lost(error, self._config.peer_lost_s)
+                    self.note_refusal(error)
+                    self._judge(error)
                     channel.close()
                     channel = self.peer.channel(self._config)
+                else:
+                    if not unreached:
+                        self._clear()
         finally:
             channel.close()
 
@@ -114,9 +155,12 @@ class PeerWatch:
         is_idle = self._outbox.is_empty
         begun_s = time.monotonic()
         try:
-            self.session = say_hello(channel, self._config, timeout_s).session
+            session = say_hello(channel, self._config, timeout_s).session
         finally:
             stood_still = self._look(timeout_s)
+        self.session = self.session or session
+        if session != self.session:
+            self.suspect(f"{self.peer} is another process by now", is_gone=True, for_good=True)
         self.heard()
         if not stood_still:
             self._outbox.note_round_trip(time.monotonic() - begun_s, is_idle=is_idle)
@@ -142,6 +186,62 @@ class PeerWatch:
         if refusal is not None and not self._outbox.is_over:
             raise refusal from error
 
+    def note_refusal(self, error: grpc.RpcError) -> None:
+        """Suspect who knows nothing of this session any more: it is another process.
+
+        Raises:
+            IsthmusError: the peer refused for another reason.
+        """
+        refusal = refusal_of(error, self.peer)
+        if isinstance(refusal, StaleGenerationError):
+            self.suspect(str(refusal), is_gone=True)
+        else:
+            self.raise_if_refused(error)
+
+    def suspect(self, why: str, *, is_gone: bool = False, for_good: bool = False) -> None:
+        """Tell that the peer cannot be reached; `for_good`: whatever it answers."""
+        now_s = time.monotonic()
+        with self._opinion:
+            is_news = not self._is_suspected or (is_gone and not self._is_gone)
+            self._is_suspected = True
+            self._is_gone = is_gone = self._is_gone or is_gone
+            self._has_ended = self._has_ended or for_good
+            if not is_news and now_s < self._told_s + self._config.peer_lost_s:
+                return
+            self._told_s = now_s
+        _log.warning("%s%s", why, " (it is gone)" if is_gone else "")
+        self._on_suspect(is_gone, why)
+
+    def look_now(self) -> None:
+        """A connection broke: see at once whether the peer is gone. Blocks for a round trip."""
+        if not self._outbox.is_over and self._refuses_connections():
+            self.suspect(f"{self.peer} takes no connections any more", is_gone=True)
+
+    def _clear(self) -> None:
+        with self._opinion:
+            if not self._is_suspected or self._has_ended:
+                return
+            self._is_suspected = self._is_gone = False
+        _log.info("%s is reached again", self.peer)
+        self._on_reached()
+
+    def _judge(self, error: grpc.RpcError) -> None:
+        """Suspect a peer that did not answer, if it is time to."""
+        silent_s = self._heard.lasts_s(time.monotonic())
+        is_gone = self._refuses_connections()
+        if is_gone or silent_s >= self._config.peer_lost_s:
+            why = f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}"
+            self.suspect(why, is_gone=is_gone)
+
+    def _refuses_connections(self) -> bool:
+        try:
+            with socket.create_connection((self.peer.host, self.peer.port), _CONNECT_S):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+
     def _raise_if_lost(self, error: grpc.RpcError, within_s: float) -> None:
         silent_s = self._heard.lasts_s(time.monotonic())
         if silent_s >= within_s:
@@ -150,22 +250,23 @@ class PeerWatch:
                 self.peer.site,
             ) from error
 
-    def _raise_if_unreached(self) -> None:
+    def _unreached(self) -> str:
+        """Return why the peer seems to have lost its own link to here; nothing if it does not."""
         if self._reached is None:
-            return
+            return ""
         since_s = self._reached.since_s  # other threads write it
         silent_s = time.monotonic() - since_s
         if silent_s <= self._config.peer_lost_s:
-            return
+            return ""
         # It takes two looks at the same silence: if both gateways stand still again and again, each
         # look may find another silence.
         was_doubted, self._doubted_s = self._doubted_s == since_s, since_s
-        if was_doubted:
-            raise PeerLostError(
-                f"{self.peer} answers, but has sent nothing by itself for {silent_s:.1f} s: it has "
-                "lost its link to here",
-                self.peer.site,
-            )
+        if not was_doubted:
+            return ""
+        return (
+            f"{self.peer} answers, but has sent nothing by itself for {silent_s:.1f} s: it has "
+            "lost its link to here"
+        )
 
     def _begin_looks(self) -> Standstills:
         return Standstills(time.monotonic(), self._config.peer_lost_s)
@@ -195,5 +296,7 @@ class PeerWatch:
     @property
     def _patience_s(self) -> float:
         """How much longer the peer may be silent; never quite nothing, for it is waited for."""
+        if self._is_suspected:
+            return self._config.peer_lost_s
         silent_s = self._heard.lasts_s(time.monotonic())
         return max(self._config.peer_lost_s - silent_s, _PATIENCE_MIN_S)

@@ -58,13 +58,15 @@ class Streams:
         config: GatewayConfig,
         set_up: Callable[[], None],
         on_failure: Callable[[BaseException], None],
+        on_broken: Callable[[], None],
         on_progress: Callable[[], None],
     ) -> None:
         """`set_up` is called on a thread whenever a connection has been made, and may block.
 
         `on_failure` gets what ended a stream for good, on the loop's thread.
 
-        `on_progress` is called when a frame has left the outbox. Neither may block.
+        `on_broken` is called when a stream broke that comes back, and `on_progress` when a frame
+        has left the outbox. None of them may block.
         """
         self.num_streams = 0
         self._outbox = outbox
@@ -72,6 +74,7 @@ class Streams:
         self._config = config
         self._set_up = set_up
         self._on_failure = on_failure
+        self._on_broken = on_broken
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._wire: WireLoop | None = None
@@ -150,8 +153,9 @@ class Streams:
                 self._acknowledge(answer)
                 progressed = True
         except grpc.RpcError as error:
-            self._watch.raise_if_refused(error)
+            self._watch.note_refusal(error)
             if not self._outbox.is_over:
+                self._on_broken()
                 _log.warning("stream %d to %s broke: %s", index, self._watch.peer, details(error))
         finally:
             sending.cancel()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
+from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import PROBE
 from sites.gateway.config import GatewayConfig, GatewayId
@@ -91,6 +92,11 @@ class ProbingGateway(EndingGateway):
     def peer_left(self, sender: GatewayId) -> None:
         """A peer has left: it needs no more turns."""
         self._peer_finished(self._config.sites[sender[0]])
+
+    def peer_ended(self, sender: GatewayId, why: str) -> None:
+        """A peer ends before its links are measured: those to it cannot be."""
+        site = self._config.sites[sender[0]]
+        self.fail(Failure(code="PEER_LOST", message=why, site=site, is_collateral=True))
 
     def _peer_finished(self, site: str) -> None:
         with self._lock:

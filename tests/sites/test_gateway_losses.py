@@ -1,0 +1,177 @@
+"""Gateways as processes of their own, one of which is killed in the midst of a round.
+
+The test is agent and coordinator: it settles the others, hands over what one has and another has
+not, and resumes them. Their ranks notice only time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sites.gateway.config import PeerLink
+from tests.fakes.gateway_process import GatewayProcess
+from tests.fakes.gateway_rank import Floats, GatewayRank
+from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
+from topology.epoch import (
+    Finished,
+    Handover,
+    Runs,
+    difference,
+    union,
+)
+from topology.json_fields import read_json, to_json
+from topology.trees.trees import ReductionPlan, Tree
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(120)]
+
+NUMEL = 200_000
+WEIGHTS = (1.0, 2.0, 3.0)
+PLANS = {
+    "gather": ReductionPlan(3, (), ""),
+    "star at the lost one": ReductionPlan(3, (Tree(2, {0: 2, 1: 2}),), ""),
+    "star at a survivor": ReductionPlan(3, (Tree(0, {1: 0, 2: 0}),), ""),
+}
+LEFT = ReductionPlan(3, (Tree(1, {0: 1}),), "", (0, 1))
+
+
+def start(stack: ExitStack, folder: Path, plan: ReductionPlan, codec: str) -> list[GatewayProcess]:
+    """Start three gateways that all have links to each other, and let them dial."""
+    processes = []
+    for site in range(3):
+        links = tuple(
+            PeerLink(site=SITES[other], bytes_per_s=1e9, rtt_s=0.001)
+            for other in range(3)
+            if other != site
+        )
+        config = gateway_config(folder, plan, site, links=links, codec=codec)
+        process = stack.enter_context(GatewayProcess(folder / f"gateway{site}.log"))
+        process.configure(config)
+        processes.append(process)
+    for site, process in enumerate(processes):
+        process.connect(*((SITES[at], each) for at, each in enumerate(processes) if at != site))
+    for process in processes:
+        process.wait("connected")
+    return processes
+
+
+def part_of(site: int, round_: int) -> Floats:
+    generator = np.random.default_rng((round_, site))
+    return (generator.standard_normal(NUMEL) * WEIGHTS[site]).astype(np.float32)
+
+
+def handed_over(answers: Mapping[str, Mapping[str, Any]], round_: int) -> list[Handover]:
+    """Return who gives whom what of the round's one bucket."""
+    have: dict[str, Runs] = {}
+    for site, answer in answers.items():
+        finished = read_json(tuple[Finished, ...], answer["finished"])
+        have[site] = union(*(each.runs for each in finished if each.round == round_))
+    return [
+        Handover(donor, receiver, round_, 0, runs)
+        for donor in have
+        for receiver in have
+        if donor != receiver and (runs := difference(have[donor], have[receiver]))
+    ]
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_round_in_which_a_gateway_is_killed_ends_alike_at_all_others(
+    name: str, codec: str, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        processes = start(stack, tmp_path, PLANS[name], codec)
+        ranks = [
+            stack.enter_context(GatewayRank(str(tmp_path / f"g{site}-0.sock"), 0))
+            for site in range(3)
+        ]
+        for rank in ranks:
+            assert rank.receive()["op"] == "welcome"
+            rank.share(0, NUMEL)
+        reduce_once([[rank] for rank in ranks], 0, NUMEL, list(WEIGHTS), seed=5)
+
+        # Of some 200 chunks, some are finished when one of the three ends.
+        parts = [part_of(site, 1) for site in range(3)]
+        for site in (0, 1, 2):
+            ranks[site].regions[0][:NUMEL] = parts[site]
+        for site in (0, 1, 2):
+            ranks[site].reduce(1, 0, NUMEL, WEIGHTS[site])
+        processes[2].process.send_signal(signal.SIGKILL)
+        for site in PLANS[name].neighbours(2):
+            processes[site].wait("suspect", site=SITES[2], is_gone=True)
+
+        survivors = {SITES[site]: processes[site] for site in (0, 1)}
+        for process in survivors.values():
+            process.tell({"op": "settle", "epoch": 1, "stops": True})
+        answers = {site: each.wait("settled", epoch=1) for site, each in survivors.items()}
+        assert {answer["round"] for answer in answers.values()} == {1}
+        handovers = handed_over(answers, 1)
+        for process in survivors.values():
+            process.tell(
+                {
+                    "op": "resume",
+                    "epoch": 1,
+                    "from_round": 1,
+                    "members": list(survivors),
+                    "plan": to_json(LEFT),
+                    "codecs": [codec],
+                    "handovers": to_json(tuple(handovers)),
+                }
+            )
+        for process in survivors.values():
+            assert process.wait("resumed", epoch=1)["round"] == 1
+        for site in (0, 1):
+            assert ranks[site].receive()["op"] == "reduced"
+        first, other = (ranks[site].regions[0][:NUMEL].copy() for site in (0, 1))
+        assert first.tobytes() == other.tobytes()
+        means = [
+            np.sum(parts[:count], axis=0, dtype=np.float64) / sum(WEIGHTS[:count])
+            for count in (2, 3)
+        ]
+        tolerance = 1e-5 if codec == "fp32" else 0.05
+        for at in range(0, NUMEL, 64):
+            off = min(float(np.abs(mean - first)[at : at + 64].max()) for mean in means)
+            assert off < tolerance, at
+
+        for round_ in (2, 3):
+            reduce_once([[ranks[0]], [ranks[1]]], round_, NUMEL, list(WEIGHTS[:2]), seed=round_)
+        for site in (0, 1):
+            ranks[site].leave()
+        assert [processes[site].end() for site in (0, 1)] == [0, 0]
+
+
+def test_a_planned_change_costs_no_round(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        processes = start(stack, tmp_path, PLANS["gather"], "bf16")
+        ranks = [
+            [stack.enter_context(GatewayRank(str(tmp_path / f"g{site}-0.sock"), 0))]
+            for site in range(3)
+        ]
+        for (rank,) in ranks:
+            assert rank.receive()["op"] == "welcome"
+        reduce_once(ranks, 0, 1000, list(WEIGHTS), seed=0)
+        after = dataclasses.replace(PLANS["star at a survivor"], why="later")
+        for epoch, op in ((1, "cancel"), (2, "resume")):
+            for process in processes:
+                process.tell({"op": "settle", "epoch": epoch, "stops": False})
+            for process in processes:
+                assert process.wait("settled", epoch=epoch)["round"] == epoch - 1
+            fields: dict[str, Any] = {"op": op, "epoch": epoch}
+            if op == "resume":
+                fields |= {"from_round": 3, "members": SITES[:3], "plan": to_json(after)}
+                fields |= {"codecs": ["bf16"]}
+            for process in processes:
+                process.tell(fields)
+            reduce_once(ranks, epoch, 1000, list(WEIGHTS), seed=epoch)
+        for round_ in (3, 4):
+            reduce_once(ranks, round_, 1000, list(WEIGHTS), seed=round_)
+        for (rank,) in ranks:
+            rank.leave()
+        assert [process.end() for process in processes] == [0] * 3
