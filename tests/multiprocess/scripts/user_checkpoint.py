@@ -1,4 +1,7 @@
-"""A user's own script that is saved and resumed, with all there is. Arguments: STEPS ddp|fsdp."""
+"""A user's own script that is saved and resumed, with all there is.
+
+Arguments: STEPS ddp|fsdp DROPOUT.
+"""
 
 import sys
 import time
@@ -25,11 +28,11 @@ class Seen:
         self.steps = state_dict["steps"]
 
 
-steps, kind = int(sys.argv[1]), sys.argv[2]
+steps, kind, dropout = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 site = sites.join()
 torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
 model: nn.Module = nn.Sequential(
-    nn.Linear(8, 17), nn.Tanh(), nn.Dropout(0.1), nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 1)
+    nn.Linear(8, 17), nn.Tanh(), nn.Dropout(dropout), nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 1)
 )
 if kind == "fsdp":
     fully_shard(model[0])  # type: ignore[index]
