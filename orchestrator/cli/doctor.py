@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -11,8 +12,9 @@ from orchestrator.cli.options import home_option, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.doctor.examination import Examined, all_findings, examined_of
 from orchestrator.doctor.findings import Finding, Severity
-from orchestrator.documents import load_pair, load_topology_file
+from orchestrator.documents import load_pair, loaded_topology, read_text
 from orchestrator.run_folder.home import home_folder
+from topology.documents.light import too_quick_links
 from topology.documents.load import split_overrides
 from topology.suggest import did_you_mean, one_of
 
@@ -25,6 +27,14 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
     "--job", type=click.Path(path_type=Path, dir_okay=False), help="Look at its files, too."
 )
 @click.option("--site", help="This machine is that site. [those whose addresses it has]")
+@click.option(
+    "--at",
+    "reached",
+    metavar="SITE=COMMAND",
+    multiple=True,
+    help="That site is elsewhere, where COMMAND is Python, as a='ssh a.example python'. "
+    "May be repeated.",
+)
 @set_option
 @home_option
 @json_option
@@ -34,27 +44,53 @@ def command(
     file: Path,
     job: Path | None,
     site: str | None,
+    reached: tuple[str, ...],
     overrides: tuple[str, ...],
     home: Path | None,
 ) -> int:
     """Find what would fail a run on TOPOLOGY, or slow it down, and how to mend it.
 
-    Looks at this machine: the sites whose addresses it has, and the ways between them.
+    Looks at this machine, at the sites whose addresses it has; at those that --at leads to; and at
+    the ways between them all.
     """
     examined = _examined(file, job, overrides, home_folder(home))
+    commands = dict(_command(each) for each in reached)
     names = [each.name for each in examined.topology.sites]
-    if site is not None and site not in names:
+    for option, name in [("--site", site), *(("--at", each) for each in commands)]:
+        if name is not None and name not in names:
+            hint = did_you_mean(name, names)
+            raise click.UsageError(
+                f"{option}: {file} has no site {name!r}{hint}; want {one_of(names)}"
+            )
+    return tell(output, all_findings(examined, site, commands))
+
+
+def _command(text: str) -> tuple[str, list[str]]:
+    """Return a site, and the command that is Python at it."""
+    site, _, command = text.partition("=")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise click.UsageError(f"--at: {text!r}: {error}") from error
+    if not site or not words:
         raise click.UsageError(
-            f"--site: {file} has no site {site!r}{did_you_mean(site, names)}; want {one_of(names)}"
+            f"--at: want SITE=COMMAND, as a='ssh a.example python'; got {text!r}"
         )
-    return tell(output, all_findings(examined, site))
+    return site, words
 
 
 def _examined(file: Path, job: Path | None, overrides: tuple[str, ...], home: Path) -> Examined:
     if job is not None:
         return examined_of(load_pair(job, overrides, file), home)
-    topology = load_topology_file(file, split_overrides(overrides)[0])
-    return Examined(topology=topology, job=None, job_path=None, home=home)
+    own_overrides, text = split_overrides(overrides)[0], read_text(file)
+    topology = loaded_topology(text, file, own_overrides)
+    return Examined(
+        topology=topology,
+        job=None,
+        job_path=None,
+        home=home,
+        too_quick=tuple(too_quick_links(text, str(file), own_overrides, topology)),
+    )
 
 
 def tell(output: Output, findings: list[Finding]) -> int:

@@ -1,7 +1,7 @@
 """Collects the facts about a topology's machines, and has them checked.
 
-The sites on this machine are examined from here. A site elsewhere is examined by the same command
-with `--site` on its own machine.
+The sites on this machine are examined from here, and those elsewhere to which a command leads. Any
+other is examined by the same command, with `--site`, on its own machine.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from orchestrator.client.coordinator_client import Client
-from orchestrator.doctor.document_checks import wanted_files
-from orchestrator.doctor.examiner import Examiner, NoAnswerError
+from orchestrator.doctor.document_checks import light_problems, wanted_files
+from orchestrator.doctor.examiner import FACTS, Examiner, NoAnswerError
 from orchestrator.doctor.findings import Finding, Severity, in_order
 from orchestrator.doctor.job_checks import job_findings
 from orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
@@ -27,6 +28,7 @@ from orchestrator.doctor.path_checks import (
 from orchestrator.documents import Pair
 from orchestrator.emulator.site_namespaces import netns_problem
 from protos.errors import IsthmusError
+from topology.errors import Problem
 from topology.job import Job
 from topology.machine_facts import Wanted
 from topology.models.topology_model import is_loopback
@@ -48,6 +50,8 @@ class Examined:
     job_path: Path | None
     home: Path
     """Where a run's files will be."""
+    too_quick: tuple[Problem, ...] = ()
+    """Links of the topology that are quicker than light."""
 
     @property
     def checkpoints(self) -> str | None:
@@ -81,7 +85,13 @@ class Examined:
 
 def examined_of(pair: Pair, home: Path) -> Examined:
     """Return the examination of a job on its topology."""
-    return Examined(topology=pair.topology, job=pair.job, job_path=pair.job_path, home=home)
+    return Examined(
+        topology=pair.topology,
+        job=pair.job,
+        job_path=pair.job_path,
+        home=home,
+        too_quick=tuple(light_problems(pair)),
+    )
 
 
 def quick_findings(examined: Examined) -> list[Finding]:
@@ -100,30 +110,52 @@ def quick_findings(examined: Examined) -> list[Finding]:
     return in_order([each for each in found if each.severity is Severity.ERROR or each.path])
 
 
-def all_findings(examined: Examined, only: str | None = None) -> list[Finding]:
+def all_findings(
+    examined: Examined,
+    only: str | None = None,
+    reached: Mapping[str, Sequence[str]] | None = None,
+) -> list[Finding]:
     """Return everything that is not as it should be, as far as it can be seen from this machine.
 
     Args:
         examined: What is examined.
         only: The site that this machine is; None: whichever sites' addresses are this machine's.
+        reached: Sites that are elsewhere, and the command that is Python there.
     """
-    try:
-        with Examiner() as examiner:
-            return in_order(_examine(examined, examiner, only))
-    except NoAnswerError as error:
-        return [_unexamined(only, str(error))]
+    topology, found = examined.topology, [_too_quick(each) for each in examined.too_quick]
+    elsewhere = reached or {}
+    sites = [site for site in topology.sites if only is None or site.name == only]
+    with ExitStack() as stack:
+        seen: list[tuple[Examiner, Machine]] = []
+        for site in [site for site in topology.sites if site.name in elsewhere]:
+            try:
+                examiner = stack.enter_context(Examiner([*elsewhere[site.name], *FACTS]))
+                facts = examiner.facts(_wanted(examined, [site]), ANSWER_S)
+                seen.append((examiner, Machine(name=site.name, sites=(site,), facts=facts)))
+            except NoAnswerError as error:
+                found.append(_unexamined(site.name, str(error)))
+        try:
+            rest = [site for site in sites if site.name not in elsewhere]
+            seen += _seen_here(stack, examined, rest, only, found)
+        except NoAnswerError as error:
+            found.append(_unexamined(only, str(error)))
+        found += _checked(examined, seen)
+    if topology.emulate and only is None:
+        found += _emulation(topology)
+    return in_order(found)
 
 
-def _examine(examined: Examined, examiner: Examiner, only: str | None) -> list[Finding]:
-    topology = examined.topology
-    sites = tuple(site for site in topology.sites if only is None or site.name == only)
-    endpoint = topology.coordinator
-    bind = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    hosts_coordinator = is_loopback(endpoint.host) or topology.coordinator_site == only is not None
+def _seen_here(
+    stack: ExitStack,
+    examined: Examined,
+    sites: Sequence[Site],
+    only: str | None,
+    found: list[Finding],
+) -> list[tuple[Examiner, Machine]]:
+    """Examine this machine for those of the sites that are here; the others go to `found`."""
+    examiner = stack.enter_context(Examiner())
     wanted = dataclasses.replace(
-        examined.wanted(sites),
-        accelerators=True,
-        endpoints=(f"{bind}:{endpoint.port}",) if endpoint.port and hosts_coordinator else (),
+        _wanted(examined, sites), endpoints=_coordinator_endpoints(examined.topology, only)
     )
     facts = examiner.facts(wanted, ANSWER_S)
     refused = facts.refused or {}
@@ -132,21 +164,51 @@ def _examine(examined: Examined, examiner: Examiner, only: str | None) -> list[F
         for site in sites
         if only is not None or is_loopback(site.address) or site.address not in refused
     )
-    found = [_elsewhere(site) for site in sites if site not in here]
+    found += [_elsewhere(site) for site in sites if site not in here]
     found += _coordinator(refused, wanted.endpoints)
-    if here:
-        machine = Machine(name=only, sites=here, facts=facts)
+    return [(examiner, Machine(name=only, sites=here, facts=facts))] if here else []
+
+
+def _wanted(examined: Examined, sites: Sequence[Site]) -> Wanted:
+    return dataclasses.replace(examined.wanted(sites), accelerators=True)
+
+
+def _coordinator_endpoints(topology: Topology, only: str | None) -> tuple[str, ...]:
+    """Return where a coordinator would listen on this machine, which may be one site (`only`)."""
+    endpoint, site = topology.coordinator, topology.coordinator_site
+    is_elsewhere = None not in (site, only) and site != only
+    if endpoint.port == 0 or is_elsewhere or not is_loopback(endpoint.host):
+        return ()
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return (f"{host}:{endpoint.port}",)
+
+
+def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> list[Finding]:
+    """Return what is wrong with the machines that were seen, and between them."""
+    topology, found = examined.topology, []
+    by_site = {site.name: machine for _, machine in seen for site in machine.sites}
+    for examiner, machine in seen:
         found += _of_machine(examined, machine)
         if not topology.emulate:
-            by_site = {site.name: machine for site in here}
-            found += tcp_findings(by_site, topology, examined.job)
             found += route_findings(machine, topology)
-        found += _clock(examiner, only, topology)
-        found += torch_findings([machine])
-        found += _connections(examiner, here, topology, refused)
-    if topology.emulate and only is None:
-        found += _emulation(topology)
-    return found
+        try:
+            found += _clock(examiner, machine.name, topology)
+        except NoAnswerError as error:
+            found.append(_unexamined(machine.name, str(error)))
+    if not topology.emulate:
+        found += tcp_findings(by_site, topology, examined.job)
+    found += torch_findings([machine for _, machine in seen])
+    return [*found, *_connections(seen, topology)]
+
+
+def _too_quick(problem: Problem) -> Finding:
+    return Finding(
+        severity=Severity.WARNING if problem.is_warning else Severity.ERROR,
+        kind="quicker-than-light",
+        found=f"{problem.source}:{problem.line}: {problem.message}",
+        why="`launch` refuses it where the WAN is real, for buffers and timeouts follow from it",
+        cure=f"isthmus validate {problem.source}",
+    )
 
 
 def _of_machine(examined: Examined, machine: Machine) -> list[Finding]:
@@ -166,29 +228,32 @@ def _clock(examiner: Examiner, only: str | None, topology: Topology) -> list[Fin
     )
 
 
-def _connections(
-    examiner: Examiner, here: Sequence[Site], topology: Topology, refused: Mapping[str, str]
-) -> list[Finding]:
-    """Try a connection along each link between sites that are here, each direction."""
-    found, ports = [], dict[str, int]()
-    sites = {site.name: site for site in here if site.address not in refused}
-    for name, site in sites.items():
-        port = examiner.listen(site.address, ANSWER_S)
-        if isinstance(port, int):
-            ports[name] = port
+def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -> list[Finding]:
+    """Try a connection along each link between sites that were seen, each direction."""
+    examiners = {site.name: examiner for examiner, machine in seen for site in machine.sites}
+    found, ports = [], dict[str, int | str]()
     for link in topology.links:
-        if link.source in sites and link.target in ports:
-            source, target = sites[link.source].address, sites[link.target].address
+        if link.source not in examiners or link.target not in examiners:
+            continue
+        source, target = topology.site(link.source).address, topology.site(link.target).address
+        try:
+            if link.target not in ports:
+                ports[link.target] = examiners[link.target].listen(target, ANSWER_S)
             port = ports[link.target]
+            if isinstance(port, str):
+                continue  # nothing can listen there: found already
             tried = Tried(
                 source=link.source,
                 target=link.target,
                 source_address=source,
                 target_address=target,
                 port=port,
-                error=examiner.reach(source, target, port, REACH_S),
+                error=examiners[link.source].reach(source, target, port, REACH_S),
             )
-            found += connection_findings(tried)
+        except NoAnswerError as error:
+            found.append(_unexamined(link.source, str(error)))
+            continue
+        found += connection_findings(tried)
     return found
 
 
@@ -244,16 +309,17 @@ def _elsewhere(site: Site) -> Finding:
         site=site.name,
         found=f"{site.address} is not this machine's, so it was not examined",
         why="what is wrong there is not among these findings",
-        cure=f"there: isthmus doctor TOPOLOGY --site {site.name}",
+        cure=f"isthmus doctor TOPOLOGY --at {site.name}='ssh HOST python', or there: "
+        f"isthmus doctor TOPOLOGY --site {site.name}",
     )
 
 
 def _unexamined(site: str | None, reason: str) -> Finding:
     return Finding(
         severity=Severity.ERROR,
-        kind="not-examined",
+        kind="no-answer",
         site=site,
-        found=f"this machine cannot be examined: {reason}",
+        found=f"the machine cannot be examined: {reason}",
         why="the processes of a site are started in the same way",
-        cure="python -m sites.facts",
+        cure="there: python -m sites.facts",
     )

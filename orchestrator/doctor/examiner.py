@@ -17,7 +17,9 @@ from topology.errors import ConfigError
 from topology.json_fields import read_json, to_json
 from topology.machine_facts import Facts, Wanted
 
-HERE = (sys.executable, "-m", "sites.facts", "--serve")
+FACTS = ("-m", "sites.facts", "--serve")
+"""The arguments with which Python answers for its machine."""
+HERE = (sys.executable, *FACTS)
 """The command that answers for this machine. Any other has the same streams."""
 _LINE_BYTES = 8 << 20
 

@@ -56,6 +56,31 @@ def test_a_site_that_is_elsewhere_is_said_to_be(isthmus: Isthmus, files: Path) -
     assert {each["site"] for each in one.envelope["data"]["findings"]} <= {"a"}
 
 
+def test_a_command_that_leads_to_a_site(isthmus: Isthmus, files: Path) -> None:
+    topology = files / "wan.yaml"
+    topology.write_text(WAN)
+    well = isthmus("doctor", topology, "--at", f"b={sys.executable}", "--json")
+    assert well.code == 0
+    lost = isthmus("doctor", topology, "--at", "b=/no/python", "--json")
+    (told,) = [
+        each for each in lost.envelope["error"]["where"]["findings"] if each["severity"] == "error"
+    ]
+    assert (told["kind"], told["site"]) == ("no-answer", "b")
+    for wrong in ("b", "b=", "b='", "bb=python"):
+        assert isthmus("doctor", topology, "--at", wrong).code == 2
+
+
+def test_a_link_that_is_quicker_than_light(isthmus: Isthmus, files: Path) -> None:
+    (files / "topology.yaml").write_text(
+        (files / "topology.yaml").read_text().replace("rtt: 62ms", "rtt: 6ms")
+    )
+    done = isthmus("doctor", files / "topology.yaml", "--set", "emulate=false", "--json")
+    assert done.code == 3
+    first = done.envelope["error"]["where"]["findings"][0]
+    assert first["kind"] == "quicker-than-light"
+    assert "6ms is less than light" in first["found"]
+
+
 def test_facts_are_one_json_object() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sites.facts"], capture_output=True, text=True, check=True

@@ -6,7 +6,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,48 @@ def examiner_in(shell: str) -> Examiner:
     return Examiner(_changed(shell, network=True))
 
 
+@contextmanager
+def two_networks() -> Iterator[tuple[list[str], list[str]]]:
+    """Give the commands that run in two networks, 10.9.0.1 and 10.9.0.2, which a cable joins.
+
+    Skips the test where this user may not have such.
+    """
+    if os.geteuid() != 0 or not _may(["unshare", "--net"]):
+        pytest.skip("this user may have no networks of its own")
+    with ExitStack() as stack:
+        inside = []
+        for _ in range(2):
+            holder = subprocess.Popen(
+                ["unshare", "--net", "sh", "-c", "echo; exec sleep 60"], stdout=subprocess.PIPE
+            )
+            stack.callback(holder.wait)
+            stack.callback(holder.kill)
+            assert holder.stdout is not None
+            stack.enter_context(holder.stdout)
+            holder.stdout.readline()
+            inside.append(["nsenter", "--net", "--target", str(holder.pid)])
+        one, other = (each[-1] for each in inside)
+        cable = f"ip link add wan netns {one} type veth peer name wan netns {other}"
+        subprocess.run(cable.split(), check=True)
+        for number, command in enumerate(inside, start=1):
+            for set_up in (
+                f"ip address add 10.9.0.{number}/24 dev wan",
+                "ip link set wan up",
+                "ip link set lo up",
+            ):
+                subprocess.run([*command, *set_up.split()], check=True)
+        yield inside[0], inside[1]
+
+
+def _may(command: Sequence[str]) -> bool:
+    done = subprocess.run([*command, "true"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
 def _changed(shell: str, *, network: bool) -> Sequence[str]:
     own = ["unshare", "--mount", *(["--net"] if network else [])]
     own += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    if subprocess.run([*own, "true"], capture_output=True, check=False).returncode != 0:
+    if not _may(own):
         pytest.skip("this user may have no namespaces of its own")
     return [*own, "sh", "-c", f"set -e; cd {shlex.quote(str(ROOT))}; {shell}; exec {_here()}"]
 

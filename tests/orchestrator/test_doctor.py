@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +32,7 @@ from orchestrator.doctor.path_checks import (
     tcp_findings,
 )
 from sites.facts.machine import collect
-from tests.fakes.machines import examiner_in, facts_in, good_facts, topology
+from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from topology.documents.load import load_job
 from topology.job import Job
 from topology.machine_facts import Accelerators, Facts, Wanted
@@ -270,6 +272,42 @@ def test_a_path_that_is_open() -> None:
         assert isinstance(port, int)
         assert examiner.reach("127.0.0.2", "127.0.0.3", port, 3.0) is None
         assert examiner.reach("127.0.0.2", "127.0.0.3", 1, 3.0) == "Connection refused"
+
+
+def test_two_machines_are_examined_and_the_ways_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "REACH_S", 0.4)
+    sites = tuple(
+        dataclasses.replace(site, address=f"10.9.0.{number}")
+        for number, site in enumerate(topology().sites, start=1)
+    )
+    asked = examined(tmp_path)
+    asked = dataclasses.replace(asked, topology=dataclasses.replace(asked.topology, sites=sites))
+    with two_networks() as (one, other):
+        reached = {"a": [*one, sys.executable], "b": [*other, sys.executable]}
+        well = all_findings(asked, None, reached)
+        assert {each.kind for each in well if each.severity is ERROR} == set()
+        assert {each.site for each in well} <= {"a", "b", None}
+        subprocess.run([*other, *["ip", "route", "add", "prohibit", "10.9.0.1/32"]], check=True)
+        closed = [each for each in all_findings(asked, None, reached) if each.severity is ERROR]
+        told = [(each.kind, each.site) for each in closed]
+        assert told == [("no-route", "b"), ("unreachable", "a"), ("unreachable", "b")]
+        assert "no answer within 0.4 s" in closed[1].found
+    gone = all_findings(asked, None, reached)
+    assert [(each.kind, each.site) for each in gone if each.severity is ERROR] == [
+        ("no-answer", "a"),
+        ("no-answer", "b"),
+    ]
+
+
+def test_a_site_that_is_elsewhere(tmp_path: Path) -> None:
+    sites = tuple(dataclasses.replace(site, address="10.9.9.9") for site in topology().sites)
+    asked = examined(tmp_path)
+    asked = dataclasses.replace(asked, topology=dataclasses.replace(asked.topology, sites=sites))
+    found = [each for each in all_findings(asked) if each.kind == "not-examined"]
+    assert [(each.site, each.severity) for each in found] == [("a", NOTE), ("b", NOTE)]
+    assert "isthmus doctor TOPOLOGY --site a" in found[0].cure
 
 
 def test_18_large_packets_that_are_lost() -> None:
