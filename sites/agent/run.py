@@ -370,23 +370,13 @@ class SiteRun:
         self._epochs.answered(message)
 
     def _on_opinion(self, message: Mapping[str, Any]) -> None:
-        """Pass on what a gateway thinks of another site."""
+        """Pass on what a gateway thinks of another site; what follows, the coordinator decides."""
         site = message["site"]
         if message["op"] == "reached":
             self._put(reached=Reached(**self._name, site=site))
             return
         is_gone, why = message["is_gone"], message["why"]
         self._put(suspect=Suspect(**self._name, site=site, is_gone=is_gone, why=why))
-        # Until the coordinator decides about suspicions: the run ends at this site, and with it.
-        self.fail(
-            Failure(
-                code="PEER_LOST",
-                message=why,
-                at_s=time.monotonic(),
-                site=site,
-                is_collateral=is_gone,
-            )
-        )
 
     def _put_switch(self, message: ReductionPrepared | ReductionBegun | Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation
