@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,8 @@ from orchestrator.doctor.path_checks import (
 from orchestrator.documents import Pair
 from orchestrator.emulator.site_namespaces import netns_problem
 from protos.errors import IsthmusError
+from protos.private_files import UnsafeFileError, read_secret
+from protos.security import token_path
 from topology.errors import Problem
 from topology.job import Job
 from topology.machine_facts import Wanted
@@ -142,7 +145,7 @@ def all_findings(
         found += _checked(examined, seen)
     if topology.emulate and only is None:
         found += _emulation(topology)
-    return in_order(found)
+    return in_order([*found, *_secret(only)])
 
 
 def _seen_here(
@@ -279,6 +282,27 @@ def _coordinator(refused: Mapping[str, str], endpoints: Sequence[str]) -> list[F
                 )
             )
     return found
+
+
+def _secret(only: str | None) -> list[Finding]:
+    """Return whether the secret that processes of one user share is one; it need not be there."""
+    path = token_path()
+    if not os.path.lexists(path):
+        return []
+    try:
+        read_secret(path)
+    except (UnsafeFileError, OSError) as error:
+        return [
+            Finding(
+                severity=Severity.ERROR,
+                kind="token-unsafe",
+                site=only,
+                found=f"the file of this user's secret cannot be used: {error}",
+                why="whoever knows it may start and stop runs as this user",
+                cure=f"rm -f {shlex.quote(str(path))}, so that it is made anew",
+            )
+        ]
+    return []
 
 
 def _emulation(topology: Topology) -> list[Finding]:

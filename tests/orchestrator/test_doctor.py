@@ -443,6 +443,21 @@ def test_28_no_network_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         only(told, "no-network-namespaces", severity, "--emulator relay")
 
 
+@pytest.mark.parametrize("harm", ["readable", "link"])
+def test_29_a_secret_that_others_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    token = tmp_path / "token"
+    if harm == "link":
+        token.symlink_to(tmp_path / "elsewhere")
+    else:
+        token.write_text("secret")
+        token.chmod(0o644)
+    monkeypatch.setenv("ISTHMUS_TOKEN_FILE", str(token))
+    found = [each for each in all_findings(examined(tmp_path)) if each.severity is ERROR]
+    only(found, "token-unsafe", ERROR, f"rm -f {token}")
+
+
 def test_a_machine_that_says_nothing_is_told() -> None:
     with pytest.raises(NoAnswerError), Examiner(("true",)) as examiner:
         examiner.facts(Wanted(), 5.0)
