@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import subprocess
 import sys
@@ -73,26 +74,38 @@ class Examiner:
         Raises:
             NoAnswerError: it does not answer within that time, or not in these terms.
         """
-        answer = self._ask({"ask": "facts", "wanted": to_json(wanted)}, within_s)
-        try:
-            return read_json(Facts, answer.get("facts"), on_unknown=lambda _: None)
-        except ConfigError as error:
-            raise NoAnswerError(str(error)) from error
+        return facts_of(self._ask({"ask": "facts", "wanted": to_json(wanted)}, within_s))
 
     def clock_ahead_s(self, within_s: float) -> tuple[float, float]:
-        """Return by how much its clock is ahead of this one, and by how much that may be wrong."""
+        """Return by how much its clock is ahead of this one, and by how much that may be wrong.
+
+        Raises:
+            NoAnswerError: as of `facts`.
+        """
         before_s, begun_s = time.time(), time.monotonic()
         answer = self._ask({"ask": "clock"}, within_s)
         round_trip_s = time.monotonic() - begun_s
-        return float(answer["clock_s"]) - before_s - round_trip_s / 2, round_trip_s / 2
+        clock_s = answer.get("clock_s")
+        if not isinstance(clock_s, float) or not math.isfinite(clock_s):
+            raise NoAnswerError(f"its clock says {clock_s!r:.100}")
+        return clock_s - before_s - round_trip_s / 2, round_trip_s / 2
 
     def listen(self, host: str, within_s: float) -> int | str:
-        """Have the machine listen; return the port, or why it cannot."""
+        """Have the machine listen; return the port, or why it cannot.
+
+        Raises:
+            NoAnswerError: as of `facts`.
+        """
         answer = self._ask({"ask": "listen", "host": host}, within_s)
-        return int(answer["port"]) if "port" in answer else str(answer.get("error"))
+        port = answer.get("port")
+        return port if type(port) is int and 0 < port < 1 << 16 else str(answer.get("error"))
 
     def reach(self, source: str, host: str, port: int, within_s: float) -> str | None:
-        """Return why the machine's `source` cannot exchange data with `host`; None: it can."""
+        """Return why the machine's `source` cannot exchange data with `host`; None: it can.
+
+        Raises:
+            NoAnswerError: as of `facts`.
+        """
         asked = {
             "ask": "reach",
             "source": source,
@@ -108,15 +121,11 @@ class Examiner:
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._answers.get(timeout=within_s)
-            answer = json.loads(line)
+            return answer_of(self._answers.get(timeout=within_s))
         except queue.Empty as error:
             raise NoAnswerError(f"no answer within {within_s:g} s") from error
-        except (OSError, ValueError) as error:
-            raise NoAnswerError(f"{' '.join(self._command)} ended, or is something else") from error
-        if not isinstance(answer, dict):
-            raise NoAnswerError(f"{' '.join(self._command)} answers something else")
-        return answer
+        except OSError as error:
+            raise NoAnswerError(f"{self._command[0]} has ended") from error
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -124,6 +133,36 @@ class Examiner:
             while line := answers.readline(_LINE_BYTES):
                 self._answers.put(line)
         self._answers.put(b"")
+
+
+def answer_of(line: bytes) -> dict[str, Any]:
+    """Return one answer.
+
+    Raises:
+        NoAnswerError: it is none; an empty line is the end.
+    """
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        told = f"it says {line[:100]!r}" if line else "it has ended"
+        raise NoAnswerError(told) from error
+    if not isinstance(answer, dict):
+        raise NoAnswerError(f"it says {line[:100]!r}")
+    return answer
+
+
+def facts_of(answer: Mapping[str, Any]) -> Facts:
+    """Return the facts in an answer.
+
+    Raises:
+        NoAnswerError: there are none, or not in these terms.
+    """
+    if "facts" not in answer:
+        raise NoAnswerError(f"it says {answer.get('error')!r:.200}")
+    try:
+        return read_json(Facts, answer["facts"], on_unknown=lambda _: None)
+    except ConfigError as error:
+        raise NoAnswerError(str(error.problems[0].message)) from error
 
 
 def examined_here(wanted: Wanted, within_s: float = 30.0) -> Facts:

@@ -36,6 +36,15 @@ class Finding:
     line: tuple[str, int, int] | None = None
     """File, line and column outside of the job that it is about."""
 
+    def __post_init__(self) -> None:
+        """Keep control characters, which names of files may hold, from the terminal."""
+        for name in ("found", "why", "cure"):
+            told = "".join(
+                each if each.isprintable() else "\N{REPLACEMENT CHARACTER}"
+                for each in getattr(self, name)
+            )
+            object.__setattr__(self, name, told)
+
     def to_json(self) -> dict[str, Any]:
         """Return what programs get."""
         return {

@@ -23,8 +23,8 @@ LOG_BYTES = 64 << 20
 FILES_LEAST = 1000
 """Files that a small run makes, some times over."""
 OWN_OPEN_FILES = 40
-"""What torch, gRPC and torchrun open in one process by themselves. Measured with three sites: 48 are
-enough for all, 32 are not."""
+"""What torch, gRPC and torchrun open in a process by themselves. Measured, with three sites: 48 are
+enough for it all, 32 are not."""
 SPARE_OPEN_FILES = 256
 """For what a script opens besides: data, and the batches of a DataLoader's workers."""
 THREADS = 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.document_targets import DOCUMENT_TARGETS
+from tests.fuzz.facts_targets import FACTS_TARGETS
 from tests.fuzz.line_targets import LINE_TARGETS
 from tests.fuzz.local_targets import LOCAL_TARGETS
 from tests.fuzz.plan_targets import PLAN_TARGETS
@@ -16,5 +17,6 @@ _ALL = (
     *DOCUMENT_TARGETS,
     *PLAN_TARGETS,
     *PROBE_TARGETS,
+    *FACTS_TARGETS,
 )
 TARGETS = {each.name: each for each in _ALL}
