@@ -192,6 +192,13 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "RANK_STALLED",
+        "A training process hangs, or is stopped, while others wait for it.",
+        "The message says where; the file named has the stacks of all its threads. If it was only "
+        "slow, raise failure.stall_within.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "RANK_KILLED",
         "A training process was killed by a signal.",
         "Out of memory, or someone's kill: see the machine's kernel log.",

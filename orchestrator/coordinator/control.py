@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.coordinator.active_run import ActiveRun
-from orchestrator.coordinator.control_messages import failure_from, run_message
+from orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.replanning import prepared_from
 from orchestrator.coordinator.run_epochs import settled_from, suspected_from
@@ -303,6 +303,8 @@ class Control:
                 run.tell_epochs(suspected_from(site, message.suspect))
             case "reached":
                 run.tell_epochs(Reached(site, message.reached.site))
+            case "stall":
+                run.handle(stall_from(site, message.stall))
             case "reduction_prepared":
                 run.replan(prepared_from(site, message.reduction_prepared))
             case "reduction_begun":

@@ -7,14 +7,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.run_events import Endpoint, SiteNamespace
+from orchestrator.core.run_events import Endpoint, SiteNamespace, StallReported
 from orchestrator.core.run_view import RecordedEvent, RunView
+from orchestrator.core.stall_watch import AbsentRank
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
-from protos.failure import Failure
+from protos.failure import Failure, one_line
 
 MAX_TEXT = 2000
 """Characters of a site's message that are kept."""
+
+
+def stall_from(site: str, message: control_pb2.Stall) -> StallReported:
+    """Return what a site says of its ranks that do not move; texts of bounded length."""
+    absent = (
+        AbsentRank(
+            rank=each.rank,
+            for_s=each.for_s,
+            round=each.round,
+            is_stopped=each.stopped,
+            is_in_collective=each.in_collective,
+            doing=one_line(each.doing),
+            stack_path=each.stack_path[:MAX_TEXT],
+        )
+        for each in message.absent
+    )
+    return StallReported(site, tuple(absent), message.waiting)
 
 
 def run_message(view: RunView, progress: Mapping[str, Any]) -> control_pb2.Run:

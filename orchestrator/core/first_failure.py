@@ -23,7 +23,8 @@ _PRIORITY = {
         (
             # These name a cause, and what else was seen at that moment followed from it.
             ("PARAMETERS_DIFFER", "LAYOUT_MISMATCH", "CORRUPT_DATA", "CONFIG_MISMATCH"),
-            ("RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED"),
+            ("RANK_STALLED",),
+            ("RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED", "NEVER_JOINED"),
             ("GATEWAY_EXITED",),
             ("SITE_LOST",),
             ("PROTOCOL_VIOLATION", "INTERNAL"),

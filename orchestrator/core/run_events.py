@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from orchestrator.core.stall_watch import AbsentRank
 from protos.failure import Failure
 
 
@@ -195,6 +196,17 @@ class DigestReported:
 
 
 @dataclass(frozen=True, slots=True)
+class StallReported:
+    """Ranks of the site have not moved for failure.stall_within."""
+
+    site: str
+    absent: tuple[AbsentRank, ...]
+    """Those that have handed nothing over."""
+    is_waiting: bool
+    """Others of the site have, and wait."""
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """Somebody wants the run to end."""
 
@@ -238,6 +250,7 @@ Event = (
     | SiteRunning
     | SiteEnded
     | DigestReported
+    | StallReported
     | CancelRequested
     | SiteDropped
     | CannotGoOn

@@ -29,6 +29,7 @@ from orchestrator.core.run_events import (
     SiteState,
 )
 from orchestrator.core.run_view import RecordedEvent
+from orchestrator.core.stall_watch import StallWatch
 from protos.failure import Failure
 from topology.timeouts import Timeouts
 from topology.world import Topology
@@ -52,6 +53,7 @@ LOSES_SITE = frozenset(
         "SITE_LOST",
         "LAUNCH_FAILED",
         "PEER_LOST",
+        "RANK_STALLED",
     }
 )
 """Failures that an active run can survive: they befall one site. Others break promises to all."""
@@ -103,6 +105,7 @@ class RunMachine:
         self._start_deadline_s = now_s + self._timeouts.start_s
         self._wan = _WanStage(topology)
         self._ending = _Ending(self._timeouts.collect_s)
+        self._stalls = StallWatch()
         self._active_s: float | None = None
 
     @property
@@ -230,6 +233,8 @@ class RunMachine:
                 return self._ended(event, now_s)
             case run_events.DigestReported():
                 return self._compared(event, now_s)
+            case run_events.StallReported():
+                return self._stalled(event, now_s)
             case run_events.NamespacesOpened():
                 return self._wan.opened(event.namespaces)
             case run_events.NamespacesRefused():
@@ -362,6 +367,38 @@ class RunMachine:
             event.site, event.rank, event.step, event.combined, event.tensors, event.names
         )
         return [] if difference is None else self._differ(difference, now_s)
+
+    def _stalled(self, event: run_events.StallReported, now_s: float) -> list[Action]:
+        """Name each rank that hangs while others wait: its site cannot go on with it."""
+        actions: list[Action] = []
+        if self._ending.has_begun:
+            return actions
+        for site, rank in self._stalls.report(
+            event.site, event.absent, is_waiting=event.is_waiting
+        ):
+            message = (
+                f"rank {rank.rank} of site {site} has not come for {rank.for_s:.1f} s, since round "
+                f"{rank.round}: {rank.doing}"
+            )
+            detail = {
+                "rank": rank.rank,
+                "note": f"stalled: {message}",
+                "stack_path": rank.stack_path,
+            }
+            actions.append(RecordEvent("rank.stalled", site, detail))
+            actions += self._fail(
+                "RANK_STALLED",
+                message,
+                now_s,
+                at_s=now_s - rank.for_s,
+                site=site,
+                rank=rank.rank,
+                log_path=rank.stack_path,
+            )
+            if self.is_going_on and not self._sites[site].is_told_to_stop:
+                # Its end is the loss of the site: others go on when nothing of it is left.
+                actions.append(self._stop(self._sites[site], message))
+        return actions
 
     def _differ(self, difference: Difference, now_s: float) -> list[Action]:
         """Fail the run; the failure names a place only where it is certain who is wrong."""

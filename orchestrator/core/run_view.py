@@ -27,6 +27,7 @@ _NOTED = frozenset(
         "run.simulated",
         "run.replanned",
         "plan.relaunch",
+        "rank.stalled",
         "site.lost",
         "run.waiting",
         "run.went_on",

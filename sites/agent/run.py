@@ -36,6 +36,7 @@ from protos.control.v1.control_pb2 import (
     SiteEnded,
     SitePrepared,
     SiteRunning,
+    Stall,
     Suspect,
 )
 from protos.failure import Failure
@@ -46,6 +47,7 @@ from sites.agent.session import Session
 from sites.agent.site_failures import SiteError, order_failures
 from sites.agent.site_gateways import EpochChange, Listeners, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
+from sites.agent.stalls import Stalls
 
 _LOOK_S = 0.2
 _JOINED_S = 2.0
@@ -211,6 +213,11 @@ class SiteRun:
                 read_order, self._prepare, self._place.site, self._place.state
             )
             self._order = order
+            stalls = Stalls(order.folder, self._put_stall)
+
+            def on_stalled(gateway: int, message: Mapping[str, Any]) -> None:
+                tasks.create_task(stalls.take(gateway, message), name="stalls")
+
             listeners = Listeners(
                 on_metric=self._on_metric,
                 on_digest=self._on_digest,
@@ -218,6 +225,7 @@ class SiteRun:
                 on_epoch=self._on_epoch,
                 on_opinion=self._on_opinion,
                 on_failed=self.fail,
+                on_stalled=on_stalled,
             )
             processes = SiteProcesses(
                 order,
@@ -388,6 +396,10 @@ class SiteRun:
             self._put(reduction_prepared=message)
         else:
             self._put(reduction_begun=message)
+
+    def _put_stall(self, stall: Stall) -> None:
+        stall.run_id, stall.generation = self.run_id, self.generation
+        self._put(stall=stall)
 
     def _log_files(self) -> Iterator[tuple[str, Path]]:
         if self._processes is not None:

@@ -31,7 +31,7 @@ from protos.control.v1.control_pb2 import (
 from protos.failure import Failure
 from sites.agent.children import start_leashed
 from sites.agent.site_failures import SiteError, describe_end
-from sites.gateway.config import GatewayConfig, PeerLink, Proposal
+from sites.gateway.config import GatewayConfig, PeerLink, Proposal, StallLimits
 from topology.channels import FLOWS_MAX
 from topology.epoch import Epoch, Finished, finished_to_bytes, handovers_from_bytes, merged
 from topology.errors import ConfigError
@@ -118,6 +118,11 @@ def gateway_config(
         ),
         peer_lost_s=spec.timeouts.peer_lost_s,
         rank_wait_s=spec.timeouts.process_group_s,
+        stall=StallLimits(
+            least_s=spec.timeouts.stall_s,
+            rounds=spec.timeouts.stall_steps,
+            first_s=spec.timeouts.start_s,
+        ),
         keepalive_time_s=spec.timeouts.keepalive_time_s,
         keepalive_timeout_s=spec.timeouts.keepalive_timeout_s,
     )
@@ -163,6 +168,8 @@ class Listeners:
     on_opinion: Callable[[Mapping[str, Any]], None]
     """What a gateway thinks of another site: that it is suspected, or reached again."""
     on_failed: Callable[[Failure], None]
+    on_stalled: Callable[[int, Mapping[str, Any]], None]
+    """What a gateway, by its number, says of ranks that do not move."""
 
 
 class Gateway:
@@ -270,6 +277,8 @@ class Gateway:
                 listeners.on_epoch(message)
             case "suspect" | "reached":
                 listeners.on_opinion(message)
+            case "stalled":
+                listeners.on_stalled(self.index, message)
             case "listening":
                 self.endpoint = GatewayEndpoint(
                     site=self._site, gateway=self.index, host=message["host"], port=message["port"]

@@ -23,6 +23,17 @@ GatewayId = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StallLimits:
+    """When a rank is late."""
+
+    least_s: float
+    rounds: int
+    """Median rounds that it may be late at least; 0: they do not count."""
+    first_s: float
+    """In its first rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
     """The link to one neighbouring site, as configured."""
 
@@ -83,6 +94,8 @@ class GatewayConfig:
     """How long a rank may wait here to hear which plan carries its round."""
     keepalive_time_s: float
     keepalive_timeout_s: float
+    stall: StallLimits | None = None
+    """When a rank that does not come is told of; None: never."""
     probe: Probe | None = None
     """The gateway measures its links, and serves no ranks; None: it does not."""
 

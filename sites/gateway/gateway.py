@@ -25,12 +25,13 @@ from sites.gateway.links.send_queue import link_values
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.ranks.rank_server import LocalServer
+from sites.gateway.ranks.stall_watch import StallWatch
 from sites.gateway.reduction.epochs import Gift
 from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.residuals import Owed
-from sites.local.rank_messages import Reduce
+from sites.local.rank_messages import Reduce, Reduced
 from topology.epoch import Handover, Runs
 from topology.errors import ConfigError
 from topology.json_fields import to_json
@@ -88,8 +89,12 @@ class Gateway(EndingGateway):
         self._pool = Pool(max(2, min(_THREADS_MAX, os.cpu_count() or 2)))
         self._local = LocalServer(config, self)
         self._executor = Executor(
-            config, self._pool, on_reduced=self._local.reduced, on_failure=self.fail
+            config, self._pool, on_reduced=self._reduced, on_failure=self.fail
         )
+        self._stalls: StallWatch | None = None
+        """There once all ranks have joined, where stalls are told of."""
+        self._watching = threading.Lock()
+        """Guards what `_stalls` knows."""
         self._server = ExchangeServer(config, self)
         self._links = PeerLinks(
             config,
@@ -257,7 +262,28 @@ class Gateway(EndingGateway):
 
     def joined(self, ranks: list[int]) -> None:
         """All local ranks are there."""
+        config = self._config
+        if config.stall is not None:
+            self._stalls = StallWatch(ranks, config.stall, config.peer_lost_s, time.monotonic())
         self._write({"op": "joined", "ranks": ranks})
+
+    def handed(self, rank: int, round_: int) -> None:
+        """A rank's script has handed a bucket over."""
+        if self._stalls is not None:
+            with self._watching:
+                self._stalls.handed(rank, round_, time.monotonic())
+
+    def rank_left(self, rank: int) -> None:
+        """A rank has left."""
+        if self._stalls is not None:
+            with self._watching:
+                self._stalls.left(rank)
+
+    def _reduced(self, rank: int, reduced: Reduced) -> None:
+        if self._stalls is not None:
+            with self._watching:
+                self._stalls.returned(rank, time.monotonic())
+        self._local.reduced(rank, reduced)
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
@@ -306,6 +332,27 @@ class Gateway(EndingGateway):
         self._write({"op": "connected"})
         while not self._ended.wait(_METRICS_EVERY_S):
             self._report_links()
+            self._report_stalls()
+
+    def _report_stalls(self) -> None:
+        """Say which ranks have not moved for too long, when that changes."""
+        stalls = self._stalls
+        if stalls is None:
+            return
+        with self._watching:
+            now_s = time.monotonic()
+            standing = stalls.look(now_s, _METRICS_EVERY_S)
+            if standing is None:
+                return
+            absent = [
+                {
+                    "rank": rank,
+                    "for_s": stalls.silent_s(rank, now_s),
+                    "round": stalls.round_of(rank),
+                }
+                for rank in standing.absent
+            ]
+        self._write({"op": "stalled", "absent": absent, "waiting": list(standing.waiting)})
 
     def _open_more(self, links: list[Link]) -> None:
         for failure in self._links.open(links):

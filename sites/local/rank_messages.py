@@ -106,6 +106,14 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """The script has handed a bucket over. Its `Reduce` follows when the site's ranks all have."""
+
+    op: ClassVar[str] = "handed"
+    round: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepResiduals:
     """Write what is owed to this rank's shards to a file, which has its name once it is whole.
 
@@ -215,12 +223,12 @@ class Reduced:
     """What the gateway sent for this shard."""
 
 
-FromRank = Join | Region | Reduce | KeepResiduals | OweResiduals | Metric | Digest | Leave
+FromRank = Join | Region | Reduce | Handed | KeepResiduals | OweResiduals | Metric | Digest | Leave
 FromGateway = Welcome | Reduced | Failure
 """A failure says that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {
     kind.op: kind
-    for kind in (Join, Region, Reduce, KeepResiduals, OweResiduals, Metric, Digest, Leave)
+    for kind in (Join, Region, Reduce, Handed, KeepResiduals, OweResiduals, Metric, Digest, Leave)
 }
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "failed": Failure,

@@ -30,7 +30,7 @@ from protos.errors import (
     RankLostError,
     RemoteProtocolError,
 )
-from sites.local.rank_messages import Reduce, Reduced, ReductionTimes
+from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.collectives import wait
 from sites.worker.gateway_link import Link
@@ -395,6 +395,7 @@ class BucketPipeline:
         number = current.first_bucket + index
         if self._encoder is not None and not exact:
             slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
+        self._link.send(Handed(round=current.number))
         bucket = Bucket(number, slot, pieces, layout, exact, pending, future, raw_bytes, now_s)
         self._open.add(current, bucket)
         if self._overlaps:

@@ -15,6 +15,7 @@ from sites.worker.environment import Environment, NotLaunchedError, lone_spec
 from sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
 from sites.worker.shard_encoder import encodes_here
 from sites.worker.site import Site
+from sites.worker.stacks import write_stacks_on_signal
 
 
 def join(*, alone: bool = False) -> Site:
@@ -57,6 +58,7 @@ def join(*, alone: bool = False) -> Site:
     except BaseException:
         gateway.close()
         raise
+    write_stacks_on_signal(environment.run_folder, dist.get_rank())
     is_off = spec.job.exchange.schedule == "off"
     if is_off or len(welcome.sites) == 1:
         link = SiteOnlyLink(gateway, dist.get_world_size())

@@ -231,6 +231,7 @@ class AgentMessage(google.protobuf.message.Message):
     SUSPECT_FIELD_NUMBER: builtins.int
     REACHED_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
+    STALL_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
@@ -265,6 +266,8 @@ class AgentMessage(google.protobuf.message.Message):
     def reached(self) -> global___Reached: ...
     @property
     def leave(self) -> global___Leave: ...
+    @property
+    def stall(self) -> global___Stall: ...
     def __init__(
         self,
         *,
@@ -282,12 +285,13 @@ class AgentMessage(google.protobuf.message.Message):
         suspect: global___Suspect | None = ...,
         reached: global___Reached | None = ...,
         leave: global___Leave | None = ...,
+        stall: global___Stall | None = ...,
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "suspect", b"suspect"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached", "leave"] | None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached", "leave", "stall"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -1036,6 +1040,75 @@ class Reached(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id", "site", b"site"]) -> None: ...
 
 global___Reached = Reached
+
+@typing.final
+class Stall(google.protobuf.message.Message):
+    """Agent to coordinator: which ranks of the site have not moved for failure.stall_within, all of them as it is now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    ABSENT_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    waiting: builtins.bool
+    """others of the site have handed something over, and wait"""
+    @property
+    def absent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AbsentRank]: ...
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        absent: collections.abc.Iterable[global___AbsentRank] | None = ...,
+        waiting: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent", b"absent", "generation", b"generation", "run_id", b"run_id", "waiting", b"waiting"]) -> None: ...
+
+global___Stall = Stall
+
+@typing.final
+class AbsentRank(google.protobuf.message.Message):
+    """A rank that has handed nothing over: it computes, or hangs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    FOR_S_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
+    IN_COLLECTIVE_FIELD_NUMBER: builtins.int
+    DOING_FIELD_NUMBER: builtins.int
+    STACK_PATH_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    for_s: builtins.float
+    """since it moved last"""
+    round: builtins.int
+    """the latest that it has begun"""
+    stopped: builtins.bool
+    """its process is stopped: SIGSTOP"""
+    in_collective: builtins.bool
+    """it waits for other ranks of its site"""
+    doing: builtins.str
+    """the top of its stack, in one line"""
+    stack_path: builtins.str
+    """at the site: the stacks of all its threads"""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        for_s: builtins.float = ...,
+        round: builtins.int = ...,
+        stopped: builtins.bool = ...,
+        in_collective: builtins.bool = ...,
+        doing: builtins.str = ...,
+        stack_path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["doing", b"doing", "for_s", b"for_s", "in_collective", b"in_collective", "rank", b"rank", "round", b"round", "stack_path", b"stack_path", "stopped", b"stopped"]) -> None: ...
+
+global___AbsentRank = AbsentRank
 
 @typing.final
 class MetricBatch(google.protobuf.message.Message):

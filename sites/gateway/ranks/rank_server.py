@@ -25,6 +25,7 @@ from sites.local.rank_messages import (
     Digest,
     FromGateway,
     FromRank,
+    Handed,
     Join,
     KeepResiduals,
     Leave,
@@ -133,6 +134,9 @@ class Ranks(Protocol):
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
 
+    def handed(self, rank: int, round_: int) -> None:
+        """A rank's script has handed a bucket over."""
+
     def keep_residuals(self, rank: int, path: Path) -> None:
         """What is owed to a rank's shards is to be written."""
 
@@ -145,6 +149,9 @@ class Ranks(Protocol):
 
     def passed(self, message: dict[str, Any]) -> None:
         """Something for the agent."""
+
+    def rank_left(self, rank: int) -> None:
+        """A rank has left cleanly."""
 
     def left(self) -> None:
         """All ranks of the gateway have left cleanly."""
@@ -317,6 +324,8 @@ class LocalServer:
                 pass  # The connection has mapped it.
             case Reduce():
                 self._ranks.post(rank, message, self._shard(rank, connection, message))
+            case Handed():
+                self._ranks.handed(rank, message.round)
             case KeepResiduals():
                 self._ranks.keep_residuals(rank, Path(message.path))
             case OweResiduals():
@@ -350,7 +359,9 @@ class LocalServer:
                     is_collateral=True,  # its own exit status says more
                 )
             )
-        elif complete:
+            return
+        self._ranks.rank_left(rank)
+        if complete:
             self._ranks.left()
 
     def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:

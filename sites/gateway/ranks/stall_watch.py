@@ -1,0 +1,111 @@
+"""Which of a gateway's ranks does not come, and whether others wait.
+
+A rank *waits* from when its script has handed a bucket over until the result is there. A rank that
+has nothing handed over computes, or hangs: nobody but the coordinator can tell, who knows whether
+ranks elsewhere wait. An evaluation at all sites keeps all ranks away and nobody waiting. Pure:
+times are arguments, of one monotonic clock. Whoever calls holds a lock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sites.gateway.config import StallLimits
+from sites.silence import Standstills
+
+_ROUNDS = 16
+"""Rounds of which the median counts."""
+_FIRST_ROUNDS = 3
+"""Before so many are known, ranks compile and warm up, each for as long as it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The ranks of a gateway that have not moved for too long."""
+
+    absent: tuple[int, ...]
+    """They have handed nothing over that is not back."""
+    waiting: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    moved_s: float
+    num_open: int = 0
+    round: int = -1
+    round_began_s: float = 0.0
+
+
+class StallWatch:
+    """The ranks of one gateway."""
+
+    def __init__(
+        self, ranks: Iterable[int], limits: StallLimits, lease_s: float, now_s: float
+    ) -> None:
+        """All ranks have just joined."""
+        self._ranks = {rank: _Rank(now_s) for rank in ranks}
+        self._limits = limits
+        self._standstills = Standstills(now_s, lease_s)
+        self._rounds_s: deque[float] = deque(maxlen=_ROUNDS)
+        self._told = Standing((), ())
+
+    def handed(self, rank: int, round_: int, now_s: float) -> None:
+        """A rank has handed a bucket over."""
+        each = self._ranks[rank]
+        if round_ > each.round:
+            if each.round >= 0:
+                self._rounds_s.append(now_s - each.round_began_s)
+            each.round, each.round_began_s = round_, now_s
+        each.num_open += 1
+        each.moved_s = now_s
+
+    def returned(self, rank: int, now_s: float) -> None:
+        """A rank has got a result."""
+        each = self._ranks.get(rank)
+        if each is not None:
+            each.num_open -= 1
+            each.moved_s = now_s
+
+    def left(self, rank: int) -> None:
+        """A rank is done."""
+        self._ranks.pop(rank, None)
+
+    @property
+    def limit_s(self) -> float:
+        """How long a rank may stand still."""
+        limits = self._limits
+        if len(self._rounds_s) < _FIRST_ROUNDS:
+            return max(limits.least_s, limits.first_s)
+        return max(limits.least_s, limits.rounds * statistics.median(self._rounds_s))
+
+    def silent_s(self, rank: int, now_s: float) -> float:
+        """Return for how long a rank has not moved."""
+        return now_s - self._ranks[rank].moved_s
+
+    def round_of(self, rank: int) -> int:
+        """Return the latest round that a rank has begun; -1 before the first."""
+        return self._ranks[rank].round
+
+    def look(self, now_s: float, longest_s: float) -> Standing | None:
+        """Return who has not moved for too long; None: the same as at the look before.
+
+        `longest_s`: by when the caller would have looked again at the latest.
+        """
+        if self._standstills.look(now_s, longest_s):
+            for each in self._ranks.values():
+                each.moved_s = now_s
+        late = {
+            rank: each
+            for rank, each in self._ranks.items()
+            if now_s - each.moved_s > self.limit_s and each.round >= 0
+        }
+        standing = Standing(
+            tuple(rank for rank, each in late.items() if each.num_open == 0),
+            tuple(rank for rank, each in late.items() if each.num_open > 0),
+        )
+        is_new = standing != self._told
+        self._told = standing
+        return standing if is_new else None
