@@ -192,7 +192,8 @@ class Control:
             self._awaits_all = False
             self._tell(run_events.SiteReturned(site, session.host, report.epoch))
             return
-        if not hello.session and not report.run_id:
+        if self._awaits(site) and not hello.session and not report.run_id:
+            self._awaits_all = False
             self._lost(site, f"site {site}: its agent began anew")
         self._tell(run_events.SiteJoined(site, session.host, report.epoch))
 

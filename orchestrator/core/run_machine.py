@@ -346,6 +346,7 @@ class RunMachine:
             return []
         was_lost = site.state is SiteState.LOST
         site.state = SiteState.ENDED
+        self._stalls.forget(site.name)
         site.is_successful = event.succeeded and not event.failures and not was_lost
         actions: list[Action] = [
             RecordEvent("site.ended", site.name, {"succeeded": site.is_successful})
@@ -483,6 +484,7 @@ class RunMachine:
         if not self.is_going_on or site.is_out or site.is_successful:
             return []
         site.is_out = True
+        self._stalls.forget(site.name)
         why = first_failure(site.losses).message if site.losses else event.why
         note = f"the run goes on without site {site.name}: {why}"
         actions: list[Action] = [

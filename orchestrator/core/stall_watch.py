@@ -34,6 +34,11 @@ class StallWatch:
         self._waiting: set[str] = set()
         self._named: set[tuple[str, int]] = set()
 
+    def forget(self, site: str) -> None:
+        """Nobody there comes, or waits, any more."""
+        self._absent.pop(site, None)
+        self._waiting.discard(site)
+
     def report(
         self, site: str, absent: Sequence[AbsentRank], *, is_waiting: bool
     ) -> list[tuple[str, AbsentRank]]:

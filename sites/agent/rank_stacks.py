@@ -14,6 +14,8 @@ _ANSWER_S = 1.0
 _LOOK_S = 0.02
 _FRAMES = 4
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_STOPPED = ("T", "t")
+"""The kernel's letters: by a signal, or by a debugger."""
 _COLLECTIVE = re.compile(
     r"torch/distributed/|sites/worker/(collectives|bucket_pipeline|transfer)\.py"
 )
@@ -51,7 +53,7 @@ def look_at(run_folder: Path, rank: int) -> RankStack:
         with path.open("r", encoding="utf-8", errors="replace") as file:
             pid = int(file.readline())
             file.seek(0, 2)
-            if _state_of(pid) in ("T", "t"):
+            if _state_of(pid) in _STOPPED:
                 return RankStack(True, (), path)
             os.kill(pid, SIGNAL)
             text, deadline_s = "", time.monotonic() + _ANSWER_S
@@ -64,6 +66,15 @@ def look_at(run_folder: Path, rank: int) -> RankStack:
     except (OSError, ValueError):
         return RankStack(False, (), path)
     return RankStack(False, _top_frames(text), path)
+
+
+def is_stopped(run_folder: Path, rank: int) -> bool:
+    """Whether a rank's process is stopped, as far as can be seen."""
+    try:
+        with stack_file(run_folder, rank).open("r", encoding="utf-8", errors="replace") as file:
+            return _state_of(int(file.readline())) in _STOPPED
+    except (OSError, ValueError):
+        return False
 
 
 def _state_of(pid: int) -> str:

@@ -344,15 +344,18 @@ class Gateway(EndingGateway):
             standing = stalls.look(now_s, _METRICS_EVERY_S)
             if standing is None:
                 return
-            absent = [
-                {
-                    "rank": rank,
-                    "for_s": stalls.silent_s(rank, now_s),
-                    "round": stalls.round_of(rank),
-                }
-                for rank in standing.absent
-            ]
-        self._write({"op": "stalled", "absent": absent, "waiting": list(standing.waiting)})
+            absent, waiting = (
+                [
+                    {
+                        "rank": rank,
+                        "for_s": stalls.silent_s(rank, now_s),
+                        "round": stalls.round_of(rank),
+                    }
+                    for rank in ranks
+                ]
+                for ranks in (standing.absent, standing.waiting)
+            )
+        self._write({"op": "stalled", "absent": absent, "waiting": waiting})
 
     def _open_more(self, links: list[Link]) -> None:
         for failure in self._links.open(links):

@@ -1,0 +1,120 @@
+"""Which rank of a gateway does not come, and which waits; what a rank is doing meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sites.agent.rank_stacks import look_at
+from sites.gateway.config import StallLimits
+from sites.gateway.ranks.stall_watch import StallWatch, Standing
+from sites.local.stack_files import stack_file
+from tests.fakes.waiting import wait_for
+
+LIMITS = StallLimits(least_s=5.0, rounds=3, first_s=60.0)
+LOOK_S = 0.5
+
+
+def trained(num_rounds: int, round_s: float = 1.0) -> tuple[StallWatch, float]:
+    """Return the watch of two ranks that have trained some rounds, and when that was."""
+    watch, now_s = StallWatch((0, 1), LIMITS, 5.0, 100.0), 100.0
+    for number in range(num_rounds):
+        for rank in (0, 1):
+            watch.handed(rank, number, now_s)
+        now_s += round_s
+        for rank in (0, 1):
+            watch.returned(rank, now_s)
+        watch.look(now_s, round_s)
+    return watch, now_s
+
+
+def looks(watch: StallWatch, from_s: float, for_s: float) -> list[tuple[float, Standing]]:
+    """Look all the time; return what was told, and when."""
+    told = []
+    for look in range(int(for_s / LOOK_S)):
+        now_s = from_s + (look + 1) * LOOK_S
+        standing = watch.look(now_s, LOOK_S)
+        if standing is not None:
+            told.append((now_s - from_s, standing))
+    return told
+
+
+def test_the_rank_that_handed_nothing_over_is_absent_and_the_other_waits() -> None:
+    watch, now_s = trained(5)
+    watch.handed(0, 5, now_s + 0.1)
+    told = looks(watch, now_s, 20.0)
+    assert told == [(5.5, Standing((1,), (0,)))]
+    watch.handed(1, 5, now_s + 20.0)
+    assert watch.look(now_s + 20.1, LOOK_S) == Standing((), (0,))
+    for rank in (0, 1):
+        watch.returned(rank, now_s + 20.2)
+    assert watch.look(now_s + 20.3, LOOK_S) == Standing((), ())
+
+
+def test_ranks_that_are_all_away_are_told_as_such() -> None:
+    watch, now_s = trained(5)
+    assert looks(watch, now_s, 20.0) == [(5.5, Standing((0, 1), ()))]
+
+
+def test_long_rounds_give_time_and_so_do_the_first() -> None:
+    watch, now_s = trained(5, round_s=4.0)
+    assert looks(watch, now_s, 20.0)[0][0] == 12.5
+    watch, now_s = trained(2)
+    assert looks(watch, now_s, 80.0)[0][0] == 60.5
+
+
+def test_a_gateway_that_stood_still_counts_anew() -> None:
+    watch, now_s = trained(5)
+    assert watch.look(now_s + 100.0, LOOK_S) is None
+    assert looks(watch, now_s + 100.0, 20.0)[0][0] == 5.5
+
+
+def test_a_rank_that_has_left_is_not_missed() -> None:
+    watch, now_s = trained(5)
+    watch.left(0)
+    watch.left(1)
+    assert looks(watch, now_s, 20.0) == []
+
+
+RANK = """
+import sys, time
+from pathlib import Path
+from sites.worker.stacks import write_stacks_on_signal
+
+def stuck():
+    while True:
+        pass
+
+write_stacks_on_signal(Path(sys.argv[1]), 3)
+stuck()
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_rank_says_where_it_hangs_and_one_that_is_stopped_is_told_as_stopped(
+    tmp_path: Path,
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path)])
+    try:
+        path = stack_file(tmp_path, 3)
+        wait_for(lambda: path.exists() and path.read_text() != "", lambda: "its file")
+        wait_for(lambda: "stuck" in look_at(tmp_path, 3).doing, lambda: "its stack")
+        found = look_at(tmp_path, 3)
+        assert (found.is_stopped, found.is_in_collective) == (False, False)
+        assert found.frames[0].startswith("stuck (<string>:")
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: look_at(tmp_path, 3).is_stopped, lambda: "that it is stopped")
+        assert "SIGSTOP" in look_at(tmp_path, 3).doing
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_rank_without_a_file_is_left_alone(tmp_path: Path) -> None:
+    assert look_at(tmp_path, 0).doing == "it shows no stack"
