@@ -93,7 +93,7 @@ class _Reader:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if dataclasses.is_dataclass(kind):
             return self._object(kind, value, where)
-        if origin is types.UnionType:
+        if origin in (types.UnionType, typing.Union):  # the latter with Annotated
             return None if value is None else self.read(arguments[0], value, where)
         if origin is tuple:
             return self._items(arguments, value, where)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+Count = Annotated[int, 1 << 62]
+"""A number of things or bytes, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +41,9 @@ class Script:
     path: str
     error: str | None = None
     """The reason why it cannot be run at all."""
-    line: int = 0
+    line: Count = 0
     """The place of a syntax error, counted from 1; 0: there is none."""
-    column: int = 0
+    column: Count = 0
     joins: bool = True
     """Whether it, or a module beside it that it imports, calls `sites.join`; True in doubt."""
 
@@ -49,7 +53,7 @@ class Matches:
     """The files that one pattern matches."""
 
     pattern: str
-    num_files: int
+    num_files: Count
     error: str | None = None
     """The first file that cannot be read, and why; or why the pattern cannot be matched."""
 
@@ -61,9 +65,9 @@ class Folder:
     path: str
     error: str | None = None
     """The reason why nothing can be written there."""
-    free_bytes: int | None = None
+    free_bytes: Count | None = None
     """For who is not root."""
-    free_files: int | None = None
+    free_files: Count | None = None
     """Files that can still be made; None: the file system has no limit."""
 
 
@@ -71,18 +75,18 @@ class Folder:
 class Limits:
     """The most that a process of this user may have; None: no limit."""
 
-    open_files: int | None = None
-    processes: int | None = None
+    open_files: Count | None = None
+    processes: Count | None = None
     """Of this user, threads counted; None for root, too."""
-    locked_bytes: int | None = None
+    locked_bytes: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tcp:
     """The settings of the machine's TCP; None: not known, as on other systems than Linux."""
 
-    receive_max_bytes: int | None = None
-    send_max_bytes: int | None = None
+    receive_max_bytes: Count | None = None
+    send_max_bytes: Count | None = None
     slow_start_after_idle: bool | None = None
     congestion: str | None = None
     """The congestion control that connections have if nobody chooses."""
@@ -119,12 +123,12 @@ class Facts:
     """The version of torch; None: it is not installed."""
     limits: Limits = Limits()
     tcp: Tcp = Tcp()
-    shared_memory_bytes: int | None = None
+    shared_memory_bytes: Count | None = None
     """Free bytes of /dev/shm; None: there is none."""
     has_infiniband: bool = False
     refused: Mapping[str, str] | None = None
     """The wanted addresses and endpoints that nothing can listen on, each with the reason."""
-    mtus_bytes: Mapping[str, int] | None = None
+    mtus_bytes: Mapping[str, Count] | None = None
     """The MTU towards each peer to which there is a route."""
     unrouted: Mapping[str, str] | None = None
     """The peers to which there is no route, each with the reason."""
