@@ -23,6 +23,7 @@ from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.writer import Place
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer, take_step
+from sites.worker.attendance import Attendance
 from sites.worker.collectives import ensure_process_group
 from topology.job import Checkpoint, Model, Trainer
 
@@ -63,6 +64,7 @@ def main() -> None:
             objects={},
             data=dict,
             exchange=ExchangeState(None, None, None),
+            attendance=Attendance(),
             on_written=lambda *values: told.append(values),
         )
         checkpoints.start(lambda value: value)

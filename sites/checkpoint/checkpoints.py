@@ -18,7 +18,8 @@ from sites.checkpoint.own_state import generator_states, restore_generators
 from sites.checkpoint.reader import CheckpointReader
 from sites.checkpoint.request_watch import RequestWatch
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import CheckpointWriter, Place, Snapshot, residuals_path
+from sites.checkpoint.writer import CheckpointWriter, LateState, Place, Snapshot, residuals_path
+from sites.worker.attendance import Attendance
 from topology.job import Checkpoint
 
 
@@ -46,6 +47,7 @@ class Checkpoints:
         objects: Mapping[str, Stateful],
         data: Callable[[], dict[str, Any]],
         exchange: ExchangeState,
+        attendance: Attendance,
         on_written: Callable[[int, float, int, float], None],
     ) -> None:
         """Look at what is to be saved.
@@ -59,6 +61,7 @@ class Checkpoints:
             objects: by name, scheduler and extras.
             data: returns what the manifest has of the run's data.
             exchange: what it carries from one round to the next.
+            attendance: which sites take part.
             on_written: told step, seconds, bytes, and how many seconds training has waited; from
                 a thread, where the checkpoint is published.
         """
@@ -69,6 +72,7 @@ class Checkpoints:
         self._objects = objects
         self._data = data
         self._exchange = exchange
+        self._attendance = attendance
         self._stall_s = 0.0
         self._on_written = on_written
         self._writer = CheckpointWriter(place, device, self._tell_written)
@@ -135,18 +139,21 @@ class Checkpoints:
     def _save(self, step: int) -> None:
         begin_s = time.monotonic()
         self._last_step = step
+        sites = list(self._place.ranks)
+        gone = {sites[each] for each in self._attendance.gone()}
+        publishes = self._place.site == next(site for site in sites if site not in gone)
         residuals = self._place.staging(step) / residuals_path(self._place)
         self._exchange_now = self._exchange.save(residuals)
         self._writer.begin(
             Snapshot(
                 step=step,
-                tensors=self._state.tensors() if self._place.is_first_site else {},
+                publishes=publishes,
+                tensors=self._state.tensors() if publishes else {},
                 own={
                     "generators": generator_states(self._device),
                     "exchange": self._exchange_now,
                 },
                 has_residuals=self._exchange.has_residuals,
-                data=self._data(),
             )
         )
         self._stall_s = time.monotonic() - begin_s
@@ -154,8 +161,14 @@ class Checkpoints:
     def _complete(self) -> None:
         """Take what a script changes after the optimizer's step, as its scheduler; then go on."""
         begin_s = time.monotonic()
-        self._writer.complete(self._objects_now)
+        self._writer.complete(self._late_state)
         self._stall_s += time.monotonic() - begin_s
+
+    def _late_state(self) -> LateState:
+        """Return what is known, or as it is to be saved, only once the next step begins."""
+        sites = list(self._place.ranks)
+        absent = frozenset(sites[each] for each in self._attendance.absent())
+        return LateState(self._objects_now(), self._data(), absent)
 
     def _objects_now(self) -> dict[str, Any]:
         states = {name: each.state_dict() for name, each in self._objects.items()}

@@ -1,9 +1,10 @@
 """Writes one checkpoint after another, in a thread beside training.
 
 All ranks of all sites write into one folder. Sites hold the same bits, so the ranks of the first
-site write model and optimizer, through torch.distributed.checkpoint; each rank of each site adds
-what it has of its own. A site's first rank lists the site's files with their digests. The first
-site waits for those lists, a bounded time, and writes the manifest, which makes a checkpoint of it:
+site that takes part write model and optimizer, through torch.distributed.checkpoint; each rank of
+each site adds what it has of its own. A site's first rank lists the site's files with their
+digests. The first site waits for those lists, a bounded time, and writes the manifest, which makes
+a checkpoint of it:
 
     STORE/.step-00000100.g1/        until it is whole; then renamed to step-00000100
        shared/__RANK_0.distcp .metadata objects.pt
@@ -27,7 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,8 @@ class Place:
     site: str
     rank: int
     ranks: Mapping[str, int]
-    """Ranks of each site, in the run's order: the first one publishes."""
+    """Ranks of each site, in the run's order."""
     keep: int
-
-    @property
-    def is_first_site(self) -> bool:
-        """Whether this site writes what all have, and the manifest."""
-        return self.site == next(iter(self.ranks))
 
     @property
     def is_remote(self) -> bool:
@@ -92,19 +88,31 @@ def residuals_path(place: Place) -> str:
     return f"{OWN}/{place.site}/{place.rank}.owed.npz"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class LateState:
+    """What comes when the next step begins."""
+
+    objects: dict[str, Any]
+    """What the first rank saves beside the tensors."""
+    data: dict[str, Any]
+    """The manifest's, of the run's data."""
+    absent: frozenset[str]
+    """Sites whose parts are not waited for."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Snapshot:
     """What a rank saves of one step."""
 
     step: int
+    publishes: bool
+    """This site writes what all have, and the manifest: the first one that takes part."""
     tensors: Tensors
-    """Empty but at the first site."""
+    """Empty but where the site publishes."""
     own: dict[str, Any]
-    data: dict[str, Any]
     has_residuals: bool
     """The gateway writes a file of its own."""
-    objects: dict[str, Any] = field(default_factory=dict)
-    """What else the first rank saves; it comes when the next step begins."""
+    late: LateState = LateState({}, {}, frozenset())
 
 
 class CheckpointWriter:
@@ -130,14 +138,14 @@ class CheckpointWriter:
         )
         self._thread: threading.Thread | None = None
         self._staged = threading.Event()
-        self._has_objects = threading.Event()
+        self._is_complete = threading.Event()
         self._snapshot: Snapshot | None = None
 
     def begin(self, snapshot: Snapshot) -> None:
         """Start to save. Waits until the one before is written."""
         self.wait()
         self._staged.clear()
-        self._has_objects.clear()
+        self._is_complete.clear()
         self._snapshot = snapshot
         if self._stream is not None:  # copies come after the step, and beside what follows it
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -146,13 +154,13 @@ class CheckpointWriter:
         )
         self._thread.start()
 
-    def complete(self, objects: Callable[[], dict[str, Any]]) -> None:
+    def complete(self, late_state: Callable[[], LateState]) -> None:
         """Add what else is saved, and wait until the tensors are copied: they may change then."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
             return
-        snapshot.objects = objects()
-        self._has_objects.set()
+        snapshot.late = late_state()
+        self._is_complete.set()
         self._staged.wait()
 
     def wait(self) -> None:
@@ -189,7 +197,7 @@ class CheckpointWriter:
         files: list[StoredFile] = []
         try:
             self._write_files(snapshot, folder)
-            paths = self._paths(folder)
+            paths = self._paths(folder, publishes=snapshot.publishes)
             if snapshot.has_residuals:
                 _wait_for(folder / residuals_path(place))
                 paths.append(residuals_path(place))
@@ -205,7 +213,7 @@ class CheckpointWriter:
         if place.rank != 0:
             return 0
         of_site = [each for _, files in parts for each in files]
-        if not place.is_first_site:
+        if not snapshot.publishes:
             self._put(snapshot.step, f"{OWN}/{place.site}/{_LIST}", _list_bytes(of_site))
             return 0
         return self._publish(snapshot, of_site)
@@ -214,7 +222,7 @@ class CheckpointWriter:
         place = self._place
         own = folder / own_path(place)
         own.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_first_site:
+        if snapshot.publishes:
             (folder / SHARED).mkdir(exist_ok=True)
             with torch.cuda.stream(self._stream):  # on CPUs, nothing
                 staged = self._stager.stage(snapshot.tensors)
@@ -222,16 +230,16 @@ class CheckpointWriter:
             writer = FileSystemWriter(folder / SHARED)
             save(staged, storage_writer=writer, process_group=self.group)
         self._staged.set()
-        self._has_objects.wait()
+        self._is_complete.wait()
         _save(snapshot.own, own)
-        if place.is_first_site and place.rank == 0:
-            _save(snapshot.objects, folder / OBJECTS)
+        if snapshot.publishes and place.rank == 0:
+            _save(snapshot.late.objects, folder / OBJECTS)
 
-    def _paths(self, folder: Path) -> list[str]:
+    def _paths(self, folder: Path, *, publishes: bool) -> list[str]:
         """Return the files that this rank has written."""
         place = self._place
         paths = [own_path(place)]
-        if place.is_first_site:
+        if publishes:
             found = (folder / SHARED).glob(f"__{place.rank}_*.distcp")
             paths += [f"{SHARED}/{each.name}" for each in sorted(found)]
             if place.rank == 0:
@@ -259,15 +267,19 @@ class CheckpointWriter:
 
     def _publish(self, snapshot: Snapshot, files: list[StoredFile]) -> int:
         place, step = self._place, snapshot.step
-        lists = self._other_lists(step)
+        lists = self._other_lists(step, snapshot.late.absent)
         manifest = Manifest(
             run=place.run,
             job=place.job,
             step=step,
             written_s=time.time(),
-            ranks=place.ranks,
+            ranks={
+                site: ranks
+                for site, ranks in place.ranks.items()
+                if site not in snapshot.late.absent
+            },
             missing=tuple(site for site, found in lists.items() if found is None),
-            data=snapshot.data,
+            data=snapshot.late.data,
             files=(*files, *(each for found in lists.values() for each in found or ())),
         )
         self._put(step, MANIFEST, manifest.to_bytes())
@@ -276,10 +288,12 @@ class CheckpointWriter:
         self._prune(step)
         return manifest.num_bytes
 
-    def _other_lists(self, step: int) -> dict[str, list[StoredFile] | None]:
+    def _other_lists(self, step: int, absent: frozenset[str]) -> dict[str, list[StoredFile] | None]:
         """Wait for the other sites; None: a site's part did not come in time."""
         place = self._place
-        found: dict[str, list[StoredFile] | None] = dict.fromkeys(list(place.ranks)[1:])
+        found: dict[str, list[StoredFile] | None] = {
+            site: None for site in place.ranks if site != place.site and site not in absent
+        }
         where = (
             joined(place.store, checkpoint_name(step))
             if place.is_remote

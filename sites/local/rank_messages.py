@@ -210,6 +210,16 @@ class ReductionTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A site that takes part no more."""
+
+    site: Count
+    """By index."""
+    from_round: Count
+    """The first round without it: the same at all gateways."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
     """The shard's region holds the sum over all sites, divided by `weight`."""
 
@@ -221,6 +231,8 @@ class Reduced:
     times: ReductionTimes
     wire_bytes: Count
     """What the gateway sent for this shard."""
+    missing: tuple[Missing, ...] = ()
+    """Sites that the run goes on without, as far as the gateway knows."""
 
 
 FromRank = Join | Region | Reduce | Handed | KeepResiduals | OweResiduals | Metric | Digest | Leave

@@ -82,13 +82,13 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
     sampler = _sampler(site, corpus)
     start = site.checkpoint(parallel, optimizer)
-    config = _scaled(config, site.learning_rate_scale)
     if start > 0:
         _say(site, f"goes on after step {start}")
     for step in range(start, config.steps):
         samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
-        result = take_step(parallel, optimizer, corpus.training, config, step, samples)
+        scaled = _scaled(config, site.learning_rate_scale)
+        result = take_step(parallel, optimizer, corpus.training, scaled, step, samples)
         _log_step(site, step + 1, result)
         if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
             _log_evaluation(site, step + 1, model, corpus)

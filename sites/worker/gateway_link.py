@@ -47,6 +47,7 @@ from sites.local.rank_messages import (
     error_of,
 )
 from sites.local.regions import map_region
+from sites.worker.attendance import Attendance
 
 _LAST_WORDS_S = 2.0
 """Time for reading why the gateway has closed; what it said is in the socket already."""
@@ -54,6 +55,9 @@ _LAST_WORDS_S = 2.0
 
 class Link(Protocol):
     """The way to the other sites. Methods may be called from any thread."""
+
+    attendance: Attendance
+    """Who takes part, as results tell it."""
 
     def start(
         self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
@@ -75,6 +79,7 @@ class AloneLink:
 
     def __init__(self, world_size: int = 1) -> None:
         """Hold no regions yet. `world_size` is the site's."""
+        self.attendance = Attendance()
         self._world_size = world_size
         self._regions: dict[int, npt.NDArray[np.float32]] = {}
         self._on_reduced: Callable[[Reduced], None] = lambda _: None
@@ -162,6 +167,7 @@ class GatewayLink:
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._send_timeout_s = send_timeout_s
+        self.attendance = Attendance()
         self._sending = threading.Lock()
         self._closed = False
         self._listening = False
@@ -301,7 +307,9 @@ class GatewayLink:
     ) -> None:
         try:
             while (message := self._receive()) is not None:
-                on_reduced(_as_result(message))
+                reduced = _as_result(message)
+                self.attendance.note(reduced)
+                on_reduced(reduced)
         except IsthmusError as error:
             self._cause = error
         except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward

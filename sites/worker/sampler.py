@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from sites.worker.attendance import NOTICE_STEPS
+from sites.worker.batch_shares import BatchShares, Gone
 from sites.worker.data_positions import DataPositions, Positions
 from sites.worker.shuffling import key_of, shuffled, splitmix64
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One step's batch, of all sites."""
+
+    positions: Positions
+    gone: Gone
+    """Sites that had no part in it."""
+    after: DataPositions
 
 
 class Sampler:
@@ -17,15 +30,21 @@ class Sampler:
     Endless: one pass over the data follows another, each in an order of its own. A batch is used
     when the optimizer's step has used it, not when it is drawn, so that a DataLoader may fetch
     ahead. Made by `Site.sampler`, which counts the steps.
+
+    The part of a site that was lost becomes a hole. `NOTICE_STEPS` after the loss holes are handed
+    out, and the others divide the batch among themselves: then every rank knows of it.
     """
 
-    def __init__(self, *, num_samples: int, global_batch: int, part: range, seed: int) -> None:
+    def __init__(
+        self, *, num_samples: int, shares: BatchShares, site: int, rank: int, seed: int
+    ) -> None:
         """Start at the run's first sample.
 
         Args:
             num_samples: of the dataset.
-            global_batch: samples of a step, over all sites.
-            part: this rank's places among them.
+            shares: how the batch is divided.
+            site: this rank's, by index.
+            rank: inside the site.
             seed: names the orders.
 
         Raises:
@@ -34,12 +53,16 @@ class Sampler:
         if num_samples < 1:
             raise ValueError("site.sampler: the dataset is empty")
         self.num_samples = num_samples
-        self.global_batch = global_batch
-        self._part = part
+        self.shares = shares
+        self._site = site
+        self._rank = rank
         self._key = key_of(seed)
-        self._drawn = DataPositions()
-        self._used = DataPositions()
-        self._ahead: deque[DataPositions] = deque()
+        self._first = DataPositions()
+        self._drawn: deque[_Drawn] = deque()
+        """The latest steps' batches, as long as they may have to be given back, and those ahead."""
+        self._num_drawn = 0
+        self._num_used = 0
+        self._absent: dict[int, int] = {}
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -47,13 +70,27 @@ class Sampler:
         while True:
             yield self.indices(self.draw()).tolist()
 
+    @property
+    def global_batch(self) -> int:
+        """Samples of the next step to be drawn, over all sites."""
+        return self.shares.batch(self._gone(self._num_drawn)).samples
+
     def draw(self) -> Positions:
         """Return this rank's positions of the next step: int64, shape (samples of the rank,)."""
         before_first, self._before_first = self._before_first, lambda: None
         before_first()
-        positions, self._drawn = self._drawn.taken(self.global_batch)
-        self._ahead.append(self._drawn)
-        return positions[self._part.start : self._part.stop]
+        step, gone = self._num_drawn, self._gone(self._num_drawn)
+        before = self._drawn[-1].after if self._drawn else self._first
+        for site, since in self._absent.items():
+            if since + NOTICE_STEPS == step:
+                before = before.with_holes(self._parts_of(site, range(since, step)))
+        positions, after = before.taken(self.shares.batch(gone).samples)
+        self._drawn.append(_Drawn(positions, gone, after))
+        self._num_drawn += 1
+        if len(self._drawn) > self._num_drawn - self._num_used + NOTICE_STEPS:
+            self._first = self._drawn.popleft().after
+        own = self.shares.of_rank(self._site, self._rank, gone)
+        return positions[own.start : own.stop]
 
     def indices(self, positions: Positions) -> Positions:
         """Return which samples of the dataset stand at positions of the run.
@@ -70,22 +107,36 @@ class Sampler:
 
     @property
     def data_epoch(self) -> int:
-        """The pass over the data, from 0, in which the next step's first sample stands."""
-        return self._used.next // self.num_samples
+        """The pass over the data, from 0, in which the next step's first new sample stands."""
+        return self._after_used().next // self.num_samples
 
     @property
     def used(self) -> DataPositions:
         """What completed steps have used; a checkpoint has it."""
-        return self._used
+        found = self._after_used()
+        for site, since in self._absent.items():
+            if since < self._num_used <= since + NOTICE_STEPS:
+                found = found.with_holes(self._parts_of(site, range(since, self._num_used)))
+        return found
 
     def step(self) -> None:
         """Note that the oldest batch drawn has been used."""
-        if self._ahead:
-            self._used = self._ahead.popleft()
+        self._num_used = min(self._num_used + 1, self._num_drawn)
 
-    def resize(self, global_batch: int, part: range) -> None:
-        """Take other batches from now on; before anything is drawn."""
-        self.global_batch, self._part = global_batch, part
+    def lose(self, absent: Mapping[int, int]) -> None:
+        """Take note of sites that are missing since a step, counted as they are drawn.
+
+        Raises:
+            RuntimeError: batches were fetched so far ahead that it is too late.
+        """
+        for site, since in absent.items():
+            if site not in self._absent:
+                if since + NOTICE_STEPS < self._num_drawn:
+                    raise RuntimeError(
+                        f"site.sampler: batches were fetched {self._num_drawn - since} steps "
+                        f"ahead; {NOTICE_STEPS} is the most"
+                    )
+                self._absent[site] = since
 
     def resume(self, used: DataPositions, before_first: Callable[[], None]) -> None:
         """Go on after what a checkpoint has: before anything is drawn.
@@ -98,7 +149,27 @@ class Sampler:
         Raises:
             RuntimeError: a batch was drawn already.
         """
-        if self._drawn != DataPositions():
+        if self._num_drawn:
             raise RuntimeError("site.checkpoint: call it before the sampler is iterated")
-        self._drawn = self._used = used
+        self._first = used
         self._before_first = before_first
+
+    def _gone(self, step: int) -> Gone:
+        found = (site for site, since in self._absent.items() if since + NOTICE_STEPS <= step)
+        return frozenset(found)
+
+    def _after_used(self) -> DataPositions:
+        """Return the positions as they were handed out up to the latest step that has ended."""
+        at = len(self._drawn) - 1 - (self._num_drawn - self._num_used)
+        return self._drawn[at].after if at >= 0 else self._first
+
+    def _parts_of(self, site: int, steps: range) -> list[int]:
+        """Return the positions of a site in some steps."""
+        first = self._num_drawn - len(self._drawn)
+        found: list[int] = []
+        for step in steps:
+            drawn = self._drawn[step - first]
+            part = self.shares.of_site(site, drawn.gone)
+            if site not in drawn.gone:
+                found += drawn.positions[part.start : part.stop].tolist()
+        return found

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -19,6 +20,7 @@ from protos import metrics
 from protos.checkpoint.store import joined
 from sites.local.rank_messages import Metric, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
+from sites.worker.batch_shares import BatchShares
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
 from sites.worker.data_positions import DataPositions
@@ -32,8 +34,7 @@ from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.transfer import CudaTransfer, Transfer
-from topology.batch_rule import FullBatch, batch_with
-from topology.cost.compute import rank_share, share
+from topology.batch_rule import FullBatch
 from topology.job import Job
 from topology.run_spec import RunSpec
 from topology.world import Topology
@@ -109,8 +110,9 @@ class Site:
         self._pipeline: BucketPipeline | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
-        self._full_batch = FullBatch(0, 0)
+        self._rates: tuple[torch.optim.Optimizer, object] | None = None
         self._checkpoints: Checkpoints | None = None
+        self._steps.listen(self._end_step)
         self._encoder: ShardEncoder | None = None
         self._replica_hook: ReplicaHook | None = None
         self._has_left = False
@@ -271,6 +273,7 @@ class Site:
             RuntimeError: called before, or too early.
             IsthmusError: the checkpoint is damaged, or of another model.
         """
+        self._rates = optimizer, scheduler
         settings = self.job.checkpoint
         if settings is None or self.job.exchange.schedule == "off":
             return 0
@@ -300,6 +303,7 @@ class Site:
             optimizer=optimizer,
             objects={**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})},
             data=self._data_state,
+            attendance=self._link.attendance,
             exchange=ExchangeState(
                 self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
                 self._encoder,
@@ -310,38 +314,49 @@ class Site:
         if (manifest := self._checkpoints.resume()) is not None:
             self._steps.resume(manifest.step)
             if self._sampler is not None and manifest.data:
-                self._resume_data(manifest.data, optimizer, scheduler)
+                self._resume_data(manifest.data)
         self._checkpoints.start(self._agreed)
         self._steps.listen(self._checkpoints.after_step)
         return self._steps.num_steps
+
+    def _end_step(self, _: int) -> None:
+        """Follow an optimizer step: who took part in it, and what that means for the data."""
+        self._link.attendance.end_step()
+        if self._sampler is not None:
+            self._sampler.lose(self._link.attendance.absent())
+            self._sampler.step()
+            gone = self._link.attendance.gone()
+            self._scale_learning_rates(self._sampler.shares.batch(gone).learning_rate_scale)
 
     def _data_state(self) -> dict[str, Any]:
         """Return what a checkpoint's manifest has of the data."""
         if self._sampler is None:
             return {}
+        self._sampler.lose(self._link.attendance.absent())
         return {
             **self._sampler.used.to_json(),
-            "full_ranks": self._full_batch.ranks,
+            "full_ranks": self._sampler.shares.full.ranks,
             "learning_rate_scale": self.learning_rate_scale,
         }
 
-    def _resume_data(
-        self, data: Mapping[str, Any], optimizer: torch.optim.Optimizer, scheduler: Stateful | None
-    ) -> None:
+    def _resume_data(self, data: Mapping[str, Any]) -> None:
         """Go on after the positions that were used, with the batch for as many ranks as now."""
         assert self._sampler is not None
         assert self._checkpoints is not None
         positions = DataPositions.from_json(data)
         self._sampler.resume(positions, self._checkpoints.restore_generators)
-        if self.job.placement:
-            return  # It has each site's part of the batch.
-        self._full_batch = FullBatch(self._sampler.global_batch, data["full_ranks"])
-        batch = batch_with(self._full_batch, self.global_world_size, self.job.on_fewer_sites)
-        self._sampler.resize(batch.samples, self._part_of_batch(batch.samples))
-        self.learning_rate_scale = batch.learning_rate_scale
-        scale_learning_rates(
-            optimizer, scheduler, batch.learning_rate_scale / data["learning_rate_scale"]
-        )
+        shares = self._sampler.shares
+        if not shares.sequences:  # a placement has each site's part of the batch
+            full = FullBatch(shares.full.samples, data["full_ranks"])
+            self._sampler.shares = replace(shares, full=full)
+        self.learning_rate_scale = data["learning_rate_scale"]
+        self._scale_learning_rates(self._sampler.shares.batch(frozenset()).learning_rate_scale)
+
+    def _scale_learning_rates(self, scale: float) -> None:
+        """Have all learning rates be those of the full batch times `scale`."""
+        if scale != self.learning_rate_scale and self._rates is not None:
+            scale_learning_rates(*self._rates, scale / self.learning_rate_scale)
+        self.learning_rate_scale = scale
 
     def _agreed(self, value: float) -> float:
         """Return the mean of a number over all ranks of all sites, the same at each."""
@@ -381,22 +396,22 @@ class Site:
                 f"site.sampler: a global batch of {size} for {self.global_world_size} ranks: want "
                 "at least a sample for each"
             )
+        sequences = {each.site: each.sequences for each in self.job.placement}
+        names = self._welcome.sites if global_batch is None else ()
         sampler = Sampler(
             num_samples=len(dataset),
-            global_batch=size,
-            part=self._part_of_batch(global_batch),
+            shares=BatchShares(
+                full=FullBatch(size, self.global_world_size),
+                rule=self.job.on_fewer_sites,
+                ranks=self._welcome.ranks_per_site,
+                sequences=tuple(sequences[each] for each in names) if sequences else (),
+            ),
+            site=self.index,
+            rank=self.rank,
             seed=seed,
         )
-        self._steps.listen(lambda _: sampler.step())
         self._sampler = sampler
-        self._full_batch = FullBatch(size, self.global_world_size)
         return sampler
-
-    def _part_of_batch(self, global_batch: int | None) -> range:
-        """Return this rank's places in a global batch; None: in the job's."""
-        if global_batch is not None:
-            return share(global_batch, self.global_world_size, self.global_rank)
-        return rank_share(self.job, self.topology, self.topology.site(self.name), self.rank)
 
     def log(self, **values: SupportsFloat) -> None:
         """Add values to the last completed step's record and send it.

@@ -19,6 +19,7 @@ from sites.checkpoint.checkpoints import Checkpoints
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import FIRST_STEPS, Interval
 from sites.checkpoint.writer import Place
+from sites.worker.attendance import Attendance
 from sites.worker.site import scale_learning_rates
 from topology.job import Checkpoint
 
@@ -48,6 +49,7 @@ class Training:
             objects={"scheduler": self.scheduler},
             exchange=ExchangeState(None, None, None),
             data=lambda: {"next": 7, "holes": []},
+            attendance=Attendance(),
             on_written=lambda step, *_: self.written.append(step),
         )  # fmt: skip
 

@@ -112,3 +112,17 @@ def test_gateways_of_sites_have_one_chain_however_chunks_are_divided(seed: int) 
         found.add(sum(each.chains[5] for each in gateways) % (1 << 64))
         assert set(gateways[0].chains) == {2, 3, 4, 5}
     assert len(found) == 1
+
+
+def test_the_first_round_without_a_site_is_told_whatever_comes_after() -> None:
+    epochs = epochs_in_round(4)
+    assert epochs.settle(1, stops=True)
+    assert epochs.resume(plan(1, 4))
+    assert epochs.missing == {2: 4}
+    epochs.begin(5)
+    assert epochs.settle(2, stops=False)
+    assert epochs.resume(plan(2, 6)), "other trees, the same members"
+    assert epochs.missing == {2: 4}
+    assert epochs.settle(3, stops=False)
+    assert epochs.resume(plan(3, 8, ALL)), "it has returned"
+    assert epochs.missing == {}

@@ -6,9 +6,13 @@ import random
 import numpy as np
 import pytest
 
+from sites.local.rank_messages import Missing, Reduced, ReductionTimes
+from sites.worker.attendance import NOTICE_STEPS, Attendance
+from sites.worker.batch_shares import BatchShares
 from sites.worker.data_positions import DataPositions
 from sites.worker.sampler import Sampler
 from sites.worker.shuffling import key_of, shuffled
+from topology.batch_rule import FullBatch
 from topology.cost.compute import share
 
 
@@ -60,9 +64,13 @@ def test_losses_and_other_counts_leave_every_position_used_once(seed: int) -> No
     assert sorted(used + unused) == list(range(ledger.next)), f"{seed=}"
 
 
+def shares(*ranks: int, batch: int = 6, rule: str = "keep") -> BatchShares:
+    return BatchShares(full=FullBatch(batch, sum(ranks)), rule=rule, ranks=ranks)
+
+
 def samplers(ranks: int, used: DataPositions) -> list[Sampler]:
     made = [
-        Sampler(num_samples=23, global_batch=6, part=share(6, ranks, rank), seed=5)
+        Sampler(num_samples=23, shares=shares(ranks), site=0, rank=rank, seed=5)
         for rank in range(ranks)
     ]
     for each in made:
@@ -96,3 +104,93 @@ def test_a_sampler_that_has_begun_cannot_be_resumed() -> None:
     sampler.draw()
     with pytest.raises(RuntimeError, match="before the sampler"):
         sampler.resume(DataPositions(6), lambda: None)
+
+
+@pytest.mark.parametrize("rule", ["keep", "shrink"])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_lost_site_had_is_handed_out_to_the_others(seed: int, rule: str) -> None:
+    chance = random.Random(seed)
+    ranks = tuple(chance.randint(1, 3) for _ in range(3))
+    divided = shares(*ranks, batch=chance.randint(sum(ranks), 40), rule=rule)
+    lost, since = chance.randrange(3), chance.randint(0, 20)
+    places = [(site, rank) for site in range(3) for rank in range(ranks[site])]
+    made = {
+        (site, rank): Sampler(num_samples=10**6, shares=divided, site=site, rank=rank, seed=1)
+        for site, rank in places
+    }
+    ahead = {place: chance.randint(0, NOTICE_STEPS - 2) for place in places}
+    drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in places}
+    used: list[int] = []
+    ledgers: set[DataPositions] = set()
+    for step in range(since + 4 * NOTICE_STEPS):
+        ledgers = set()
+        for place, sampler in made.items():
+            if place[0] == lost and step >= since:
+                continue
+            while len(drawn[place]) <= step + (ahead[place] if step else 0):
+                drawn[place].append(sampler.draw().tolist())
+            used += drawn[place][step]
+            # A loss is known to some in its own round, to the others in the next.
+            if step > since or (step == since and chance.random() < 0.5):
+                sampler.lose({lost: since})
+            sampler.step()
+            if step != since:
+                ledgers.add(sampler.used)
+        assert len(ledgers) <= 1, f"{seed=} {step=}"
+    (ledger,) = ledgers
+    unused = [each for hole in ledger.holes for each in hole]
+    assert len(set(used)) == len(used), f"{seed=}: twice"
+    assert sorted(used + unused) == list(range(ledger.next)), f"{seed=}: never"
+    assert unused == [], "handed out again by now"
+
+
+def test_batches_fetched_too_far_ahead_are_an_error() -> None:
+    (sampler,) = samplers(1, DataPositions())
+    for _ in range(NOTICE_STEPS + 2):
+        sampler.draw()
+    sampler.lose({0: 2})
+    with pytest.raises(RuntimeError, match="fetched 65 steps ahead; 64 is the most"):
+        sampler.lose({1: 1})
+
+
+def result(round_: int, *missing: tuple[int, int]) -> Reduced:
+    return Reduced(
+        round=round_,
+        bucket=0,
+        weight=1.0,
+        times=ReductionTimes(),
+        wire_bytes=0,
+        missing=tuple(Missing(site=site, from_round=at) for site, at in missing),
+    )
+
+
+def test_ranks_that_hear_of_a_loss_a_round_apart_agree_on_its_step() -> None:
+    early, late = Attendance(), Attendance()
+    for step in range(5):  # two rounds a step
+        for attendance in (early, late):
+            knows = step >= 3 if attendance is early else step >= 4
+            for round_ in (2 * step, 2 * step + 1):
+                attendance.note(result(round_, *([(1, 7)] if knows else [])))
+            attendance.end_step()
+    assert early.absent() == late.absent() == {1: 3}
+    assert early.gone() == frozenset()
+    assert early.gone(3 + NOTICE_STEPS) == late.gone(3 + NOTICE_STEPS) == {1}
+    assert early.gone(2 + NOTICE_STEPS) == frozenset()
+
+
+def test_shares_are_the_planners_and_stay_whole_without_a_site() -> None:
+    divided = BatchShares(full=FullBatch(13, 6), rule="keep", ranks=(2, 1, 3), sequences=(3, 6, 4))
+    for gone in (frozenset[int](), frozenset({0}), frozenset({0, 2})):
+        places = [
+            place
+            for site in range(3)
+            for rank in range(divided.ranks[site])
+            if site not in gone
+            for place in divided.of_rank(site, rank, gone)
+        ]
+        assert places == list(range(13))
+    assert divided.of_site(1, frozenset()) == range(3, 9)
+    even = shares(2, 1, batch=7)
+    assert [even.of_rank(*place, frozenset()) for place in ((0, 0), (0, 1), (1, 0))] == [
+        share(7, 3, rank) for rank in range(3)
+    ]

@@ -110,6 +110,8 @@ class Epochs:
         """The latest that has begun here; -1 before the first."""
         self._site = {role.site for role in first.roles}.pop()
         self._plans = [first]
+        self.missing: dict[int, int] = {}
+        """Sites that take part no more, and the first round without them."""
         self._hold: _Hold | None = None
         self._cancelled_epoch = 0
         self._finished: dict[BucketKey, dict[int, tuple[object, ...]]] = {}
@@ -242,6 +244,9 @@ class Epochs:
         hold = self._hold
         if plan.epoch <= self.number or (hold is not None and plan.epoch < hold.epoch):
             return False
+        before, after = self._plans[-1].plan.members, plan.plan.members
+        self.missing = {site: at for site, at in self.missing.items() if site not in after}
+        self.missing |= {site: plan.from_round for site in before if site not in after}
         if self.is_stopped:
             self._plans = [plan]
         elif plan.from_round <= self.round:

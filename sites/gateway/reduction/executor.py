@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from protos.errors import (
@@ -74,7 +74,7 @@ from sites.gateway.reduction.epochs import (
 from sites.gateway.reduction.pool import Pool, Priority
 from sites.gateway.reduction.residuals import Owed, Residuals
 from sites.local.chunk_grid import grid
-from sites.local.rank_messages import Form, Reduce, Reduced
+from sites.local.rank_messages import Form, Missing, Reduce, Reduced
 from sites.silence import Standstills
 from topology.epoch import Finished
 from topology.trees.trees import ReductionPlan
@@ -699,6 +699,10 @@ class Executor:
     def _take_reduced(self, bucket: OpenBucket, now_s: float) -> list[tuple[int, Reduced]]:
         """Return the ranks that are to be told; with the gateway's last one the bucket is over."""
         reduced = bucket.take_reduced(now_s)
+        if self._epochs.missing:
+            told = self._epochs.missing.items()
+            missing = tuple(Missing(site=site, from_round=at) for site, at in told)
+            reduced = [(rank, replace(each, missing=missing)) for rank, each in reduced]
         if reduced and bucket.is_reduced:
             del self._open[bucket.key]
             self._history.note_done(bucket.key)

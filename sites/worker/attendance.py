@@ -1,0 +1,59 @@
+"""Which sites take part in a run, as its ranks hear of it: the same at each rank, step by step.
+
+Gateways decide nothing of that; each result says since which round a site is missing. The results
+of a round reach ranks before or after a loss is known, but each rank knows it one round later at
+the latest. So what ranks have to do alike, they do `NOTICE_STEPS` later: then all of them know, and
+so do data loaders that fetch ahead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from sites.local.rank_messages import Reduced
+
+NOTICE_STEPS = 64
+"""More batches than a data loader fetches ahead."""
+_KEPT_STEPS = 8
+"""A loss is known one round after its first."""
+
+
+class Attendance:
+    """Noted by a link's thread, asked by the training thread. Steps count from 0 in a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._round = -1
+        self._missing: dict[int, int] = {}
+        self._rounds: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
+        self._num_steps = 0
+        self._absent: dict[int, int] = {}
+
+    def note(self, reduced: Reduced) -> None:
+        """Take what a result says."""
+        with self._lock:
+            self._round = max(self._round, reduced.round)
+            for each in reduced.missing:
+                self._missing[each.site] = each.from_round
+
+    def end_step(self) -> None:
+        """Count a step: all results of it are there."""
+        with self._lock:
+            self._rounds.append((self._num_steps, self._round))
+            self._num_steps += 1
+
+    def absent(self) -> dict[int, int]:
+        """Return, by site, the first step without it; of steps that have ended."""
+        with self._lock:
+            for site, from_round in self._missing.items():
+                steps = [step for step, round_ in self._rounds if round_ >= from_round]
+                if steps:
+                    self._absent.setdefault(site, steps[0])
+            return dict(self._absent)
+
+    def gone(self, step: int | None = None) -> frozenset[int]:
+        """Return the sites that all ranks do without in a step; None: in the next one."""
+        absent = self.absent()
+        at = self._num_steps if step is None else step
+        return frozenset(site for site, since in absent.items() if since + NOTICE_STEPS <= at)

@@ -1,0 +1,54 @@
+"""How a global batch is divided over the ranks of the sites that take part. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.batch_rule import Batch, FullBatch, batch_with
+from topology.cost.compute import share
+
+Gone = frozenset[int]
+"""Sites, by index, that do not take part any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShares:
+    """The division of one run's batch. Contiguous, in the order of sites and ranks."""
+
+    full: FullBatch
+    """What the run began with."""
+    rule: str
+    """One of topology.batch_rule.ON_FEWER_SITES."""
+    ranks: tuple[int, ...]
+    """Ranks of each site."""
+    sequences: tuple[int, ...] = ()
+    """A placement's part of the batch for each site; empty: all ranks take as many."""
+
+    def batch(self, gone: Gone) -> Batch:
+        """Return the batch without some sites."""
+        if self.sequences:
+            left = sum(each for site, each in enumerate(self.sequences) if site not in gone)
+            kept = FullBatch(self.full.samples, sum(self.sequences))
+            return batch_with(kept, left, self.rule)
+        left = sum(each for site, each in enumerate(self.ranks) if site not in gone)
+        return batch_with(self.full, left, self.rule)
+
+    def of_site(self, site: int, gone: Gone) -> range:
+        """Return the places of a site in the batch."""
+        weights = self.sequences or self.ranks
+        present = [0 if each in gone else weight for each, weight in enumerate(weights)]
+        samples, before, total = self.batch(gone).samples, sum(present[:site]), sum(present)
+        return range(
+            samples * before // total,
+            samples * (before + present[site]) // total,
+        )
+
+    def of_rank(self, site: int, rank: int, gone: Gone) -> range:
+        """Return the places of a rank, inside its site."""
+        if not self.sequences:
+            present = [0 if each in gone else ranks for each, ranks in enumerate(self.ranks)]
+            samples = self.batch(gone).samples
+            return share(samples, sum(present), sum(present[:site]) + rank)
+        own = self.of_site(site, gone)
+        part = share(len(own), self.ranks[site], rank)
+        return range(own.start + part.start, own.start + part.stop)
