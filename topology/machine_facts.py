@@ -54,8 +54,11 @@ class Matches:
 
     pattern: str
     num_files: Count
+    """Those that were met before it ended, or before something else ended it."""
     error: str | None = None
     """The first file that cannot be read, and why; or why the pattern cannot be matched."""
+    is_complete: bool = True
+    """Whether there are no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

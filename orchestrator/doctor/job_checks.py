@@ -64,10 +64,11 @@ def _data(
     """Return the patterns that come to nothing; `globs` are those that are `written`, anchored."""
     found = []
     for index, (matches, pattern) in enumerate(zip(globs, written, strict=False)):
-        if matches.num_files > 0 and matches.error is None:
+        is_there = matches.num_files > 0 or not matches.is_complete
+        if is_there and matches.error is None:
             continue
         quoted = shlex.quote(matches.pattern)
-        if matches.num_files == 0:
+        if not is_there:
             reason = f": {matches.error}" if matches.error else ""
             kind, told = "data-missing", f"no file matches {matches.pattern!r}{reason}"
             cure = f"ls {matches.pattern}, then mend {pattern!r}: it begins at the job's folder"

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import os
 import tempfile
-from itertools import islice
+import time
 from pathlib import Path
 
 from topology.machine_facts import Folder, Matches
 
 _OPENED_MAX = 1000
 """Files of one pattern that are opened; more take too long, and most often are all alike."""
+_WITHIN_S = 3.0
+"""For one pattern: a tree of millions of files is not walked to its end."""
 _FREE_BYTES = 1 << 12
 """A file of so many bytes must fit."""
 
 
 def match(pattern: str) -> Matches:
-    """Count the files that an absolute pattern matches, and open the first ones."""
-    path = Path(pattern)
+    """Count the first files that an absolute pattern matches, and open them."""
+    path, found = Path(pattern), 0
+    deadline_s = time.monotonic() + _WITHIN_S
     try:
         root = Path(path.anchor)
-        files = [each for each in root.glob(str(path.relative_to(root))) if each.is_file()]
+        for each in root.glob(str(path.relative_to(root))):
+            if time.monotonic() > deadline_s or found == _OPENED_MAX:
+                return Matches(pattern=pattern, num_files=found, is_complete=False)
+            if not each.is_file():
+                continue
+            found += 1
+            try:
+                each.open("rb").close()
+            except OSError as error:
+                reason = f"{each}: {error.strerror}"
+                return Matches(pattern=pattern, num_files=found, error=reason, is_complete=False)
     except (OSError, ValueError, NotImplementedError) as error:
         return Matches(pattern=pattern, num_files=0, error=str(error))
-    for each in islice(sorted(files), _OPENED_MAX):
-        try:
-            each.open("rb").close()
-        except OSError as error:
-            reason = f"{each}: {error.strerror}"
-            return Matches(pattern=pattern, num_files=len(files), error=reason)
-    return Matches(pattern=pattern, num_files=len(files))
+    return Matches(pattern=pattern, num_files=found)
 
 
 def look_at_folder(path: str) -> Folder:

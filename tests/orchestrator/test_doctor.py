@@ -31,6 +31,7 @@ from orchestrator.doctor.path_checks import (
     route_findings,
     tcp_findings,
 )
+from sites.facts import files
 from sites.facts.machine import collect
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from topology.documents.load import load_job
@@ -146,6 +147,20 @@ def test_6_data_that_may_not_be_read(open_folder: Path) -> None:
     found = files_of(job("trainer: {data: {files: ['*.text']}}"), open_folder)
     told = only(found, "data-unreadable", ERROR, "setfacl -R -m u:")
     assert "two.text: Permission denied" in told.found
+
+
+def test_data_of_many_files_is_not_looked_at_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.text").touch()
+    monkeypatch.setattr(files, "_OPENED_MAX", 3)
+    assert files.match(f"{tmp_path}/*.text").num_files == 3
+    monkeypatch.setattr(files, "_WITHIN_S", -1.0)
+    unknown = files.match(f"{tmp_path}/*.text")
+    assert (unknown.num_files, unknown.is_complete) == (0, False)
+    facts = dataclasses.replace(good_facts(), globs=(unknown,))
+    assert job_findings(facts, job("trainer: {data: {files: ['*.text']}}")) == []
 
 
 # Folders and disks.
