@@ -1,8 +1,10 @@
 """Gives all sites the first site's tensors, bit for bit: a model's initial state, say.
 
-The pipeline adds float32 numbers, so bytes travel as numbers: each pair of bytes is a whole number
-below 65536, exact in float32, and so is its sum with the zeros of every other rank. Hence any
-dtype, -0.0 and NaN payloads survive. First only a hash is compared: equal models send nothing more.
+The pipeline averages float32 numbers, so bytes travel as numbers: each pair of bytes is a whole
+number below 65536, exact in float32. Only the first site's first rank has a weight. So the mean is
+what it has, whoever else takes part: were another site lost meanwhile, nothing would change. Hence
+any dtype, -0.0 and NaN payloads survive. First only a hash is compared: equal models send nothing
+more.
 """
 
 from __future__ import annotations
@@ -22,9 +24,6 @@ BLOCK_NUMEL = 2 << 20
 """float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""
 BLOCKS_IN_FLIGHT = 8
 _GROUP_BYTES = 2 * BLOCK_NUMEL * BLOCKS_IN_FLIGHT
-_HASH_NUMEL = 4
-_NO_HASH = 65536.0
-"""In place of a hash's numbers, each below this: equal to nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class InitialState:
 
     pipeline: BucketPipeline
     site_index: int
-    num_sites: int
     rank: int
     """Inside the site."""
     device: torch.device
@@ -56,19 +54,19 @@ class InitialState:
         return True
 
     def _all_sites_have(self, combined: bytes, layout: int) -> bool:
-        """Compare 8 bytes: each site writes its own into a place of its own.
+        """Compare 8 bytes: first all hear the first site's, then whether anybody has others.
 
-        One whose ranks differ writes what is equal to nobody's: were each rank to decide by its own
-        state alone, some would go on to the next collective and others not.
+        A site whose ranks differ says so: were each rank to decide by its own state alone, some
+        would go on to the next collective and others not.
         """
         data = torch.frombuffer(bytearray(combined), dtype=torch.uint8)
         own = _numbers(data)
-        places = torch.zeros(self.num_sites * _HASH_NUMEL)
-        start = self.site_index * _HASH_NUMEL
-        places[start : start + _HASH_NUMEL] = own if self._ranks_agree(data) else _NO_HASH
-        places = places.to(self.device)
-        self._sum([places], layout)
-        return bool((places.cpu().view(self.num_sites, _HASH_NUMEL) == own).all())
+        first = own.clone().to(self.device)
+        self._hear_first([first], layout)
+        is_equal = self._ranks_agree(data) and torch.equal(first.cpu(), own)
+        differs = torch.full((1,), 0.0 if is_equal else 1.0, device=self.device)
+        self._average([differs], layout, 1.0)
+        return bool(differs.cpu() == 0)
 
     def _ranks_agree(self, data: torch.Tensor) -> bool:
         """Whether all ranks of the site have the same bytes. A collective of the site."""
@@ -97,24 +95,23 @@ class InitialState:
         for start in range(0, len(blocks), BLOCKS_IN_FLIGHT):
             group = blocks[start : start + BLOCKS_IN_FLIGHT]
             numbers = [_numbers(torch.cat(block)) for block in group]
-            if self.site_index != 0:
-                numbers = [torch.zeros_like(each) for each in numbers]
-            self._sum(numbers, layout)
+            self._hear_first(numbers, layout)
             for block, received in zip(group, numbers, strict=True):
                 _write_back(received, block)
         for tensor, copy in zip(tensors, contiguous, strict=True):
             write_whole(tensor, copy)
 
-    def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
-        """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""
-        self.pipeline.begin(1.0 if self.rank == 0 else 0.0)
+    def _hear_first(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
+        """Write the numbers of the first site's first rank over everybody's."""
+        self._average(buckets, layout, 1.0 if self.site_index == self.rank == 0 else 0.0)
+
+    def _average(self, buckets: Sequence[torch.Tensor], layout: int, weight: float) -> None:
+        """Average numbers over all ranks of all sites, in place: a round of its own."""
+        self.pipeline.begin(weight)
         futures = [self.pipeline.submit([each], layout, exact=True) for each in buckets]
         self.pipeline.wait()
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
-        for each in buckets:
-            # The exchange divides by the number of sites; the error of that is far below 1/2.
-            each.mul_(self.num_sites).round_()
 
 
 def _numbers(data: torch.Tensor) -> torch.Tensor:

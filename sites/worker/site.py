@@ -533,7 +533,6 @@ class Site:
         InitialState(
             self._open(),
             site_index=0 if is_off else self.index,
-            num_sites=1 if is_off else self.num_sites,
             rank=self.rank,
             device=self.device,
         ).equalise(named)

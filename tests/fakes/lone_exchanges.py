@@ -167,15 +167,11 @@ class BrokenSite(Transfer):
 
 
 class SecondSite(AloneLink):
-    """The sum of this site's values with those of a first site, which are all ones."""
+    """A first site is there, too: its hash and its values are ones, and it alone has a weight."""
 
     def reduce(self, request: Reduce) -> None:
         values = self._regions[request.region]
-        if request.round == 0:
-            values[:4] = 1.0
-        else:
-            values += 1.0
-        values /= 2.0
+        values[:] = values / 2.0 if request.weight else 1.0
         self._on_reduced(
             Reduced(
                 round=request.round,
