@@ -112,7 +112,7 @@ def test_forgotten_tokens_are_named(tmp_path: Path) -> None:
 def test_what_the_gateway_says_ends_backward(
     tmp_path: Path, message: dict[str, str] | None, kind: str
 ) -> None:
-    # Round 3 is the second step's: the seeds are equal, so rounds 0 and 1 were all that came before.
+    # Round 3 is the second step's: the seeds are equal, so only rounds 0 and 1 came before.
     saved, _ = run(tmp_path, programs.backward_until_error, fail_at=(3, 1, message))
     for name in NAMES:
         assert saved[name]["type"] == kind
