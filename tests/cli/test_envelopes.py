@@ -56,6 +56,8 @@ CASES = [
     Case("topology", ("show", "{files}/topology.yaml")),
     error("topology", "show", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("topology", "import", "{files}/job.yaml", code="INVALID_CONFIG"),
+    Case("checkpoints", ("list", "{files}")),
+    error("checkpoints", "list", code="RUN_NOT_FOUND"),
     Case("doctor", ("{files}/topology.yaml", "--job", "{files}/job.yaml")),
     error("doctor", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("doctor", "{files}/topology.yaml", "--site", "oregonn", code="USAGE"),
