@@ -15,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protos.checkpoint.store import checkpoint_name
+from protos.checkpoint.store import checkpoint_name, checkpoints_in
 from sites.checkpoint.export import model_tensors
-from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml
+from sites.worker.attendance import NOTICE_STEPS
+from tests.multiprocess.harness import Bench, bench, job_yaml, kill, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -221,3 +222,26 @@ def test_a_run_that_is_stopped_saves_first(run: Bench, by: str) -> None:
     assert [each["step"] for each in listed.envelope["data"]["checkpoints"]] == [step]
     assert listed.envelope["data"]["checkpoints"][0]["missing"] == []
     assert process.returncode == (6 if by == "cancel" else 4)
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_lost_its_first_site_saves_on_and_uses_each_sample_once(run: Bench) -> None:
+    batch, steps = 12, 200
+    text = job_yaml(steps=steps, global_batch=batch) + "checkpoint: {every: 20 steps, keep: 50}\n"
+    sites = topology([(1, 1), (1, 1), (1, 1)]).replace("min_sites: 3", "min_sites: 1")
+    process = run.start("launch", str(run.write(sites, text)), "--run-id", "stopped")
+    run.wait_for("first steps", lambda: stepping(run))
+    agent = run.pids("sites.agent", "--site a")[0]
+    kill(run.children(agent, "sites.launcher.rank")[-1])
+    process.communicate(timeout=100)
+    assert process.returncode == 0, run.logs()
+    manifests = [each.manifest() for each in checkpoints_in(str(store(run, "stopped")))]
+    last = manifests[0]
+    assert (last.step, last.ranks, last.missing) == (steps, {"b": 1, "c": 1}, ())
+    # What the lost site had in 64 steps was handed out again, in place of new samples.
+    assert last.data["holes"] == []
+    assert last.data["next"] == steps * batch - NOTICE_STEPS * batch // 3
+    for each in manifests:
+        open_ones = sum(stop - start for start, stop in each.data["holes"])
+        after_loss = min(NOTICE_STEPS, each.step) if open_ones else 0
+        assert open_ones <= after_loss * batch // 3
