@@ -57,9 +57,10 @@ class LosingExchanges(CarriedExchanges):
         if not self._losses or self.num_arrived < self._losses[0] or len(self.members) == 1:
             return False
         del self._losses[0]
-        lost = self._chance.choice(self.members)
-        self.lost.add(lost)
-        self.members = tuple(site for site in self.members if site != lost)
+        if self._chance.random() < 0.8:  # else it is only a link, which the next plan goes around
+            lost = self._chance.choice(self.members)
+            self.lost.add(lost)
+            self.members = tuple(site for site in self.members if site != lost)
         self.epoch += 1
         self._settled, self._resume, self._resumed = {}, None, set()
         return True

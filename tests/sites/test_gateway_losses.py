@@ -42,24 +42,35 @@ PLANS = {
 LEFT = ReductionPlan(3, (Tree(1, {0: 1}),), "", (0, 1))
 
 
+def start_one(
+    stack: ExitStack, folder: Path, plan: ReductionPlan, codec: str, site: int
+) -> GatewayProcess:
+    """Start one of three gateways, which may have links to all others."""
+    links = tuple(
+        PeerLink(site=SITES[other], bytes_per_s=1e9, rtt_s=0.001)
+        for other in range(3)
+        if other != site
+    )
+    config = gateway_config(folder, plan, site, links=links, codec=codec)
+    process = stack.enter_context(GatewayProcess(folder / f"gateway{site}.log"))
+    process.configure(config)
+    return process
+
+
 def start(stack: ExitStack, folder: Path, plan: ReductionPlan, codec: str) -> list[GatewayProcess]:
-    """Start three gateways that all have links to each other, and let them dial."""
-    processes = []
-    for site in range(3):
-        links = tuple(
-            PeerLink(site=SITES[other], bytes_per_s=1e9, rtt_s=0.001)
-            for other in range(3)
-            if other != site
-        )
-        config = gateway_config(folder, plan, site, links=links, codec=codec)
-        process = stack.enter_context(GatewayProcess(folder / f"gateway{site}.log"))
-        process.configure(config)
-        processes.append(process)
+    """Start three gateways, and let them dial."""
+    processes = [start_one(stack, folder, plan, codec, site) for site in range(3)]
     for site, process in enumerate(processes):
         process.connect(*((SITES[at], each) for at, each in enumerate(processes) if at != site))
     for process in processes:
         process.wait("connected")
     return processes
+
+
+def endpoint_of(site: str, process: GatewayProcess) -> Mapping[str, Any]:
+    """Return where a gateway listens, as an agent tells it."""
+    port = process.wait("listening")["port"]
+    return {"site": site, "gateway": 0, "host": "127.0.0.1", "port": port}
 
 
 def part_of(site: int, round_: int) -> Floats:
@@ -142,9 +153,41 @@ def test_the_round_in_which_a_gateway_is_killed_ends_alike_at_all_others(
 
         for round_ in (2, 3):
             reduce_once([[ranks[0]], [ranks[1]]], round_, NUMEL, list(WEIGHTS[:2]), seed=round_)
+
+        # The site comes back, as another process, and takes part from round 6 on.
+        returned = start_one(stack, tmp_path, PLANS[name], codec, 2)
+        endpoints = {site: endpoint_of(SITES[site], processes[site]) for site in (0, 1)}
+        returned.tell(
+            {"op": "connect", "peers": list(endpoints.values()), "sites": list(SITES[:2])}
+        )
+        back = endpoint_of(SITES[2], returned)
         for site in (0, 1):
-            ranks[site].leave()
-        assert [processes[site].end() for site in (0, 1)] == [0, 0]
+            processes[site].tell({"op": "connect", "peers": [back], "sites": [SITES[2]]})
+        returned.wait("connected")
+        ranks[2] = stack.enter_context(GatewayRank(str(tmp_path / "g2-0.sock"), 0))
+        assert ranks[2].receive()["op"] == "welcome"
+        everybody = [*processes[:2], returned]
+        for process in everybody:
+            process.tell({"op": "settle", "epoch": 2, "stops": False})
+        assert [each.wait("settled", epoch=2)["round"] for each in everybody] == [3, 3, -1]
+        for process in everybody:
+            process.tell(
+                {
+                    "op": "resume",
+                    "epoch": 2,
+                    "from_round": 6,
+                    "members": SITES[:3],
+                    "plan": to_json(PLANS[name]),
+                    "codecs": [codec],
+                }
+            )
+        for round_ in (4, 5):
+            reduce_once([[ranks[0]], [ranks[1]]], round_, NUMEL, list(WEIGHTS[:2]), seed=round_)
+        for round_ in (6, 7):
+            reduce_once([[rank] for rank in ranks], round_, NUMEL, list(WEIGHTS), seed=round_)
+        for rank in ranks:
+            rank.leave()
+        assert [process.end() for process in everybody] == [0] * 3
 
 
 def test_a_planned_change_costs_no_round(tmp_path: Path) -> None:
