@@ -6,61 +6,86 @@ import signal
 
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
-STEPS = 600
 
+class Deployment:
+    """A coordinator and two agents, started by hand."""
 
-def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
-    topology = topology_yaml([(1, 1), (1, 1)], emulate=False, detect_within="5s")
-    job = run.write(topology, job_yaml(steps=STEPS))
-    topology_path, state = str(run.folder / "topology.yaml"), run.folder / "coordinator"
-    announced = state / "coordinator.json"
+    def __init__(self, run: Bench, steps: int) -> None:
+        self.run = run
+        topology = topology_yaml([(1, 1), (1, 1)], emulate=False, detect_within="5s")
+        job = run.write(topology, job_yaml(steps=steps))
+        self.topology = str(run.folder / "topology.yaml")
+        self.state = run.folder / "coordinator"
+        self.address = self.start("127.0.0.4:0")
+        for site in ("a", "b"):
+            run.start(
+                *("agent", "--site", site, "--coordinator", self.address),
+                *("--topology", self.topology, "--state", str(run.folder / f"agent-{site}")),
+            )
+        launched = self.isthmus("launch", str(job), "--run-id", "one", "--detach")
+        assert launched.code == 0, launched.err
 
-    def start(bind: str) -> str:
-        run.start(
-            *("coordinator", "--topology", topology_path, "--state", str(state), "--bind", bind)
+    def start(self, bind: str) -> str:
+        """Start a coordinator; return where it listens."""
+        announced = self.state / "coordinator.json"
+        announced.unlink(missing_ok=True)
+        self.run.start(
+            *("coordinator", "--topology", self.topology, "--state", str(self.state)),
+            *("--bind", bind),
         )
-        run.wait_for("the coordinator", announced.exists, 30)
+        self.run.wait_for("the coordinator", announced.exists, 30)
         address = json.loads(announced.read_text())["address"]
         assert isinstance(address, str)
         return address
 
-    address = start("127.0.0.4:0")
-    for site in ("a", "b"):
-        run.start(
-            *("agent", "--site", site, "--coordinator", address, "--topology", topology_path),
-            *("--state", str(run.folder / f"agent-{site}")),
-        )
-    launched = run.isthmus(
-        *("launch", str(job), "--coordinator", address, "--run-id", "one", "--detach", "--json")
-    )
-    assert launched.code == 0, launched.err
-    metrics = state / "runs" / "one" / "metrics.jsonl"
+    def kill(self) -> None:
+        """Kill the coordinator."""
+        os.kill(self.run.pids("orchestrator.coordinator")[0], signal.SIGKILL)
 
-    def steps() -> list[tuple[str, int]]:
+    def isthmus(self, *arguments: str) -> Result:
+        return self.run.isthmus(*arguments, "--coordinator", self.address, "--json")
+
+    def steps(self) -> list[tuple[str, int]]:
+        """Return site and step of each step that was told."""
+        metrics = self.state / "runs" / "one" / "metrics.jsonl"
         if not metrics.exists():
             return []
         records = [json.loads(line) for line in metrics.read_text().splitlines()]
         return [(each["site"], each["step"]) for each in records if each["kind"] == "step"]
 
-    run.wait_for("first steps", lambda: len(steps()) > 40)
+    def check(self, steps: int) -> None:
+        """Check that the run has succeeded, and that the journal and the metrics have all of it."""
+        done = self.isthmus("wait", "one", "--timeout", "100s")
+        assert done.code == 0, f"{done.out}\n{done.err}\n{self.run.logs()}"
+        every = [(site, step) for site in ("a", "b") for step in range(1, steps + 1)]
+        assert sorted(set(self.steps())) == every
+        assert len(self.steps()) < len(every) + 10, "but for what was just on the way"
+        events = self.isthmus("events", "one").check()
+        kinds = [each["kind"] for each in events.envelope["data"]["events"]]
+        assert kinds.count("run.submitted") == kinds.count("run.resumed") == 1
+        assert kinds.count("site.returned") == 2
+        assert kinds.count("site.prepared") == kinds.count("site.running") == 2
+        assert kinds[-1] == "run.ended"
 
-    os.kill(run.pids("orchestrator.coordinator")[0], signal.SIGKILL)
-    announced.unlink()
-    assert start(address) == address
 
-    done = run.isthmus("wait", "one", "--coordinator", address, "--json", "--timeout", "100s")
-    assert done.code == 0, f"{done.out}\n{done.err}\n{run.logs()}"
-    assert sorted(set(steps())) == [
-        (site, step) for site in ("a", "b") for step in range(1, STEPS + 1)
-    ]
-    assert len(steps()) < 2 * STEPS + 10, "but for what was just on the way"
-    events = run.isthmus("events", "one", "--coordinator", address, "--json").check()
-    kinds = [each["kind"] for each in events.envelope["data"]["events"]]
-    assert kinds.count("run.submitted") == kinds.count("run.resumed") == 1
-    assert kinds.count("site.returned") == 2
-    assert kinds.count("site.prepared") == kinds.count("site.running") == 2
-    assert kinds[-1] == "run.ended"
+def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
+    deployed = Deployment(run, steps=600)
+    run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
+    deployed.kill()
+    assert deployed.start(deployed.address) == deployed.address
+    deployed.check(600)
+
+
+@pytest.mark.exhaustive
+def test_what_ended_meanwhile_is_told_to_the_next_coordinator(run: Bench) -> None:
+    deployed = Deployment(run, steps=1000)
+    run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
+    deployed.kill()
+    assert run.pids("sites.launcher.rank")
+    run.wait_for("the end at both sites", lambda: not run.pids("sites.launcher.rank"), 90)
+    deployed.start(deployed.address)
+    deployed.check(1000)
