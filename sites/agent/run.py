@@ -97,6 +97,11 @@ class SiteRun:
         self._epochs: EpochChange | None = None
 
     @property
+    def epoch(self) -> int:
+        """The epoch that its gateways use; 0: the first."""
+        return self._epochs.epoch if self._epochs is not None else 0
+
+    @property
     def coordinator_s(self) -> float:
         """How long the site goes on without a coordinator; 0 before it knows what the run is."""
         if self._order is None:

@@ -325,6 +325,8 @@ class EpochChange:
         """`tell` reaches all of the site's gateways, `put` the coordinator."""
         self._num_gateways = num_gateways
         self._tell, self._put = tell, put
+        self.epoch = 0
+        """The one that all gateways of the site use."""
         self._waits_for = ("", 0)
         """The op and the epoch of the answers that are collected."""
         self._answers: list[Mapping[str, Any]] = []
@@ -373,6 +375,7 @@ class EpochChange:
         epoch = answer["epoch"]
         round_ = max(int(each["round"]) for each in self._answers)
         if answer["op"] == "resumed":
+            self.epoch = epoch
             self._put(Resumed(epoch=epoch, round=round_))
             return
         parts = [read_json(tuple[Finished, ...], each["finished"]) for each in self._answers]

@@ -156,15 +156,19 @@ class RunReport(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
+    epoch: builtins.int
+    """the one that its gateways use; 0: the first"""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         generation: builtins.int = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
 
 global___RunReport = RunReport
 
