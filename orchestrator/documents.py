@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from protos.limits import DOCUMENT_BYTES
+from protos.mutual_tls import TlsFiles
+from protos.security import use_tls
 from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.documents.run_documents import DocumentText, joined
 from topology.errors import ConfigError, Problem
@@ -74,6 +76,21 @@ def read_text(path: Path, limit_bytes: int = DOCUMENT_BYTES) -> str:
 def load_topology_file(path: Path, overrides: Sequence[str] = ()) -> Topology:
     """Read and load a topology; ConfigError with every mistake."""
     return loaded_topology(read_text(path), path, overrides)
+
+
+def protect(topology: Topology, path: Path) -> None:
+    """Have this process and its children speak TLS, if a topology says so.
+
+    Args:
+        topology: As it was loaded.
+        path: Its file, whose folder paths of certificates are relative to.
+    """
+    if topology.tls is not None:
+        ca, cert, key = (
+            str(path.parent / each)
+            for each in (topology.tls.ca, topology.tls.cert, topology.tls.key)
+        )
+        use_tls(TlsFiles(ca=ca, cert=cert, key=key))
 
 
 def load_faults_file(path: Path, topology: Topology) -> FaultScript:

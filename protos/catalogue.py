@@ -66,13 +66,19 @@ _ENTRIES = (
     Entry(
         "INSECURE_ADDRESS",
         "Without TLS, only loopback addresses may be used.",
-        "Use addresses in 127.0.0.0/8 or ::1.",
+        "Use addresses in 127.0.0.0/8 or ::1, or security: {mode: mtls}: docs/operating.md.",
         ExitCode.PREFLIGHT,
     ),
     Entry(
         "UNSAFE_FILE",
         "A file that ought to be secret is not, or cannot be kept.",
         "See who may read it; `chmod 600` it, or remove it so that it is made anew.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
+        "BAD_CERTIFICATE",
+        "A certificate or key cannot be used.",
+        "See `isthmus certs show`; then `isthmus certs renew`, or name other files.",
         ExitCode.PREFLIGHT,
     ),
     Entry(

@@ -16,5 +16,11 @@ LOG_LINE_BYTES = 8 << 10
 """A longer line of a log is cut, and says so."""
 EXCHANGE_CHANNEL_BYTES = MAX_FRAME_BYTES
 """The data channel's limit."""
+CONNECTION_LIMITS = (
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 30_000),
+)
+"""Of every server: a connection that has not become HTTP/2, or has no call, for so long is closed.
+Whoever needs it again opens another."""
 LOCAL_MESSAGE_BYTES = 128 << 10
 """One message between a rank and its gateway, on the gateway's Unix socket."""

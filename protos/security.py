@@ -1,13 +1,19 @@
 """Every channel and every port of ours, on both planes: who may speak to whom.
 
-On loopback a caller shows a *secret* that only processes of the same user can read: other users of
-the machine are kept out. It comes from one file per user, which whoever needs it first makes. The
-exchange plane's secret is derived from it: who serves one plane does not learn the other's.
+Without TLS addresses are loopback, and a caller shows a *secret* that only processes of the same
+user can read: other users of the machine are kept out. It comes from one file per user, which
+whoever needs it first makes. The exchange plane's secret is derived from it: who serves one plane
+does not learn the other's.
+
+With TLS both ends show certificates (`mutual_tls.py`). Which it is, a process is told by its
+environment, and its children with it.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,21 +25,30 @@ import grpc
 import grpc.aio
 import platformdirs
 
+from protos.errors import IsthmusError, PermissionDeniedError
+from protos.identities import GATEWAY, OPERATOR
+from protos.limits import CONNECTION_LIMITS
+from protos.mutual_tls import CertificateError, OnRefused, TlsFiles, TlsSecurity, caller_of
 from protos.private_files import UnsafeFileError, make_secret, read_secret
 
 TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
 """Names the secret's file, where the user's state folder will not do."""
+TLS_VARIABLES: Final = {"ca": "ISTHMUS_CA", "cert": "ISTHMUS_CERT", "key": "ISTHMUS_KEY"}
 HEADER: Final = "authorization"
-HANDSHAKE_MS: Final = 20_000
-"""A connection that has not become HTTP/2 by then is closed."""
-IDLE_MS: Final = 60_000
-"""A connection without a call for this long is closed; whoever needs it again opens another."""
+
+log = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, int]]
 _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 if TYPE_CHECKING:
-    _Handler = grpc.RpcMethodHandler[Any, Any]
+    from protos.mutual_tls import Context, Handler
 _METHOD_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class InsecureAddressError(IsthmusError):
+    """An address that others can reach, without TLS."""
+
+    code = "INSECURE_ADDRESS"
 
 
 def token_path() -> Path:
@@ -48,19 +63,21 @@ class LoopbackSecurity:
 
     secret: str
 
-    def channel(self, address: str, options: Options) -> grpc.Channel:
+    def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
         """Return a fresh connection; the caller closes it."""
         return self._presenting(grpc.insecure_channel(address, options=options))
 
-    def aio_channel(self, address: str, options: Options) -> grpc.aio.Channel:
+    def aio_channel(self, address: str, options: Options, to: str) -> grpc.aio.Channel:
         """Return a fresh connection for the running event loop; the caller closes it."""
         return self._presenting(grpc.aio.insecure_channel(address, options=options))
 
-    def server(self, options: Options, num_rpcs: int) -> grpc.aio.Server:
+    def server(
+        self, options: Options, num_rpcs: int, on_refused: OnRefused = log.warning
+    ) -> grpc.aio.Server:
         """Return a server that lets in who knows the secret; it listens on nothing yet."""
         return grpc.aio.server(
-            interceptors=[_Doorkeeper(self.secret)],
-            options=[*options, *_SERVER_OPTIONS],
+            interceptors=[_Doorkeeper(self.secret, on_refused)],
+            options=[*options, *CONNECTION_LIMITS],
             maximum_concurrent_rpcs=num_rpcs,
         )
 
@@ -83,29 +100,89 @@ class LoopbackSecurity:
         return channel
 
 
-def control_security() -> LoopbackSecurity:
-    """Return what protects the coordinator's port.
+Security = LoopbackSecurity | TlsSecurity
+
+
+def control_security(name: str = OPERATOR) -> Security:
+    """Return what protects connections to the coordinator.
+
+    Args:
+        name: Whose end it is, as `Identity.file_name` has it.
 
     Raises:
         UnsafeFileError: others may read the secret, or it cannot be kept.
     """
-    return LoopbackSecurity(_user_secret())
+    files = tls_files()
+    return TlsSecurity(files, name) if files else LoopbackSecurity(_user_secret())
 
 
-def exchange_security() -> LoopbackSecurity:
-    """Return what protects the gateways' ports; run and generation stand in Hello.
+def exchange_security(site: str) -> Security:
+    """Return what protects connections between gateways; run and generation stand in Hello.
+
+    Args:
+        site: That of the gateway whose end it is.
 
     Raises:
         UnsafeFileError: as for `control_security`.
     """
+    if files := tls_files():
+        return TlsSecurity(files, f"{site}.{GATEWAY}")
     derived = hmac.new(_user_secret().encode(), b"isthmus exchange", "sha256")
     return LoopbackSecurity(derived.hexdigest())
 
 
-_SERVER_OPTIONS: Options = (
-    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    ("grpc.max_connection_idle_ms", IDLE_MS),
-)
+def tls_files() -> TlsFiles | None:
+    """Return where certificates are; None: there is no TLS.
+
+    Raises:
+        CertificateError: only some of the variables are set.
+    """
+    found = {key: os.environ.get(variable, "") for key, variable in TLS_VARIABLES.items()}
+    if not any(found.values()):
+        return None
+    missing = [TLS_VARIABLES[key] for key, value in found.items() if not value]
+    if missing:
+        raise CertificateError(f"{', '.join(missing)}: not set, and the others are")
+    return TlsFiles(**found)
+
+
+def use_tls(files: TlsFiles) -> None:
+    """Have this process and its children speak TLS; what the environment says already, wins."""
+    for key, variable in TLS_VARIABLES.items():
+        os.environ.setdefault(variable, os.path.abspath(getattr(files, key)))  # noqa: PTH100
+
+
+def require_protected(host: str) -> None:
+    """Refuse an address that others can reach, unless there is TLS.
+
+    Raises:
+        InsecureAddressError: it is not loopback, or may not be.
+    """
+    if tls_files() is None and not is_loopback(host):
+        raise InsecureAddressError(
+            f"{host!r} is not a loopback address, and this process speaks without TLS"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself, without asking a resolver."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def require_own_site(context: Context, site: str) -> None:
+    """Refuse a caller that speaks in another site's name.
+
+    Raises:
+        PermissionDeniedError: its certificate is of another one. Without TLS nobody is refused.
+    """
+    caller = caller_of(context)
+    if caller is not None and caller.site != site:
+        raise PermissionDeniedError(f"{caller} ({caller.uri}) speaks for site {site[:80]!r}")
 
 
 def _user_secret() -> str:
@@ -147,19 +224,22 @@ class _Presenting:
 class _Doorkeeper(grpc.aio.ServerInterceptor):
     """Refuses calls that do not show the secret, before a message of theirs is read."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, on_refused: OnRefused) -> None:
         self._wanted = f"Bearer {secret}".encode()
+        self._on_refused = on_refused
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
+    ) -> Handler | None:
         """Return the method's handler, or one that refuses."""
         shown = dict(handler_call_details.invocation_metadata or ()).get(HEADER, "")
         shown_bytes = shown if isinstance(shown, bytes) else shown.encode()
         if hmac.compare_digest(shown_bytes, self._wanted):
             return await continuation(handler_call_details)
+        method = handler_call_details.method.rpartition("/")[2]
+        self._on_refused(f"{method[:80]!r} was asked for without this user's secret")
         return _refusing(
             grpc.StatusCode.UNAUTHENTICATED,
             f"the secret in {token_path()} was not shown: be the user who started this process, "
@@ -167,7 +247,7 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
         )
 
 
-def _refusing(status: grpc.StatusCode, why: str) -> _Handler:
+def _refusing(status: grpc.StatusCode, why: str) -> Handler:
     """Return a handler that refuses calls of any kind."""
 
     async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -13,6 +13,9 @@ EMULATORS = ("auto", "relay", "netns")
 a network namespace a site, and packets of the kernel's own TCP between them. `auto`: netns where it
 can be, else relay."""
 
+SECURITY_MODES = ("insecure", "mtls")
+"""How connections are protected."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
@@ -202,6 +205,15 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files; `{name}` in a path is who reads it: `coordinator`, `operator`, `eu.agent`."""
+
+    ca: str = "certs/ca.pem"
+    cert: str = "certs/{name}.pem"
+    key: str = "certs/{name}.key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """Sites, and the directed links between them."""
 
@@ -219,7 +231,9 @@ class Topology:
     coordinator_site: str | None = None
     """The site that hosts the coordinator, where one is named."""
     security: str = "insecure"
-    """The kind of security. `insecure`: no TLS, and therefore only loopback addresses."""
+    """One of SECURITY_MODES. `insecure`: no TLS, and therefore only loopback addresses."""
+    tls: Tls | None = field(default=None, compare=False)
+    """Where each machine has its certificates, with `mtls`: no other topology for other paths."""
     _by_pair: Mapping[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.cli.output import Output
 from orchestrator.run_folder.home import home_folder, is_folder_name
+from protos.security import require_protected
 from topology.world import EMULATORS
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
                 f"--serve {text}: want SITE=HOST:PORT, with one of {', '.join(sites)}"
             )
         host, _, port = str(ADDRESS.convert(address, None, None)).rpartition(":")
+        require_protected(host)
         gateway = sum(1 for each in served if each.site == site)
         served.append(Endpoint(site, gateway, host.strip("[]"), int(port)))
     return tuple(served)

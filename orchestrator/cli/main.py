@@ -37,6 +37,7 @@ COMMANDS = {
     "trace": "Write a run as trace events, for Perfetto and chrome://tracing.",
     "bench": "Measure scaling efficiency, or the exchange between sites by itself.",
     "simulate": "Simulate a job on its topology, without running anything.",
+    "certs": "Make, renew and show certificates for mutual TLS.",
     "coordinator": "Run a coordinator here, for agents that dial in.",
     "agent": "Run the agent of one site here.",
     "completion": "Print the completion script of a shell.",

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
 from orchestrator.run_folder.home import RunChoice, is_folder_name
 from topology.units import parse_duration, parse_rate
 from topology.world import EMULATORS
@@ -42,7 +41,6 @@ def _address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {text!r}")
-    require_loopback(host)
     return text
 
 
@@ -60,30 +58,13 @@ def _rate(text: str) -> float:
 
 
 ADDRESS = Parsed("host:port", _address)
-"""HOST:PORT, on this machine: without TLS nothing else may be spoken to."""
+"""HOST:PORT."""
 DURATION = Parsed("duration", parse_duration)
 """A duration with its unit, as `90s` or `2h`; given to the command in seconds."""
 RUN_NAME = Parsed("name", _run_name)
 """What may name a run or a benchmark, and so its folder."""
 RATE = Parsed("rate", _rate)
 """A rate with its unit, as `10Gbit/s`; given to the command in bytes per second."""
-
-
-def require_loopback(host: str) -> None:
-    """Refuse a host of another machine.
-
-    Raises:
-        CommandError: INSECURE_ADDRESS.
-    """
-    # Imported here: it brings pydantic, which commands about a run do without.
-    from topology.models.topology_model import is_loopback
-
-    if not is_loopback(host.strip("[]")):
-        raise CommandError(
-            "INSECURE_ADDRESS",
-            f"{host} is not a loopback address, and this version speaks without TLS",
-            {"address": host},
-        )
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import ADDRESS, json_option, require_loopback, set_option
+from orchestrator.cli.options import ADDRESS, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.coordinator.local_agents import AGENT, agent_arguments
-from orchestrator.documents import load_topology_file
+from orchestrator.documents import load_topology_file, protect
+from protos.security import require_protected
 from topology.suggest import did_you_mean, one_of
 
 
@@ -39,7 +40,9 @@ def coordinator(
     output: Output, topology: Path, state: Path, bind: str | None, overrides: tuple[str, ...]
 ) -> int:
     """Run a coordinator until it is stopped. STATE/coordinator.json says where it listens."""
-    load_topology_file(topology, overrides)
+    described = load_topology_file(topology, overrides)
+    protect(described, topology)
+    require_protected(bind.rpartition(":")[0] if bind else described.coordinator.host)
     return _become(
         output,
         "orchestrator.coordinator",
@@ -82,8 +85,9 @@ def agent(
             f"--site: {topology} has no site {site!r}{did_you_mean(site, names)}; "
             f"want {one_of(names)}"
         )
-    if bind is not None:
-        require_loopback(bind)
+    protect(described, topology)
+    require_protected(coordinator.rpartition(":")[0])
+    require_protected(bind or described.site(site).address)
     return _become(
         output,
         AGENT,

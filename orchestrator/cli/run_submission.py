@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.client.coordinator_client import Client
-from orchestrator.documents import Pair
+from orchestrator.documents import Pair, protect
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
 from orchestrator.run_folder.log_files import last_line
@@ -50,6 +50,7 @@ def submit(
         ConfigError: the coordinator found mistakes in the documents.
         IsthmusError: it refused, or does not answer.
     """
+    protect(pair.described, pair.topology_path)
     folder, is_new = claim_run_folder(home, run_id, pair.job_text)
     if not is_new:
         return _submit_again(pair, folder, coordinator)
@@ -57,6 +58,7 @@ def submit(
         topology = folder.path / TOPOLOGY
         topology.write_text(pair.topology_text, encoding="utf-8")
         _remember_checkpoints(pair, folder)
+        folder.remember_tls()
         if coordinator is not None:
             folder.remember_remote(coordinator)
             _submit_to(coordinator, pair, run_id)

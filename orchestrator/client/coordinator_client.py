@@ -21,8 +21,9 @@ import grpc
 from orchestrator.interruption import INTERRUPTION, LOOK_S
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import DeadlineExceededError, IsthmusError, error_for
+from protos.identities import COORDINATOR
 from protos.limits import CONTROL_CHANNEL_BYTES
-from protos.security import control_security
+from protos.security import control_security, require_protected
 from topology.errors import ConfigError, Problem
 
 CALL_S = 10.0
@@ -61,10 +62,11 @@ class Client:
     def __init__(
         self, address: str, *, call_s: float = CALL_S, silence_s: float = SILENCE_S
     ) -> None:
+        require_protected(address.rpartition(":")[0])
         self.address = address
         self._call_s = call_s
         self._silence_s = silence_s
-        self._channel = control_security().channel(address, OPTIONS)
+        self._channel = control_security().channel(address, OPTIONS, COORDINATOR)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         self._held = ExitStack()
 

@@ -150,6 +150,7 @@ def reading(choice: RunChoice) -> Iterator[RunReader]:
     if folder is not None:
         address = folder.remote_address or folder.living_coordinator()
         run_id = folder.run_id
+        folder.use_tls()
     if address is None:
         yield RunReader(run_id, folder, None)
         return

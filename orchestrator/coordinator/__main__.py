@@ -25,7 +25,7 @@ from orchestrator.coordinator.local_agents import LocalAgents
 from orchestrator.coordinator.own_log import OwnLines, bound
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.service import CoordinatorService, listen, make_server
-from orchestrator.documents import load_faults_file, load_topology_file
+from orchestrator.documents import load_faults_file, load_topology_file, protect
 from orchestrator.interruption import first_signal
 from orchestrator.run_folder.home import ANNOUNCED, LOG
 from orchestrator.run_folder.run_files import write_atomically
@@ -33,10 +33,10 @@ from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
 from protos.private_files import keep_private
+from protos.security import require_protected
 from topology.documents.placement import restricted
 from topology.errors import ConfigError
 from topology.faults.script import FaultScript
-from topology.models.topology_model import is_loopback
 from topology.timeouts import Timeouts
 from topology.world import Endpoint, Topology
 
@@ -48,12 +48,6 @@ CLOSE_S = 1.0
 """Time for calls that are going on when the server stops."""
 
 log = logging.getLogger(__name__)
-
-
-class InsecureAddressError(IsthmusError):
-    """An address that others can reach, without TLS."""
-
-    code = "INSECURE_ADDRESS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +95,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     """
     topology = load_topology_file(options.topology, options.set)
     bind = options.bind or topology.coordinator
-    if not is_loopback(bind.host):
-        raise InsecureAddressError(
-            f"{bind.host} is not a loopback address, and there is no TLS in this version"
-        )
+    protect(topology, options.topology)
+    require_protected(bind.host)
     here = restricted(topology, options.site) if options.site else topology
     return Settings(
         topology=topology,

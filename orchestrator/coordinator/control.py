@@ -39,6 +39,8 @@ from topology.world import Topology
 TICK_S = 0.05
 CHECK_S = 1.0
 """Between two looks whether the state folder is still there."""
+REFUSALS = 100
+"""Calls of strangers that are written down: they must not fill the disk."""
 LISTED_RUNS = 200
 """The newest: their views fit into one message."""
 
@@ -80,6 +82,7 @@ class Control:
         self._gone_agents: dict[str, str] = {}
         """Agents of this process that have ended, and whose connection has not broken yet."""
         self._is_closed = False
+        self._num_refused = 0
         self._journal = journal
         self._runs = runs
         self._faults = faults
@@ -482,6 +485,14 @@ class Control:
         session = self._sessions.get(site)
         if session is not None:  # its loss has been told, or will be
             session.send(message)
+
+    def refused(self, why: str) -> None:
+        """Write down that a caller was refused for who it is; after REFUSALS of them, no more."""
+        self._num_refused += 1
+        if self._num_refused <= REFUSALS:
+            log.warning("refused: %s", why)
+            more = {"last_recorded": True} if self._num_refused == REFUSALS else {}
+            self._record("caller.refused", {"why": why, **more})
 
     def _record(self, kind: str, detail: dict[str, Any]) -> None:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)

@@ -17,9 +17,16 @@ from orchestrator.coordinator.control import Control
 from orchestrator.coordinator.control_messages import event_message
 from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.errors import STATUS, IsthmusError, PeerLostError, RemoteProtocolError
+from protos.errors import (
+    STATUS,
+    IsthmusError,
+    PeerLostError,
+    PermissionDeniedError,
+    RemoteProtocolError,
+)
+from protos.identities import COORDINATOR
 from protos.limits import CONTROL_CHANNEL_BYTES, LOG_BATCH_BYTES
-from protos.security import control_security
+from protos.security import control_security, require_own_site
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
 
@@ -57,6 +64,17 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self._num_streams = 0
         self._streams_changed = asyncio.Event()
 
+    def on_refused(self, why: str) -> None:
+        """Note a call that was refused for who makes it."""
+        self._control.refused(why)
+
+    def _require_own_site(self, context: Context | AgentContext, site: str) -> None:
+        try:
+            require_own_site(context, site)
+        except PermissionDeniedError as error:
+            self._control.refused(str(error))
+            raise
+
     async def wait_for_streams(self, timeout_s: float) -> None:
         """Return when no operator reads a stream any more, or after `timeout_s`."""
         try:
@@ -76,6 +94,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Serve an agent's connection until it breaks, or one side ends the session."""
         async with _answering(context):
             hello = await _read_hello(context)
+            self._require_own_site(context, hello.site)
             connection = self._control.join(hello)
             try:
                 await connection.serve(
@@ -97,6 +116,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.ShipLogsResponse:
         """Append log lines; those that came before are skipped."""
         async with _answering(context):
+            self._require_own_site(context, request.site)
             run = self._control.fenced(request.run_id, request.generation)
             if request.site not in run.view.sites:
                 raise RemoteProtocolError(f"log lines of {request.site!r}, which is no site")
@@ -192,7 +212,9 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
 def make_server(service: CoordinatorService, timeouts: Timeouts) -> grpc.aio.Server:
     """Return a server with the limits of the control channel; it listens on nothing yet."""
-    server = control_security().server(server_options(timeouts), MAX_CALLS)
+    server = control_security(COORDINATOR).server(
+        server_options(timeouts), MAX_CALLS, service.on_refused
+    )
     control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
     return server
 
@@ -213,7 +235,7 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen(1)
-        return f"{bracketed}:{control_security().listen(server, address)}"
+        return f"{bracketed}:{control_security(COORDINATOR).listen(server, address)}"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"something else listens on {address}") from error

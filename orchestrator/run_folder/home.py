@@ -12,13 +12,15 @@ import json
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import platformdirs
 
 from orchestrator.run_folder.state_lock import is_abandoned
 from protos.errors import NotFoundError, StateConflictError
+from protos.mutual_tls import TlsFiles
+from protos.security import tls_files, use_tls
 
 ANNOUNCED = "coordinator.json"
 """Written by a coordinator while it listens: {"address", "pid", "generation"}."""
@@ -26,6 +28,8 @@ CHECKPOINTS = "checkpoints.json"
 """Written by launch, of a run that saves: {"store", "resumed"}, both a folder or URL."""
 REMOTE = "remote.json"
 """Written by launch --coordinator: {"address"}."""
+TLS = "tls.json"
+"""Written by launch where the topology says mtls: {"ca", "cert", "key"}, paths."""
 LOG = "coordinator.log"
 SUMMARY = "summary.json"
 SPEC = "run_spec.json"
@@ -87,13 +91,25 @@ class RunFolder:
         """The checkpoint that the run went on from, if it did."""
         return _string(read_object(self.path / CHECKPOINTS), "resumed")
 
+    def remember_tls(self) -> None:
+        """Note where this process finds certificates, for commands about the run."""
+        if files := tls_files():
+            (self.path / TLS).write_text(json.dumps(asdict(files)) + "\n")
+
+    def use_tls(self) -> None:
+        """Speak TLS with the run's coordinator, if it was launched so."""
+        noted = read_object(self.path / TLS)
+        ca, cert, key = (_string(noted, name) for name in ("ca", "cert", "key"))
+        if ca and cert and key:
+            use_tls(TlsFiles(ca=ca, cert=cert, key=key))
+
     def give_back(self) -> None:
         """Have the folder be no run's any more: nothing was submitted.
 
         What else wrote there stays.
         """
         # The job last: while it is there, nobody else begins to write.
-        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, JOB):
+        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, TLS, JOB):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a coordinator's log says why it did not start
             self.path.rmdir()

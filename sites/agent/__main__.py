@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import os
 import platform
@@ -25,6 +24,7 @@ from protos.control.v1.control_pb2 import Hello
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
 from protos.private_files import keep_private
+from protos.security import require_protected
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
 from sites.agent.children import adopt_orphans
@@ -38,12 +38,6 @@ from topology.world import Detection
 COMMAND = "agent"
 
 log = logging.getLogger(__name__)
-
-
-class InsecureAddressError(IsthmusError):
-    """An address that is not loopback, without TLS."""
-
-    code = "INSECURE_ADDRESS"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     """Check what the operator gave, then serve."""
-    _check_loopback(options.coordinator.rpartition(":")[0])
-    _check_loopback(options.bind or options.address)
+    require_protected(options.coordinator.rpartition(":")[0])
+    require_protected(options.bind or options.address)
     # The longer figures come with a run's spec.
     within_s = options.detect_within
     detection = Detection(
@@ -110,20 +104,6 @@ def _hello(site: str, topology_hash: str) -> Hello:
         incarnation=uuid.uuid4().hex,
         host=platform.node(),
     )
-
-
-def _check_loopback(host: str) -> None:
-    """Refuse to speak without TLS to anything but this machine.
-
-    Raises:
-        InsecureAddressError: `host` may be elsewhere.
-    """
-    try:
-        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
-        raise InsecureAddressError(f"{host!r} is not a loopback address, and there is no TLS")
 
 
 def _failed(options: argparse.Namespace, code: str, message: str) -> int:

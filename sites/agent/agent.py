@@ -29,6 +29,7 @@ from protos.control.v1.control_pb2 import (
 )
 from protos.errors import IsthmusError
 from protos.failure import Failure
+from protos.identities import AGENT, COORDINATOR
 from protos.security import control_security
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.run import Place, SiteRun
@@ -83,7 +84,8 @@ class Agent:
         membership = self._membership
         options = channel_options(membership.timeouts)
         known = await asyncio.to_thread(KnownCoordinator, self._place.state, self._place.site)
-        async with control_security().aio_channel(membership.coordinator, options) as channel:
+        security = control_security(f"{self._place.site}.{AGENT}")
+        async with security.aio_channel(membership.coordinator, options, COORDINATOR) as channel:
             dialler = Dialler(
                 channel, membership.hello, known, membership.timeouts, self._report_run
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,7 +187,7 @@ async def coordinating(folder: Path, topology: str | None = None) -> AsyncIterat
     ticking = asyncio.create_task(control.run())
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     try:
-        async with control_security().aio_channel(address, options) as channel:
+        async with control_security().aio_channel(address, options, "coordinator") as channel:
             yield Bench(control, service, address, channel, text, folder / "runs")
     finally:
         await control.close()
@@ -213,7 +213,7 @@ async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
     return agents
 
 
-async def status_of(call: Coroutine[Any, Any, Any]) -> tuple[grpc.StatusCode, str]:
+async def status_of(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
     """Return how a call is refused, and with which words."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.security import HEADER, control_security, token_path
+from protos.security import HEADER, token_path
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -67,6 +67,6 @@ def test_the_secret_is_not_what_a_server_answers(tmp_path: Path) -> None:
         ):
             call = stranger(bench, channel, None)["GetRun"]
             _, why = await status_of(call)
-            assert control_security().secret not in why
+            assert token_path().read_text() not in why
 
     run_scenario(scenario())

@@ -156,7 +156,7 @@ def test_a_stale_generation_is_refused_and_news_of_an_end_are_not(tmp_path: Path
             line = pb.LogLine(site="a", source="rank0", text="x")
             late = pb.ShipLogsRequest(run_id="run-1", generation=generation, site="a", lines=[line])
             shipped = bench.stub.ShipLogs(late, timeout=DEADLINE_S)
-            assert (await status_of(shipped))[0] == grpc.StatusCode.ABORTED  # type: ignore[arg-type]
+            assert (await status_of(shipped))[0] == grpc.StatusCode.ABORTED
 
     run_scenario(scenario())
 

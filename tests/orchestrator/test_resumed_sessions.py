@@ -53,7 +53,9 @@ async def carried(bench: Bench, port: int, folder: Path) -> AsyncIterator[Carrie
     """Serve the session of an agent of site `a`."""
     timeouts = Timeouts.derive(load_topology(bench.topology, "t").failure)
     options = channel_options(timeouts)
-    async with control_security().aio_channel(f"127.0.0.1:{port}", options) as channel:
+    async with control_security().aio_channel(
+        f"127.0.0.1:{port}", options, "coordinator"
+    ) as channel:
         known = KnownCoordinator(folder, "a")
         dialler = Dialler(channel, bench.hello(site="a"), known, timeouts, lambda: None)
         call, welcome = await dialler.dial(time.monotonic() + 10)

@@ -107,7 +107,7 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
         "nic: 100Gbit/s",
         "nic: 100Gbit/s, address: 10.0.0.7",
         [
-            "12:58 '10.0.0.7' is not a loopback address: want one in 127.0.0.0/8 or ::1, as security.mode is insecure [sites.0.wan.address]"
+            "12:58 '10.0.0.7' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [sites.0.wan.address]"
         ],
     ),
     (
@@ -238,7 +238,7 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
         "bind: 127.0.0.1:7443",
         "bind: 0.0.0.0:7443",
         [
-            "27:35 '0.0.0.0' is not a loopback address: want one in 127.0.0.0/8 or ::1, as security.mode is insecure [coordinator.bind]"
+            "27:35 '0.0.0.0' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [coordinator.bind]"
         ],
     ),
     (
@@ -267,10 +267,8 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "mode: insecure",
-        "mode: mtls",
-        [
-            "29:18 mtls is not in this version, which only connects loopback addresses: want mode: insecure [security.mode]"
-        ],
+        "mode: tls",
+        ["29:18 want 'insecure' or 'mtls', got 'tls' (did you mean 'mtls'?) [security.mode]"],
     ),
     (
         "mode: insecure",

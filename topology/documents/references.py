@@ -28,7 +28,7 @@ def check_references(document: Document) -> None:
     _check_links(document)
     _check_coordinator(document)
     _check_failure(document)
-    _check_addresses(document)
+    _check_security(document)
 
 
 def site_names(document: Document) -> list[str]:
@@ -218,8 +218,10 @@ def _check_failure(document: Document) -> None:
         return
 
 
-def _check_addresses(document: Document) -> None:
+def _check_security(document: Document) -> None:
     """Check that without TLS nothing listens where others reach it."""
+    if document.text("security", "mode") == "mtls":
+        return
     paths = [("sites", index, "wan", "address") for index in _sites(document)]
     for path in paths:
         host = document.text(*path)
@@ -231,10 +233,11 @@ def _check_addresses(document: Document) -> None:
         host = LOOPBACK
     if not is_loopback(host):
         document.add(("coordinator", "bind"), _EXPOSED.format(host))
-    if document.text("security", "mode") != "mtls" and document.get("security", "ca") is not None:
-        document.add(("security", "ca"), "has no use with mode: insecure", at_key=True)
+    for key in ("ca", "cert", "key"):
+        if document.get("security", key) is not None:
+            document.add(("security", key), "has no use with mode: insecure", at_key=True)
 
 
 _EXPOSED = (
-    "{!r} is not a loopback address: want one in 127.0.0.0/8 or ::1, as security.mode is insecure"
+    "{!r} is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {{mode: mtls}}"
 )

@@ -51,6 +51,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
         coordinator=model.coordinator.bind,
         coordinator_site=model.coordinator.site,
         security=model.security.mode,
+        tls=model.security.resolved(),
         emulate=model.emulate,
         emulator=model.emulator,
         emulation=_emulation(model.emulation),

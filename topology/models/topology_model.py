@@ -35,7 +35,7 @@ from topology.text.validation import (
     version_one,
 )
 from topology.units import BDP, SIZE, UnitError, parse_size
-from topology.world import EMULATORS, Detection, Endpoint
+from topology.world import EMULATORS, SECURITY_MODES, Detection, Endpoint, Tls
 from topology.world import Queue as LinkQueue
 
 MAX_SITES = 64
@@ -99,17 +99,6 @@ def _instant(value: str) -> str:
     except ValueError as error:
         raise ValueError(f"want a time as 2026-05-01T12:00:00Z, got {shown(value)}") from error
     return value
-
-
-def _security(value: object) -> str:
-    if value == "mtls":
-        raise ValueError(
-            "mtls is not in this version, which only connects loopback addresses: "
-            "want mode: insecure"
-        )
-    if value != "insecure":
-        raise ValueError(f"want 'insecure', got {shown(value)}")
-    return "insecure"
 
 
 Clock = Annotated[
@@ -312,10 +301,26 @@ class FailureModel(Strict):
 class SecurityModel(Strict):
     """How the connections between sites are protected."""
 
-    mode: Annotated[str, PlainValidator(_security), WithJsonSchema({"enum": ["insecure"]})] = (
-        "insecure"
-    )
-    ca: Text | None = None
+    mode: Annotated[
+        str,
+        *choice(SECURITY_MODES),
+        Field(description="mtls: certificates. insecure: no TLS, and so loopback addresses only."),
+    ] = "insecure"
+    ca: Annotated[
+        Text | None, Field(description="PEM file of the authority's certificate [certs/ca.pem]")
+    ] = None
+    cert: Annotated[
+        Text | None,
+        Field(description="PEM file; {name} is who reads it [certs/{name}.pem]"),
+    ] = None
+    key: Annotated[Text | None, Field(description="PEM file [certs/{name}.key]")] = None
+
+    def resolved(self) -> Tls | None:
+        """Return where certificates are; None: there is no TLS."""
+        if self.mode != "mtls":
+            return None
+        given = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        return Tls(**{name: path for name, path in given.items() if path is not None})
 
 
 class CrossTrafficModel(Strict):

@@ -20,6 +20,7 @@ from protos.errors import (
     ConfigMismatchError,
     CorruptDataError,
     IsthmusError,
+    PermissionDeniedError,
     StaleGenerationError,
     failure_of,
 )
@@ -32,7 +33,7 @@ from protos.exchange.v1.exchange_pb2 import (
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 from protos.failure import Failure
 from protos.frame import Frame, Kind, pack_ack, unpack
-from protos.security import exchange_security
+from protos.security import exchange_security, require_own_site
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
@@ -125,7 +126,7 @@ class ExchangeServer(ExchangeServicer):
         )
         # Twice the streams: some come back while their broken predecessors still end.
         num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
-        guard = exchange_security()
+        guard = exchange_security(config.site)
         server = self._server = guard.server(server_options(config), num_rpcs)
         add_ExchangeServicer_to_server(self, server)
         # Raw bytes both ways: no serializers, so gRPC hands over what is on the wire.
@@ -156,6 +157,7 @@ class ExchangeServer(ExchangeServicer):
     ) -> HelloResponse:
         """Open a session, or say again that it is open."""
         try:
+            require_own_site(context, request.site)
             protocol, sender = self._admit(request)
         except IsthmusError as error:
             _log.warning("refused site %r: %s", request.site, error)
@@ -265,6 +267,11 @@ class ExchangeServer(ExchangeServicer):
         sender = self._sessions.get(session)
         if sender is None:
             await abort(context, StaleGenerationError("an unknown session: say Hello first"))
+        try:
+            require_own_site(context, self._config.sites[sender[0]])
+        except PermissionDeniedError as error:
+            _log.warning("refused: %s", error)
+            await abort(context, error)
         return sender
 
     async def _refuse(self, sender: GatewayId, error: IsthmusError, context: Context) -> Never:

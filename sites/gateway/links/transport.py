@@ -29,6 +29,7 @@ from protos.errors import (
 )
 from protos.exchange.v1.exchange_pb2 import HelloRequest, HelloResponse
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from protos.identities import GATEWAY
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from protos.security import exchange_security
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
@@ -79,11 +80,17 @@ class Peer:
 
     def channel(self, config: GatewayConfig) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
-        return exchange_security().channel(self._target, client_options(config))
+        security = exchange_security(config.site)
+        return security.channel(self._target, client_options(config), self._name)
 
     def aio_channel(self, config: GatewayConfig) -> grpc.aio.Channel:
         """Return a fresh connection for the running event loop; the caller closes it."""
-        return exchange_security().aio_channel(self._target, client_options(config))
+        security = exchange_security(config.site)
+        return security.aio_channel(self._target, client_options(config), self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.site}.{GATEWAY}"
 
     @property
     def _target(self) -> str:

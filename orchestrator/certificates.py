@@ -1,0 +1,224 @@
+"""A small certificate authority in a folder, for deployments that have none of their own.
+
+FOLDER/ca.pem, ca.key        the authority; keep ca.key away from the sites
+FOLDER/NAME.pem, NAME.key    each party's: `coordinator`, `operator`, `eu.agent`, `eu.gateway`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from orchestrator.run_folder.run_files import write_atomically
+from protos.errors import StateConflictError
+from protos.identities import COORDINATOR, OPERATOR, Identity
+from protos.mutual_tls import CertificateError, identity_of
+from protos.private_files import make_secret, read_secret
+
+CA = "ca"
+CLOCK_SKEW = timedelta(minutes=5)
+"""By how much a site's clock may be behind for a certificate made just now."""
+CA_DAYS = 3650
+
+
+class CertificateExistsError(StateConflictError):
+    """There is one already, and nobody said that it may be replaced."""
+
+    code = "FILE_EXISTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One certificate of the folder."""
+
+    name: str
+    identity: str
+    """The SPIFFE URI; empty for the authority."""
+    ends: datetime
+    fingerprint: str
+    """sha256 of the certificate, in hex."""
+
+    @property
+    def days_left(self) -> float:
+        """Below zero once it has expired."""
+        return (self.ends - datetime.now(UTC)).total_seconds() / 86_400
+
+
+def names_for(sites: list[str]) -> list[str]:
+    """Return everybody who needs a certificate in a deployment."""
+    parties = [f"{site}.{role}" for site in sites for role in ("agent", "gateway")]
+    return [COORDINATOR, OPERATOR, *parties]
+
+
+def make_authority(folder: Path, domain: str) -> Certificate:
+    """Make an authority for a domain.
+
+    Raises:
+        CertificateExistsError: the folder has one.
+        CertificateError: the domain is none.
+        OSError: the folder cannot be written.
+    """
+    if Identity.of_name(domain, COORDINATOR) is None:
+        raise CertificateError(f"{domain!r}: want a domain, as isthmus.internal")
+    if (folder / f"{CA}.key").exists() or (folder / f"{CA}.pem").exists():
+        raise CertificateExistsError(f"{folder}: has an authority already")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus {domain}")])
+    builder = _builder(name, name, key.public_key(), CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+    root = x509.UniformResourceIdentifier(f"spiffe://{domain}")
+    builder = builder.add_extension(x509.SubjectAlternativeName([root]), critical=False)
+    made = builder.sign(key, hashes.SHA256())
+    make_secret(folder / f"{CA}.key", _pem_of(key))
+    write_atomically(folder / f"{CA}.pem", _text(made))
+    return _described(CA, made)
+
+
+def issue(folder: Path, name: str, days: float, *, replace: bool = False) -> Certificate:
+    """Make a key and a certificate for one party.
+
+    Args:
+        folder: With the authority's key.
+        name: As `Identity.file_name` has it.
+        days: How long it counts.
+        replace: Put it in the place of one that is there.
+
+    Raises:
+        CertificateExistsError: there is one, and it may not be replaced.
+        CertificateError: there is no such party, or the authority cannot be used.
+        UnsafeFileError: others may read the authority's key.
+        OSError: the folder cannot be written.
+    """
+    key_path = folder / f"{name}.key"
+    if key_path.exists() and not replace:
+        raise CertificateExistsError(f"{key_path}: is there already")
+    _identity(folder, name)
+    key_path.unlink(missing_ok=True)
+    make_secret(key_path, _pem_of(ec.generate_private_key(ec.SECP256R1())))
+    return renew(folder, name, days)
+
+
+def renew(folder: Path, name: str, days: float) -> Certificate:
+    """Make a new certificate for the key that a party has; processes notice by themselves.
+
+    Raises:
+        CertificateError: the authority or the key cannot be used.
+        UnsafeFileError: others may read a key.
+        OSError: the folder cannot be written.
+    """
+    identity = _identity(folder, name)
+    authority, signing = _read(folder / f"{CA}.pem"), _read_key(folder / f"{CA}.key")
+    public = _read_key(folder / f"{name}.key").public_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns_name)]
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    builder = _builder(authority.subject, subject, public, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+    builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    made = builder.sign(signing, hashes.SHA256())
+    write_atomically(folder / f"{name}.pem", _text(made))
+    return _described(name, made)
+
+
+def certificates_in(folder: Path) -> list[Certificate]:
+    """Return all of a folder, the one that ends first first.
+
+    Raises:
+        CertificateError: there is none, or a file is none.
+    """
+    found = [_described(path.stem, _read(path)) for path in folder.glob("*.pem")]
+    if not found:
+        raise CertificateError(f"{folder}: has no certificates; `isthmus certs init` makes them")
+    return sorted(found, key=lambda each: (each.ends, each.name))
+
+
+def _identity(folder: Path, name: str) -> Identity:
+    """Return who `name` is in the authority's domain."""
+    authority = _read(folder / f"{CA}.pem")
+    names = authority.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
+    identity = Identity.of_name(uri.removeprefix("spiffe://"), name)
+    if identity is None:
+        raise CertificateError(f"{name!r}: want coordinator, operator, SITE.agent or SITE.gateway")
+    return identity
+
+
+def _builder(
+    issuer: x509.Name, subject: x509.Name, public: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .subject_name(subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _described(name: str, certificate: x509.Certificate) -> Certificate:
+    identity = identity_of(certificate)
+    return Certificate(
+        name,
+        identity.uri if identity else "",
+        certificate.not_valid_after_utc,
+        certificate.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+def _read(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CertificateError(f"{path}: is not there; `isthmus certs init` makes it") from error
+    except ValueError as error:
+        raise CertificateError(f"{path}: no certificate in PEM: {error}") from error
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(read_secret(path), password=None)
+    except FileNotFoundError as error:
+        raise CertificateError(f"{path}: is not there") from error
+    except (TypeError, ValueError) as error:
+        raise CertificateError(f"{path}: no key in PEM: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertificateError(f"{path}: want an elliptic curve's key")
+    return key
+
+
+def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _text(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode("ascii")

@@ -1,0 +1,274 @@
+"""Mutual TLS: both ends show a certificate of the deployment's own authority.
+
+Files are read anew for each connection that is opened or accepted, so a certificate that was
+renewed counts without a restart. Connections that are open stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+
+from protos.errors import IsthmusError
+from protos.identities import CALLERS, Identity
+from protos.limits import CONNECTION_LIMITS
+from protos.private_files import UnsafeFileError, read_secret
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+NAME: Final = "{name}"
+"""Stands in a path for who reads the file: `coordinator`, `operator`, `eu.agent`, `eu.gateway`."""
+WARN_DAYS: Final = 14
+_DAY_S: Final = 86_400.0
+
+Options = Sequence[tuple[str, int]]
+OnRefused = Callable[[str], None]
+"""Is told of each call that was refused, in one line."""
+
+log = logging.getLogger(__name__)
+
+
+class CertificateError(IsthmusError):
+    """A certificate or key cannot be used: it is not there, has expired, or is somebody else's."""
+
+    code = "BAD_CERTIFICATE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files; NAME in a path stands for who reads it."""
+
+    ca: str
+    """Certificates of the authorities that are believed."""
+    cert: str
+    """The own certificate, followed by those between it and the authority, if there are any."""
+    key: str
+
+    def of(self, name: str) -> TlsFiles:
+        """Return one party's own files."""
+        ca, cert, key = (each.replace(NAME, name) for each in (self.ca, self.cert, self.key))
+        return TlsFiles(ca=ca, cert=cert, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What the files held at one moment."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+    identity: Identity
+    ends: datetime
+
+
+class TlsSecurity:
+    """One party's end of all its connections."""
+
+    def __init__(self, files: TlsFiles, name: str) -> None:
+        self._name = name
+        self._files = files.of(name)
+        self._warned_s = -_DAY_S
+
+    def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
+        """Return a fresh connection to who is called `to`; the caller closes it.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+        """
+        credentials, options = self._client(options, to)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def aio_channel(self, address: str, options: Options, to: str) -> grpc.aio.Channel:
+        """Return a fresh connection to `to` for the running event loop; the caller closes it.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+        """
+        credentials, options = self._client(options, to)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def server(
+        self, options: Options, num_rpcs: int, on_refused: OnRefused = log.warning
+    ) -> grpc.aio.Server:
+        """Return a server that lets callers do what their role may; it listens on nothing yet."""
+        doorkeeper = _Doorkeeper(self.read().identity.domain, on_refused)
+        return grpc.aio.server(
+            interceptors=[doorkeeper],
+            options=[*options, *CONNECTION_LIMITS],
+            maximum_concurrent_rpcs=num_rpcs,
+        )
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        """Bind `host:port` and return the port; 0 lets the system choose one.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+            RuntimeError: it cannot be bound.
+        """
+        read_at = self._changed_at()
+        first = _configured(self.read())
+
+        def newest() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal read_at
+            try:
+                changed_at = self._changed_at()
+                if changed_at == read_at:
+                    return None
+                found = _configured(self.read())
+            except (CertificateError, UnsafeFileError) as error:
+                log.warning("%s: the certificate from before is used", error)
+                return None
+            read_at = changed_at
+            log.info("%s: read anew", self._files.cert)
+            return found
+
+        credentials = grpc.dynamic_ssl_server_credentials(
+            first,
+            newest,  # type: ignore[arg-type]  # None: as before
+            require_client_authentication=True,
+        )
+        return server.add_secure_port(address, credentials)
+
+    def read(self) -> Credentials:
+        """Read the files as they are now.
+
+        Raises:
+            CertificateError: they cannot be used.
+            UnsafeFileError: others may read the key.
+        """
+        from cryptography import x509  # imported here: without TLS nobody waits for it
+
+        files = self._files
+        try:
+            ca, cert = Path(files.ca).read_bytes(), Path(files.cert).read_bytes()
+            # cert-manager's and Kubernetes' files are links, which they replace at once.
+            key = read_secret(Path(os.path.realpath(files.key)))
+            own = x509.load_pem_x509_certificates(cert)[0]
+            x509.load_pem_x509_certificates(ca)
+        except OSError as error:
+            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+        except (ValueError, IndexError) as error:
+            raise CertificateError(f"{files.cert}: no certificate in PEM: {error}") from error
+        identity = identity_of(own)
+        if identity is None or identity.file_name != self._name:
+            told = identity or "nobody of this deployment (no SPIFFE URI)"
+            raise CertificateError(f"{files.cert}: names {told}, and {self._name} reads it")
+        ends = own.not_valid_after_utc
+        self._check_time(ends)
+        return Credentials(ca, cert, key, identity, ends)
+
+    def _check_time(self, ends: datetime) -> None:
+        left_s = (ends - datetime.now(UTC)).total_seconds()
+        if left_s <= 0:
+            raise CertificateError(f"{self._files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC)")
+        now_s = time.monotonic()
+        if left_s < WARN_DAYS * _DAY_S and now_s - self._warned_s >= _DAY_S:
+            self._warned_s = now_s
+            log.warning("%s: ends in %.1f days: renew it", self._files.cert, left_s / _DAY_S)
+
+    def _client(self, options: Options, to: str) -> tuple[grpc.ChannelCredentials, Any]:
+        own = self.read()
+        server = Identity.of_name(own.identity.domain, to)
+        assert server is not None, to
+        credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
+        return credentials, [*options, ("grpc.ssl_target_name_override", server.dns_name)]
+
+    def _changed_at(self) -> list[int]:
+        files = self._files
+        try:
+            return [os.stat(each).st_mtime_ns for each in (files.ca, files.cert, files.key)]  # noqa: PTH116
+        except OSError as error:
+            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+
+
+def identity_of(certificate: x509.Certificate) -> Identity | None:
+    """Return whom a certificate names; None if nobody of ours, or more than one."""
+    from cryptography import x509
+
+    with contextlib.suppress(x509.ExtensionNotFound):
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        if len(uris) == 1:
+            return Identity.of_uri(uris[0])
+    return None
+
+
+def caller_of(context: Context) -> Identity | None:
+    """Return who makes a call, by its certificate; None without TLS, or if it names nobody."""
+    uris = list(context.auth_context().get("peer_uri", ()))
+    if len(uris) != 1:
+        return None
+    return Identity.of_uri(uris[0].decode(errors="replace"))
+
+
+def _configured(own: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(own.key, own.cert)], own.ca)
+
+
+class _Doorkeeper(grpc.aio.ServerInterceptor):
+    """Lets a call through to its handler if the caller's role may make it; else it is refused."""
+
+    def __init__(self, domain: str, on_refused: OnRefused) -> None:
+        self._domain = domain
+        self._on_refused = on_refused
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Return the method's handler, behind the check of who calls."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        return None if handler is None else _guarded(handler, lambda c: self._check(method, c))
+
+    async def _check(self, method: str, context: Context) -> None:
+        caller = caller_of(context)
+        role = CALLERS.get(method)
+        if caller is not None and caller.domain == self._domain and caller.role == role:
+            return
+        who = "a certificate that names nobody" if caller is None else f"{caller} ({caller.uri})"
+        why = f"{method.rpartition('/')[2]} is not for {who}: want {role or 'nobody'}"
+        self._on_refused(f"{why}; from {context.peer()}")
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+
+def _guarded(handler: Handler, check: Callable[[Context], Awaitable[None]]) -> Handler:
+    """Return a handler of the same kind that checks its caller first."""
+    kind = "_".join(
+        "stream" if streams else "unary"
+        for streams in (handler.request_streaming, handler.response_streaming)
+    )
+    inner = getattr(handler, kind)
+
+    async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401 - any message
+        await check(context)
+        return await inner(request, context)
+
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+        await check(context)
+        async with contextlib.aclosing(inner(request, context)) as answers:
+            async for each in answers:
+                yield each
+
+    make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(
+        stream if inspect.isasyncgenfunction(inner) else answer,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )

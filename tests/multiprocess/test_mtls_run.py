@@ -1,0 +1,87 @@
+"""A run over mutual TLS, each site on an address of its own; nothing listens beyond those."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+SITES = [(1, 1), (1, 2)]
+
+
+def listening(run: Bench) -> set[str]:
+    """Return the addresses on which the run's processes listen."""
+    found = set()
+    for pid in run.pids():
+        for each in psutil.Process(pid).net_connections(kind="inet"):
+            if each.status == psutil.CONN_LISTEN:
+                found.add(each.laddr.ip.removeprefix("::ffff:"))
+    return found
+
+
+def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
+    topology = topology_yaml(SITES, emulate=False, addresses=["127.0.0.2", "127.0.0.3"])
+    job = run.write(topology.replace("mode: insecure", "mode: mtls"), job_yaml(steps=200))
+    topology_path, state = run.folder / "topology.yaml", run.folder / "coordinator"
+    certs = str(run.folder / "certs")
+    run.isthmus("certs", "init", str(topology_path), "--folder", certs).check()
+    run.start(
+        *("coordinator", "--topology", str(topology_path), "--state", str(state)),
+        *("--bind", "127.0.0.4:0"),
+    )
+    announced = state / "coordinator.json"
+    run.wait_for("the coordinator", announced.exists, 30)
+    address = json.loads(announced.read_text())["address"]
+    for site in ("a", "b"):
+        run.start(
+            *("agent", "--site", site, "--coordinator", address),
+            *("--topology", str(topology_path), "--state", str(run.folder / f"agent-{site}")),
+        )
+    launched = run.start("launch", str(job), "--coordinator", address, "--json")
+    metrics = state / "runs"
+
+    def steps() -> bool:
+        return any('"kind": "step"' in path.read_text() for path in metrics.rglob("metrics.jsonl"))
+
+    run.wait_for("steps", steps, 60)
+
+    assert listening(run) <= {"127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"}
+    status = run.isthmus("status", "--json").check()
+    assert status.envelope["data"]["state"] in {"ACTIVE", "STOPPING", "SUCCEEDED"}
+    out, err = launched.communicate(timeout=120)
+    assert launched.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    assert json.loads(out)["data"]["verified_steps"] == 1 + 200
+    for folder in (state, run.folder / "agent-a", run.home / "runs"):
+        assert unprotected(folder) == []
+
+
+def test_a_local_run_over_mutual_tls(run: Bench) -> None:
+    """Emulated links, and all processes started by launch."""
+    path = run.write(topology_yaml(SITES).replace("insecure", "mtls"), job_yaml(steps=3))
+    topology = str(run.folder / "topology.yaml")
+    run.isthmus("certs", "init", topology, "--folder", str(run.folder / "certs")).check()
+    result = run.isthmus("launch", str(path), "--json").check()
+    assert result.envelope["data"]["verified_steps"] == 1 + 3
+    run.isthmus("status").check()
+    run.wait_for_nothing_left(20)
+
+
+def unprotected(folder: Path) -> list[str]:
+    """Return what others can read below a folder, through folders that they may enter."""
+    if not folder.stat().st_mode & 0o007:
+        return []
+    found = []
+    for path in folder.iterdir():
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            found += unprotected(path)
+        elif mode & 0o007:
+            found.append(str(path))
+    return found

@@ -1,0 +1,188 @@
+"""The coordinator's port with mutual TLS: attacks, each of which fails, and who gets through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from orchestrator.certificates import issue, make_authority, renew
+from protos.control.v1 import control_pb2, control_pb2_grpc
+from protos.control.v1.control_pb2 import AgentMessage
+from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
+from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
+
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+SERVER = f"coordinator.{DOMAIN}"
+
+
+@pytest.fixture
+def certs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with certificates, which this process uses."""
+    speak_tls(monkeypatch, certify(tmp_path / "certs", "a", "b"))
+    return tmp_path / "certs"
+
+
+@asynccontextmanager
+async def caller(
+    bench: Bench, credentials: grpc.ChannelCredentials | None, server: str = SERVER
+) -> AsyncIterator[control_pb2_grpc.CoordinatorAsyncStub]:
+    """Give the stub of somebody with these credentials; None: without TLS."""
+    options = tls_options(server)
+    channel = (
+        grpc.aio.insecure_channel(bench.address)
+        if credentials is None
+        else grpc.aio.secure_channel(bench.address, credentials, options=options)
+    )
+    async with channel:
+        yield control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[misc]
+
+
+async def refused(bench: Bench, credentials: grpc.ChannelCredentials | None) -> str:
+    """Return how a call fails that never gets a connection."""
+    async with caller(bench, credentials) as stub:
+        status, why = await status_of(stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10))
+        assert status is UNAVAILABLE, (status, why)
+        return why
+
+
+def reasons(bench: Bench) -> list[str]:
+    """Return what was written down of callers that were refused."""
+    events = bench.control._journal.events("", 0)
+    return [each.detail["why"] for each in events if each.kind == "caller.refused"]
+
+
+def test_an_operator_gets_through(tmp_path: Path, certs: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            assert (await bench.stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)).runs == []
+
+    run_scenario(scenario())
+
+
+def test_without_a_certificate_of_the_authority_there_is_no_connection(
+    tmp_path: Path, certs: Path
+) -> None:
+    foreign = tmp_path / "foreign"
+    make_authority(foreign, DOMAIN)
+    issue(foreign, "operator", 1.0)
+    issue(certs, "operator", -0.001, replace=True)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            await refused(bench, None)
+            await refused(bench, grpc.ssl_channel_credentials((certs / "ca.pem").read_bytes()))
+            await refused(bench, held_by(foreign, "operator", ca=certs / "ca.pem"))
+            await refused(bench, held_by(certs, "operator"))  # it has expired
+
+    # The bench's own channel is not used, for its operator's certificate is the one that expired.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("protos.mutual_tls.TlsSecurity._check_time", lambda *_: None)
+        run_scenario(scenario())
+
+
+@pytest.mark.parametrize("name", ["a.agent", "a.gateway", "coordinator"])
+def test_only_operators_do_what_operators_do(tmp_path: Path, certs: Path, name: str) -> None:
+    async def scenario() -> None:
+        async with (
+            coordinating(tmp_path / "state") as bench,
+            caller(bench, held_by(certs, name)) as stub,
+        ):
+            calls = {
+                "Submit": stub.Submit(control_pb2.SubmitRequest(), timeout=10),
+                "CancelRun": stub.CancelRun(control_pb2.CancelRunRequest(), timeout=10),
+                "ListRuns": stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10),
+                "GetRun": stub.GetRun(control_pb2.GetRunRequest(), timeout=10),
+            }
+            for method, call in calls.items():
+                assert (await status_of(call))[0] is DENIED, method  # type: ignore[arg-type]
+            for stream in (
+                stub.WatchRun(control_pb2.GetRunRequest(), timeout=10),
+                stub.ReadLogs(control_pb2.ReadLogsRequest(), timeout=10),
+                stub.ReadEvents(control_pb2.ReadEventsRequest(), timeout=10),
+            ):
+                assert await stream.code() is DENIED
+
+    run_scenario(scenario())
+
+
+def test_operators_are_no_agents(tmp_path: Path, certs: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            agent = await bench.dial("a")
+            assert (await agent.end_of_session())[0] is DENIED
+            lines = control_pb2.ShipLogsRequest(site="a")
+            assert (await status_of(bench.stub.ShipLogs(lines, timeout=10)))[0] is DENIED
+
+    run_scenario(scenario())
+
+
+def test_a_site_speaks_as_itself_only_and_what_else_it_tries_is_written_down(
+    tmp_path: Path, certs: Path
+) -> None:
+    async def scenario() -> None:
+        async with (
+            coordinating(tmp_path / "state") as bench,
+            caller(bench, held_by(certs, "a.agent")) as stub,
+        ):
+            for site, welcome in (("b", False), ("a", True)):
+                call = stub.Session(timeout=20)
+                await call.write(AgentMessage(hello=bench.hello(site=site)))
+                if welcome:
+                    answer = await call.read()
+                    assert isinstance(answer, control_pb2.CoordinatorMessage)
+                    assert answer.welcome.generation
+                else:
+                    assert await call.code() is DENIED
+                    assert "speaks for site 'b'" in (await call.details() or "")
+            lines = control_pb2.ShipLogsRequest(site="b", run_id="r", generation=1)
+            assert (await status_of(stub.ShipLogs(lines, timeout=10)))[0] is DENIED
+            assert [why.partition(" (")[0] for why in reasons(bench)] == ["the agent of site a"] * 2
+
+    run_scenario(scenario())
+
+
+def test_a_server_with_another_partys_certificate_is_not_believed(
+    tmp_path: Path, certs: Path
+) -> None:
+    async def scenario() -> None:
+        async with (
+            coordinating(tmp_path / "state") as bench,
+            caller(bench, held_by(certs, "operator"), f"gateway.a.site.{DOMAIN}") as stub,
+        ):
+            call = stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)
+            assert (await status_of(call))[0] is UNAVAILABLE
+
+    run_scenario(scenario())
+
+
+def test_a_renewed_certificate_counts_without_a_restart(tmp_path: Path, certs: Path) -> None:
+    from cryptography import x509
+
+    async def serial(bench: Bench) -> int:
+        host, _, port = bench.address.rpartition(":")
+        process = await asyncio.create_subprocess_exec(
+            *("openssl", "s_client", "-connect", f"{host}:{port}", "-alpn", "h2"),
+            *("-cert", str(certs / "operator.pem"), "-key", str(certs / "operator.key")),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 20)
+        begin = out.index(b"-----BEGIN CERTIFICATE-----")
+        return x509.load_pem_x509_certificate(out[begin:]).serial_number
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            before = await serial(bench)
+            renew(certs, "coordinator", 1.0)
+            after = await serial(bench)
+            (certs / "coordinator.pem").write_text("damaged")
+            assert before != after == await serial(bench)
+
+    run_scenario(scenario())

@@ -1,0 +1,61 @@
+"""Identities are read strictly, and every call of both planes is for exactly one role."""
+
+import pytest
+
+from protos.control.v1 import control_pb2
+from protos.exchange.v1 import exchange_pb2, probe_pb2
+from protos.identities import CALLERS, Identity
+
+
+def test_every_call_of_both_planes_has_a_role() -> None:
+    files = (control_pb2.DESCRIPTOR, exchange_pb2.DESCRIPTOR, probe_pb2.DESCRIPTOR)
+    described = {
+        f"/{service.full_name}/{method.name}"
+        for file in files
+        for service in file.services_by_name.values()
+        for method in service.methods
+    }
+    raw = {"/isthmus.exchange.v1.Exchange/Push", "/isthmus.exchange.v1.Probe/Pour"}
+    assert set(CALLERS) == described | raw
+
+
+@pytest.mark.parametrize(
+    ("name", "uri", "dns_name"),
+    [
+        ("coordinator", "spiffe://x.org/coordinator", "coordinator.x.org"),
+        ("operator", "spiffe://x.org/operator", "operator.x.org"),
+        ("eu.agent", "spiffe://x.org/site/eu/agent", "agent.eu.site.x.org"),
+        ("eu.west.gateway", "spiffe://x.org/site/eu.west/gateway", "gateway.eu.west.site.x.org"),
+    ],
+)
+def test_an_identity_has_three_spellings(name: str, uri: str, dns_name: str) -> None:
+    identity = Identity.of_uri(uri)
+    assert identity is not None
+    assert identity == Identity.of_name("x.org", name)
+    assert (identity.uri, identity.dns_name, identity.file_name) == (uri, dns_name, name)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "https://x.org/coordinator",
+        "spiffe://x.org",
+        "spiffe://x.org/coordinator/",
+        "spiffe://x.org/coordinator\n",
+        "spiffe://x.org/Operator",
+        "spiffe://x.org/site//agent",
+        "spiffe://x.org/site/../agent",
+        "spiffe://x.org/site/a/b/agent",
+        "spiffe://x.org/site/a/root",
+        "spiffe://x.org/site/a/agent?x",
+        "spiffe:///coordinator",
+    ],
+)
+def test_nothing_else_is_an_identity(uri: str) -> None:
+    assert Identity.of_uri(uri) is None
+
+
+@pytest.mark.parametrize("name", ["ca", "../x.agent", "a", ".agent", "a.root", "a/b.agent", ""])
+def test_nothing_else_is_a_name(name: str) -> None:
+    assert Identity.of_name("x.org", name) is None

@@ -1,0 +1,118 @@
+"""Gateways with mutual TLS: tensors cross, and attacks on the port fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from orchestrator.certificates import issue, make_authority
+from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
+from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, say_hello
+from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
+from tests.fakes.gateway_sites import GATHER_2, gateway_config, gateways, join, leave, reduce_once
+
+SITES = ("ash", "birch")
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+DEADLINE_S = 20.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def certs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with certificates, which this process uses."""
+    folder = tmp_path / "certs"
+    speak_tls(monkeypatch, certify(folder, *SITES))
+    return folder
+
+
+def dialled(port: int, credentials: grpc.ChannelCredentials) -> grpc.Channel:
+    """Return a channel to the second site's gateway."""
+    options = tls_options(f"gateway.{SITES[1]}.site.{DOMAIN}")
+    return grpc.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
+
+
+def hello(channel: grpc.Channel, folder: Path, site: int = 0) -> str:
+    """Say Hello as a site; return the session."""
+    return say_hello(channel, gateway_config(folder, GATHER_2, site), DEADLINE_S).session
+
+
+def status_of(begin: Callable[[], object]) -> grpc.StatusCode:
+    """Return how a call fails."""
+    with pytest.raises(grpc.RpcError) as caught:
+        begin()
+    status: grpc.StatusCode = caught.value.code()
+    return status
+
+
+def test_tensors_cross(tmp_path: Path, certs: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member) for member in members]
+        result, _ = reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        assert np.isfinite(result).all()
+        leave(members, ranks)
+
+
+def test_only_gateways_of_the_deployment_get_in_and_only_as_themselves(
+    tmp_path: Path, certs: Path
+) -> None:
+    foreign = tmp_path / "foreign"
+    make_authority(foreign, DOMAIN)
+    issue(foreign, "ash.gateway", 1.0)
+    ca = certs / "ca.pem"
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        port = members[1].peer.port
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert status_of(lambda: hello(channel, tmp_path)) is UNAVAILABLE
+        with dialled(port, held_by(foreign, "ash.gateway", ca=ca)) as channel:
+            assert status_of(lambda: hello(channel, tmp_path)) is UNAVAILABLE
+        for name in ("ash.agent", "coordinator", "operator"):
+            with dialled(port, held_by(certs, name)) as channel:
+                assert status_of(lambda: hello(channel, tmp_path)) is DENIED, name
+        with dialled(port, held_by(certs, "birch.gateway")) as channel:
+            assert status_of(lambda: hello(channel, tmp_path)) is DENIED
+
+
+def test_a_session_is_of_no_use_to_another_site(tmp_path: Path, certs: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        port = members[1].peer.port
+        with (
+            dialled(port, held_by(certs, "ash.gateway")) as own,
+            dialled(port, held_by(certs, "birch.gateway")) as other,
+        ):
+            session = hello(own, tmp_path)
+            push: Any = other.stream_stream(PUSH_METHOD)
+            frames = push(iter([b"x" * 64]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
+            assert status_of(lambda: next(frames)) is DENIED
+            request = exchange_pb2.LeaveRequest(session=session, code="RANK_LOST", message="forged")
+            stub = exchange_pb2_grpc.ExchangeStub(other)
+            assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is DENIED
+    assert not [each for each in members[1].messages if each["op"] == "failed"]
+
+
+def test_on_loopback_a_frame_of_a_stranger_is_not_taken(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        target = f"127.0.0.1:{members[1].peer.port}"
+        with members[1].peer.channel(configs[0]) as own:
+            session = hello(own, tmp_path)
+        with grpc.insecure_channel(target) as stranger:
+            assert status_of(lambda: hello(stranger, tmp_path)) is UNAUTHENTICATED
+            push: Any = stranger.stream_stream(PUSH_METHOD)
+            frames = push(iter([b"x" * 64]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
+            assert status_of(lambda: next(frames)) is UNAUTHENTICATED
+            request = exchange_pb2.LeaveRequest(session=session, code="RANK_LOST", message="forged")
+            stub = exchange_pb2_grpc.ExchangeStub(stranger)
+            assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is UNAUTHENTICATED
+    assert not [each for each in members[1].messages if each["op"] == "failed"]
