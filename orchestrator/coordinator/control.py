@@ -184,6 +184,7 @@ class Control:
             return connection
         log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
         self._take_up(session, hello)
+        self._tell_suspects(session.site, hello.run)
         return connection
 
     def _take_up(self, session: Session, hello: control_pb2.Hello) -> None:
@@ -199,6 +200,13 @@ class Control:
             self._awaits_all = False
             self._lost(site, f"site {site}: its agent began anew")
         self._tell(run_events.SiteJoined(site, session.host, report.epoch))
+
+    def _tell_suspects(self, site: str, report: control_pb2.RunReport) -> None:
+        """Take what a site thinks of others, of which this coordinator may not have heard."""
+        run = self.latest
+        if run is not None and (run.run_id, run.generation) == (report.run_id, report.generation):
+            for each in report.suspects:
+                run.tell_epochs(suspected_from(site, each))
 
     def _awaits(self, site: str) -> bool:
         """Whether the site's part of the run may be alive, though its agent has just come."""

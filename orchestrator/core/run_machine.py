@@ -70,8 +70,8 @@ class _Site:
     is_told_to_start: bool = False
     is_told_to_stop: bool = False
     is_successful: bool = False
-    is_silent: bool = False
-    """Its lease has ended, and it may be heard again."""
+    is_lost_perhaps: bool = False
+    """Its agent has gone or is silent, and whether the run goes on without it is not decided."""
     is_out: bool = False
     """The run goes on without it."""
     losses: list[Failure] = field(default_factory=list)
@@ -185,7 +185,7 @@ class RunMachine:
             case "site.ended":
                 site.state = SiteState.ENDED
                 site.is_successful = bool(event.detail["succeeded"])
-            case "site.lost":
+            case "site.lost" | "site.gone":
                 site.state = SiteState.LOST
                 site.is_out |= bool(event.detail.get("is_out"))
 
@@ -258,7 +258,7 @@ class RunMachine:
         site = self._sites[event.site]
         if self.is_going_on and not site.is_out:
             site.losses.clear()  # it was only silent
-            site.is_silent = False
+            site.is_lost_perhaps = False
         recorded = RecordEvent("site.joined", site.name, {"host": event.host})
         if site.state is SiteState.ABSENT:
             site.state = SiteState.JOINED
@@ -279,7 +279,7 @@ class RunMachine:
             site.state = SiteState.LOST
         elif self.is_going_on:
             site.losses.clear()  # it was only silent
-            site.is_silent = False
+            site.is_lost_perhaps = False
         if site.state in _GONE or self._ending.stopped_s is not None:
             return [recorded, self._stop(site, "the run is not going on here")]
         if site.state is SiteState.JOINED:
@@ -297,14 +297,16 @@ class RunMachine:
         if not site.may_have_processes:
             site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
             return [RecordEvent("site.left", site.name, detail)]
-        site.is_silent = self.is_going_on and event.silent_s > 0
-        if not site.is_silent:
+        is_decided = not self.is_going_on
+        site.is_lost_perhaps = not is_decided
+        is_silent = not is_decided and event.silent_s > 0
+        if not is_silent:
             site.state = SiteState.LOST
         # The failure is as old as the silence.
         failed = self._fail(
             "SITE_LOST", event.message, now_s, site=site.name, at_s=now_s - event.silent_s
         )
-        kind = "site.silent" if site.is_silent else "site.lost"
+        kind = "site.lost" if is_decided else "site.silent" if is_silent else "site.gone"
         return [RecordEvent(kind, site.name, detail), *failed]
 
     def _agent_ended(self, event: run_events.AgentEnded, now_s: float) -> list[Action]:
@@ -472,7 +474,7 @@ class RunMachine:
                 continue
             for failure in site.losses:
                 self._ending.fail(failure, now_s)
-            if site.may_have_processes and site.is_silent:
+            if site.is_lost_perhaps:
                 site.state = SiteState.LOST
                 message = site.losses[0].message
                 actions.append(RecordEvent("site.lost", site.name, {"message": message}))

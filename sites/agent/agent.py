@@ -155,8 +155,7 @@ class Agent:
         """Return what a coordinator is told of the run that goes on here, if one does."""
         if self._run is None:
             return None
-        run = self._run
-        return RunReport(run_id=run.run_id, generation=run.generation, epoch=run.epoch)
+        return self._run.report()
 
     async def _fence(self, serving: asyncio.Task[None]) -> bool:
         """The session is lost: end the run, which has gone on without a coordinator long enough.

@@ -31,13 +31,13 @@ from protos.control.v1.control_pb2 import (
     ReductionPrepared,
     Resume,
     Resumed,
+    RunReport,
     Settle,
     Settled,
     SiteEnded,
     SitePrepared,
     SiteRunning,
     Stall,
-    Suspect,
 )
 from protos.failure import Failure
 from sites.agent.children import kill_descendants
@@ -45,7 +45,7 @@ from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.order import SiteOrder, read_order
 from sites.agent.session import Session
 from sites.agent.site_failures import SiteError, order_failures
-from sites.agent.site_gateways import EpochChange, Listeners, PlanSwitch
+from sites.agent.site_gateways import EpochChange, Listeners, Opinions, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
 from sites.agent.stalls import Stalls
 
@@ -95,11 +95,7 @@ class SiteRun:
         self._processes: SiteProcesses | None = None
         self._switch: PlanSwitch | None = None
         self._epochs: EpochChange | None = None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that its gateways use; 0: the first."""
-        return self._epochs.epoch if self._epochs is not None else 0
+        self._opinions = Opinions()
 
     @property
     def coordinator_s(self) -> float:
@@ -121,6 +117,14 @@ class SiteRun:
             self._started.set_result(endpoints)
         elif self._processes is not None:
             self._processes.tell_addresses(endpoints)
+
+    def report(self) -> RunReport:
+        """Return what a coordinator is told of the run when the agent joins it."""
+        return RunReport(
+            **self._name,
+            epoch=self._epochs.epoch if self._epochs is not None else 0,
+            suspects=self._opinions.suspects(),
+        )
 
     def settle(self, message: Settle) -> None:
         """The run's epoch will change."""
@@ -384,12 +388,12 @@ class SiteRun:
 
     def _on_opinion(self, message: Mapping[str, Any]) -> None:
         """Pass on what a gateway thinks of another site; what follows, the coordinator decides."""
-        site = message["site"]
-        if message["op"] == "reached":
-            self._put(reached=Reached(**self._name, site=site))
-            return
-        is_gone, why = message["is_gone"], message["why"]
-        self._put(suspect=Suspect(**self._name, site=site, is_gone=is_gone, why=why))
+        told = self._opinions.take(message)
+        if isinstance(told, Reached):
+            self._put(reached=Reached(**self._name, site=told.site))
+        elif told is not None:
+            told.run_id, told.generation = self.run_id, self.generation
+            self._put(suspect=told)
 
     def _put_switch(self, message: ReductionPrepared | ReductionBegun | Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation

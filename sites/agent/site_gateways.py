@@ -21,12 +21,14 @@ from protos.control.v1.control_pb2 import (
     DecideReduction,
     GatewayEndpoint,
     PrepareReduction,
+    Reached,
     ReductionBegun,
     ReductionPrepared,
     Resume,
     Resumed,
     Settle,
     Settled,
+    Suspect,
 )
 from protos.failure import Failure
 from sites.agent.children import start_leashed
@@ -276,7 +278,7 @@ class Gateway:
             case "settled" | "resumed":
                 listeners.on_epoch(message)
             case "suspect" | "reached":
-                listeners.on_opinion(message)
+                listeners.on_opinion({**message, "gateway": self.index})
             case "stalled":
                 listeners.on_stalled(self.index, message)
             case "listening":
@@ -392,6 +394,43 @@ class EpochChange:
 
     def _expect(self, op: str, epoch: int) -> None:
         self._waits_for, self._answers = (op, epoch), []
+
+
+class Opinions:
+    """What the gateways of this site think of other sites, as the one opinion of the site."""
+
+    def __init__(self) -> None:
+        self._by_site: dict[str, dict[int, Suspect]] = {}
+        """Of each site that is suspected: by which gateways."""
+
+    def take(self, message: Mapping[str, Any]) -> Suspect | Reached | None:
+        """Note a gateway's opinion; return the site's, if it has another now.
+
+        A site is suspected while any gateway suspects it.
+        """
+        site, gateway = message["site"], message["gateway"]
+        before = self._of(site)
+        if message["op"] == "reached":
+            self._by_site.get(site, {}).pop(gateway, None)
+        else:
+            suspect = Suspect(site=site, is_gone=message["is_gone"], why=message["why"])
+            self._by_site.setdefault(site, {})[gateway] = suspect
+        now = self._of(site)
+        if (now is None) == (before is None) and (
+            now is None or before is None or now.is_gone == before.is_gone
+        ):
+            return None
+        return Reached(site=site) if now is None else now
+
+    def suspects(self) -> list[Suspect]:
+        """Return the sites that are suspected now."""
+        found = (self._of(site) for site in self._by_site)
+        return [each for each in found if each is not None]
+
+    def _of(self, site: str) -> Suspect | None:
+        opinions = list(self._by_site.get(site, {}).values())
+        gone = [each for each in opinions if each.is_gone]
+        return next(iter(gone or opinions), None)
 
 
 def _chain(chains: Sequence[Mapping[str, int]]) -> tuple[int, int]:

@@ -157,18 +157,24 @@ class RunReport(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    SUSPECTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
     """the one that its gateways use; 0: the first"""
+    @property
+    def suspects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Suspect]:
+        """the sites that it does not reach now, for a coordinator that may not know"""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         generation: builtins.int = ...,
         epoch: builtins.int = ...,
+        suspects: collections.abc.Iterable[global___Suspect] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "run_id", b"run_id", "suspects", b"suspects"]) -> None: ...
 
 global___RunReport = RunReport
 
