@@ -38,15 +38,16 @@ def is_training(run: Bench, steps: int) -> bool:
 @pytest.mark.parametrize(
     ("role", "tree"),
     [
-        ("gateway", "auto"),
-        ("rank", "star"),
+        ("gateway", "star"),
+        pytest.param("gateway", "gather", marks=pytest.mark.exhaustive),
+        ("rank", "auto"),
         pytest.param("torchrun", "auto", marks=pytest.mark.exhaustive),
         ("agent", "auto"),
     ],
 )
 def test_the_others_go_on_and_end_alike(run: Bench, role: str, tree: str) -> None:
     topology = topology_yaml(
-        [(1, 1), (1, 1), (1, 1)], rtt="2ms", detect_within=f"{DETECT_S:g}s", min_sites=1
+        [(1, 1), (1, 1), (1, 2)], rtt="2ms", detect_within=f"{DETECT_S:g}s", min_sites=1
     )
     job = run.write(topology, job_yaml(steps=STEPS, tree=tree, codec="int8"))
     process = run.start("launch", str(job), "--json")
