@@ -36,6 +36,21 @@ def users_umask() -> int:
 _umasks: list[int] = []
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder that nobody else may enter, or see that one which is there is the user's own.
+
+    Raises:
+        UnsafeFileError: it is another user's, or everybody may put files into it.
+        OSError: it cannot be made.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise UnsafeFileError(f"{path}: belongs to user {found.st_uid}")
+    if found.st_mode & stat.S_IWOTH:
+        raise UnsafeFileError(f"{path}: everybody may write into it")
+
+
 def read_secret(path: Path) -> bytes:
     """Return what a secret's file holds.
 

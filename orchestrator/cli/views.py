@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.formats import visible
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 
@@ -123,7 +124,7 @@ def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
 def log_line(line: control_pb2.LogLine) -> str:
     """Return a log line with where it comes from before it."""
     source = f"{line.site}/{line.source}" if line.site else line.source
-    return f"{source} | {line.text}"
+    return visible(f"{source} | {line.text}")
 
 
 def event_view(event: control_pb2.Event) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def event_line(event: control_pb2.Event) -> str:
     else:
         words = str(detail)
     parts = [_clock(event.wall_s), f"{event.kind:<18}", event.site, words]
-    return "  ".join(part for part in parts if part).rstrip()
+    return visible("  ".join(part for part in parts if part).rstrip())
 
 
 def _detail(event: control_pb2.Event) -> Any:  # noqa: ANN401 - any JSON value

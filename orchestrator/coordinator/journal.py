@@ -21,6 +21,7 @@ from typing import Any, Self
 from orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
 from orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
 from protos.errors import IsthmusError
+from protos.private_files import private_folder
 
 FILE = "journal.sqlite3"
 VERSION = 1
@@ -196,7 +197,7 @@ class Journal(JournalReader):
             JournalError: the journal there cannot be used.
             OSError: the folder cannot be made or written.
         """
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         self._lock = lock(folder / LOCK)
         try:
             super().__init__(folder)

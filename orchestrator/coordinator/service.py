@@ -25,7 +25,7 @@ from protos.errors import (
     RemoteProtocolError,
 )
 from protos.identities import COORDINATOR
-from protos.limits import CONTROL_CHANNEL_BYTES, LOG_BATCH_BYTES
+from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
 from protos.security import control_security, require_own_site
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
         control_pb2.AgentMessage, control_pb2.CoordinatorMessage
     ]
 
-HELLO_S = 10.0
+HELLO_S = 5.0
 """Time for the first message of a session."""
+UNGREETED_MAX = 128
+"""Sessions that may wait for it at once: twice as many as there can be sites."""
 WATCH_S = 1.0
 """A watcher hears at least this often."""
 FOLLOW_S = 0.2
@@ -62,7 +64,27 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     def __init__(self, control: Control) -> None:
         self._control = control
         self._num_streams = 0
+        self._num_ungreeted = 0
         self._streams_changed = asyncio.Event()
+
+    async def _read_hello(self, context: AgentContext) -> control_pb2.Hello:
+        if self._num_ungreeted >= UNGREETED_MAX:
+            raise PeerLostError(f"{UNGREETED_MAX} sessions have not said Hello yet: try again")
+        self._num_ungreeted += 1
+        try:
+            async with asyncio.timeout(HELLO_S):
+                message = await _read(context)
+        except TimeoutError:
+            raise RemoteProtocolError(f"no Hello within {HELLO_S:g} s") from None
+        finally:
+            self._num_ungreeted -= 1
+        if message is None or not message.HasField("hello"):
+            raise RemoteProtocolError("the first message of a session is Hello")
+        if message.ByteSize() > CONTROL_MESSAGE_BYTES:
+            raise RemoteProtocolError(
+                f"a Hello of {message.ByteSize()} bytes; the limit is {CONTROL_MESSAGE_BYTES}"
+            )
+        return message.hello
 
     def on_refused(self, why: str) -> None:
         """Note a call that was refused for who makes it."""
@@ -93,7 +115,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> None:
         """Serve an agent's connection until it breaks, or one side ends the session."""
         async with _answering(context):
-            hello = await _read_hello(context)
+            hello = await self._read_hello(context)
             self._require_own_site(context, hello.site)
             connection = self._control.join(hello)
             try:
@@ -268,17 +290,6 @@ async def _read(context: AgentContext) -> control_pb2.AgentMessage | None:
     """Return the next message; None when the agent has nothing more to say."""
     message = await context.read()
     return message if isinstance(message, control_pb2.AgentMessage) else None
-
-
-async def _read_hello(context: AgentContext) -> control_pb2.Hello:
-    try:
-        async with asyncio.timeout(HELLO_S):
-            message = await _read(context)
-    except TimeoutError:
-        raise RemoteProtocolError(f"no Hello within {HELLO_S:g} s") from None
-    if message is None or not message.HasField("hello"):
-        raise RemoteProtocolError("the first message of a session is Hello")
-    return message.hello
 
 
 async def _wait(changed: asyncio.Event, timeout_s: float) -> None:

@@ -26,6 +26,8 @@ LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 CHUNK_BYTES = 256 << 10
 """Read at once; many lines fit."""
 _LAST_BYTES = 4096
+SOURCES_MAX = 20_000
+"""Of a run: each is a file. Ranks, gateways and launchers of the largest runs have fewer."""
 _SOURCE = re.compile(r"[a-z][a-z_]{0,31}[0-9]{0,9}")
 """`rank0`, `gateway0`, `agent`: it becomes a file's name."""
 
@@ -52,6 +54,9 @@ class LogWriter:
         for line in lines:
             if line.site != site or not _SOURCE.fullmatch(line.source):
                 raise RemoteProtocolError(f"site {site}: a log line of {line.site}/{line.source!r}")
+            if (site, line.source) not in sequences and len(sequences) >= SOURCES_MAX:
+                raise RemoteProtocolError(f"site {site}: more than {SOURCES_MAX} log sources")
+            sequences.setdefault((site, line.source), 0)
             if line.sequence >= sequences.get((site, line.source), 0):
                 sequences[site, line.source] = line.sequence + 1
                 texts.setdefault(line.source, []).append(_one_line(line.text))

@@ -23,7 +23,7 @@ from protos.catalogue import CATALOGUE
 from protos.control.v1.control_pb2 import Hello
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
-from protos.private_files import keep_private
+from protos.private_files import keep_private, private_folder
 from protos.security import require_protected
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
         coordinator_within_s=within_s,
     )
     timeouts = Timeouts.derive(detection)
-    options.state.mkdir(parents=True, exist_ok=True)
+    private_folder(options.state)
     adopt_orphans()
     with socket_folder() as sockets:
         membership = Membership(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from orchestrator.cli.views import log_line
+from orchestrator.coordinator import service
+from orchestrator.run_folder import log_files
+from protos import security
 from protos.control.v1 import control_pb2, control_pb2_grpc
+from protos.errors import RemoteProtocolError
+from protos.limits import CONTROL_MESSAGE_BYTES
 from protos.security import HEADER, token_path
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
 
@@ -70,3 +77,81 @@ def test_the_secret_is_not_what_a_server_answers(tmp_path: Path) -> None:
             assert token_path().read_text() not in why
 
     run_scenario(scenario())
+
+
+def test_sessions_without_hello_end_soon_and_lock_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HELLO_S", 0.5)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            idle = [bench.stub.Session(timeout=20) for _ in range(300)]
+            ends = [await each.code() for each in idle]
+            assert set(ends) <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE}
+            assert ends.count(grpc.StatusCode.INVALID_ARGUMENT) == service.UNGREETED_MAX
+            await bench.join("a")
+
+    run_scenario(scenario())
+
+
+def test_500_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            host, _, port = bench.address.rpartition(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(500)]
+            await bench.join("a")
+            for _, writer in idle:
+                writer.close()
+
+    run_scenario(scenario())
+
+
+def test_what_never_speaks_http_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = (("grpc.server_handshake_timeout_ms", 500), ("grpc.max_connection_idle_ms", 500))
+    monkeypatch.setattr(security, "CONNECTION_LIMITS", limits)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            host, _, port = bench.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            async with asyncio.timeout(20):
+                await reader.read()  # until the end
+            writer.close()
+
+    run_scenario(scenario())
+
+
+def test_a_hello_has_a_size(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            agent = await bench.dial("a", host="x" * CONTROL_MESSAGE_BYTES)
+            status, why = await agent.end_of_session()
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
+            assert "the limit is 65536" in why
+
+    run_scenario(scenario())
+
+
+def test_log_sources_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "SOURCES_MAX", 3)
+    writer = log_files.LogWriter(tmp_path)
+    lines = [control_pb2.LogLine(site="a", source=f"rank{rank}", text="x") for rank in range(4)]
+    writer.append("a", lines[:3])
+    with pytest.raises(RemoteProtocolError, match="more than 3 log sources"):
+        writer.append("a", lines[3:])
+    writer.append("a", lines[:1])
+
+
+@pytest.mark.parametrize("source", ["../x", "rank0/../../x", "/etc/x", "", "rank0\n", "RANK0"])
+def test_a_log_source_is_no_path(tmp_path: Path, source: str) -> None:
+    line = control_pb2.LogLine(site="a", source=source, text="x")
+    with pytest.raises(RemoteProtocolError, match="a log line of"):
+        log_files.LogWriter(tmp_path).append("a", [line])
+
+
+def test_a_log_line_does_not_steer_the_terminal() -> None:
+    text = "\x1b]0;owned\x07\x1b[2Jfine\tstill\x9b31m\u202e"
+    line = control_pb2.LogLine(site="a", source="rank0", text=text)
+    shown = log_line(line)
+    assert shown == "a/rank0 | �]0;owned��[2Jfine\tstill�31m�"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.private_files import UnsafeFileError, make_secret, read_secret
+from protos.private_files import UnsafeFileError, make_secret, private_folder, read_secret
 
 
 def test_a_secret_is_its_users_alone_and_made_once(tmp_path: Path) -> None:
@@ -44,3 +44,14 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
     os.chown(path, 65534, 65534)
     with pytest.raises(UnsafeFileError, match="belongs to user 65534"):
         read_secret(path)
+
+
+def test_a_folder_that_others_prepared_is_refused(tmp_path: Path) -> None:
+    private_folder(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    for name in ("open", "link"):
+        with pytest.raises(UnsafeFileError, match="everybody may write"):
+            private_folder(tmp_path / name)

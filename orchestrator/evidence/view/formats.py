@@ -95,6 +95,13 @@ def words(value: object) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
+def visible(line: str) -> str:
+    """Return a line from elsewhere with a sign in place of what would steer a terminal."""
+    return "".join(
+        each if each.isprintable() or each == "\t" else "\N{REPLACEMENT CHARACTER}" for each in line
+    )
+
+
 def arrow(options: ConsoleOptions) -> str:
     """Return an arrow that the terminal can show."""
     return "->" if options.ascii_only else "→"
