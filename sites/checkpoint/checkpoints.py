@@ -12,6 +12,7 @@ from torch import nn
 
 from protos.checkpoint.manifest import Manifest
 from protos.errors import ConfigMismatchError
+from sites.checkpoint.entry_state import wait_for_entry
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import Interval
 from sites.checkpoint.own_state import generator_states, restore_generators
@@ -20,6 +21,7 @@ from sites.checkpoint.request_watch import RequestWatch
 from sites.checkpoint.training_state import TrainingState
 from sites.checkpoint.writer import CheckpointWriter, LateState, Place, Snapshot, residuals_path
 from sites.worker.attendance import Attendance
+from sites.worker.member_history import Entering
 from topology.job import Checkpoint
 
 
@@ -81,10 +83,13 @@ class Checkpoints:
         self._last_step = 0
         self._exchange_now: dict[str, Any] = {}
         self._own: dict[str, Any] | None = None
+        self._entering: Entering | None = None
         optimizer.register_step_pre_hook(lambda *_: self._complete())
 
     def resume(self) -> Manifest | None:
         """Load what the job says to go on from; None: it says nothing.
+
+        A collective of the site.
 
         Raises:
             BadCheckpointError: it is damaged.
@@ -92,7 +97,21 @@ class Checkpoints:
         """
         if self._settings.resume is None:
             return None
-        reader = CheckpointReader(self._settings.resume, self._writer.group)
+        return self._load(CheckpointReader(self._settings.resume, self._writer.group))
+
+    def take_state(self, epoch: int, within_s: float) -> Manifest:
+        """Load what the others have saved for this site, which comes back with an epoch.
+
+        A collective of the site. Waits until it is there.
+
+        Raises:
+            DeadlineExceededError: it did not come.
+            BadCheckpointError: it is damaged.
+        """
+        found = wait_for_entry(self._place.store, epoch, within_s)
+        return self._load(CheckpointReader(found, self._writer.group))
+
+    def _load(self, reader: CheckpointReader) -> Manifest:
         manifest = reader.verified()
         objects = reader.load(self._state)
         for name, each in self._objects.items():
@@ -114,6 +133,7 @@ class Checkpoints:
 
     def start(self, agree: Callable[[float], float]) -> None:
         """Begin to count the interval. `agree` returns the mean of a number over all ranks."""
+        self._agree = agree
         self._interval = Interval(self._settings, self._last_step, agree)
         self._watch = RequestWatch(self._place.store)
 
@@ -121,8 +141,28 @@ class Checkpoints:
         """Save if it is time to, or asked for. After each step, in order."""
         assert self._interval is not None, "started"
         assert self._watch is not None, "started"
+        if self._entering is not None:
+            self._save(step)
+            # As the interval of those that enter.
+            self._interval = Interval(self._settings, step, self._agree)
+            return
         if self._interval.is_due(step) or step == self._watch.step:
             self._save(step)
+
+    def let_enter(self, entering: Entering) -> None:
+        """Sites enter with the next step: save after this one, whatever is due."""
+        self._entering = entering
+
+    def before_gradients(self) -> int:
+        """Return the epoch that begins with these gradients; 0: none.
+
+        Whoever enters waits for the checkpoint, and the others for them: so it waits for nothing.
+        """
+        if self._entering is None:
+            return 0
+        self._writer.add(self._late_state)
+        entering, self._entering = self._entering, None
+        return entering.epoch
 
     def finish(self, step: int) -> None:
         """Save the last step unless it was, and return when all is written."""
@@ -140,7 +180,8 @@ class Checkpoints:
         begin_s = time.monotonic()
         self._last_step = step
         sites = list(self._place.ranks)
-        gone = {sites[each] for each in self._attendance.gone()}
+        entering = self._entering.sites if self._entering else ()
+        gone = {sites[each] for each in self._attendance.gone()}.union(entering)
         publishes = self._place.site == next(site for site in sites if site not in gone)
         residuals = self._place.staging(step) / residuals_path(self._place)
         self._exchange_now = self._exchange.save(residuals)
@@ -154,6 +195,7 @@ class Checkpoints:
                     "exchange": self._exchange_now,
                 },
                 has_residuals=self._exchange.has_residuals,
+                epoch=self._entering.epoch if self._entering else 0,
             )
         )
         self._stall_s = time.monotonic() - begin_s
@@ -167,7 +209,8 @@ class Checkpoints:
     def _late_state(self) -> LateState:
         """Return what is known, or as it is to be saved, only once the next step begins."""
         sites = list(self._place.ranks)
-        absent = frozenset(sites[each] for each in self._attendance.absent())
+        entering = self._entering.sites if self._entering else ()
+        absent = frozenset(sites[each] for each in self._attendance.absent()).union(entering)
         return LateState(self._objects_now(), self._data(), absent)
 
     def _objects_now(self) -> dict[str, Any]:

@@ -103,6 +103,8 @@ class Reduce:
     """What lies in the region."""
     encoded_bytes: Count = 0
     """Size of all bodies together, where the region holds bodies."""
+    enters: Count = 0
+    """The epoch that this round begins: `Members`. 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +237,23 @@ class Reduced:
     """Sites that the run goes on without, as far as the gateway knows."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """Who takes part in the run. Where a site is lost, told once that is decided."""
+
+    op: ClassVar[str] = "members"
+    epoch: Count
+    from_round: Count
+    """The first round of these sites alone. Where one enters: by the end of the first step by which
+    so many rounds have begun, all ranks agree when (sites/worker/member_history.py)."""
+    sites: tuple[str, ...]
+    """By name, in the run's order."""
+    enters: tuple[str, ...] = ()
+    """Who of them takes part from then on. To their own ranks `from_round` is the very round."""
+
+
 FromRank = Join | Region | Reduce | Handed | KeepResiduals | OweResiduals | Metric | Digest | Leave
-FromGateway = Welcome | Reduced | Failure
+FromGateway = Welcome | Reduced | Members | Failure
 """A failure says that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {
     kind.op: kind
@@ -246,6 +263,7 @@ _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "failed": Failure,
     "welcome": Welcome,
     "reduced": Reduced,
+    "members": Members,
 }
 
 

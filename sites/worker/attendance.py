@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 from sites.local.rank_messages import Reduced
 
@@ -51,6 +52,17 @@ class Attendance:
                 if steps:
                     self._absent.setdefault(site, steps[0])
             return dict(self._absent)
+
+    def begin_without(self, sites: Iterable[int]) -> None:
+        """Begin in the midst of a run that goes on without some sites; all others know it."""
+        with self._lock:
+            self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
+
+    def enter(self, site: int) -> None:
+        """A site takes part again from the next step on."""
+        with self._lock:
+            self._missing.pop(site, None)
+            self._absent.pop(site, None)
 
     def gone(self, step: int | None = None) -> frozenset[int]:
         """Return the sites that all ranks do without in a step; None: in the next one."""

@@ -34,6 +34,7 @@ from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.collectives import wait
 from sites.worker.gateway_link import Link
+from sites.worker.member_history import MemberHistory
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.sharding import Route
 from sites.worker.slots import SharedTensors, Slots
@@ -84,6 +85,8 @@ class Round:
     """The number of its first bucket."""
     num_slots: int | None
     """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
+    enters: int = 0
+    """The epoch that it begins; 0: none."""
     site_weight: float = 0.0
     """Tokens of this site."""
     weight: float = 0.0
@@ -289,13 +292,15 @@ class BucketPipeline:
         overlaps: bool = True,
         encoder: ShardEncoder | None = None,
         shared: SharedTensors | None = None,
+        members: MemberHistory | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepare; `start` starts the threads.
 
         `deadline_s` is for every wait. Without `overlaps`, all buckets of a round are handed over
         at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
-        None: the gateway does. `shared` are tensors that are averaged where they lie.
+        None: the gateway does. `shared` are tensors that are averaged where they lie. `members`
+        is told what the gateway says of them, and allows rounds.
         """
         self._link = link
         self._transfer = transfer
@@ -305,7 +310,11 @@ class BucketPipeline:
         self._now_s = now_s
         self._slots = Slots(link, transfer, world_size, shared)
         self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
-        self._num_rounds = 0
+        self._members = members or MemberHistory("")
+        self.num_rounds = 0
+        """How many rounds of the run have begun."""
+        self.before_gradients: Callable[[], int] = lambda: 0
+        """Called before a round of gradients begins; returns the epoch that it begins; 0: none."""
         self._to_post: queue.Queue[tuple[Round, list[Bucket]] | None]
         self._to_post = queue.Queue(MAX_BUCKETS + 1)
         self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
@@ -318,7 +327,7 @@ class BucketPipeline:
         """Start the threads and listen to the link."""
         for thread in self._threads:
             thread.start()
-        self._link.start(self._open.note_reduced, self._open.fail)
+        self._link.start(self._open.note_reduced, self._open.fail, self._members.tell)
 
     def close(self) -> None:
         """End the threads; what is under way is abandoned. Idempotent."""
@@ -332,16 +341,32 @@ class BucketPipeline:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout=1.0)
 
-    def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int | None = None) -> None:
+    def check(self) -> None:
+        """Raise the first error of any thread or of the gateway, if there was one."""
+        self._open.check()
+
+    def begin(
+        self,
+        tokens: float,
+        *,
+        first_bucket: int = 0,
+        num_slots: int | None = None,
+        is_gradient: bool = False,
+    ) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
         `tokens` is this rank's weight in the averages, not negative. What a lossy codec loses of a
         bucket is owed to the next one of the same number, so each sequence of buckets that comes
         again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no more
         buckets are under way, and `submit` waits; None: as many as there are, for a backward pass
-        goes on meanwhile.
+        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged.
+
+        Raises:
+            RuntimeError: this site comes back to a run, and has not entered, or not with gradients.
         """
         self._open.check()
+        self._members.check_may_begin(self.num_rounds, is_gradient=is_gradient)
+        enters = self.before_gradients() if is_gradient else 0
         previous = self._open.round
         if previous is not None and previous.num_finished < len(previous.buckets):
             raise LocalProtocolError(
@@ -350,8 +375,10 @@ class BucketPipeline:
             )
         self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens)
-        self._open.open(Round(self._num_rounds, tokens, total, pending, first_bucket, num_slots))
-        self._num_rounds += 1
+        self._open.open(
+            Round(self.num_rounds, tokens, total, pending, first_bucket, num_slots, enters)
+        )
+        self.num_rounds += 1
 
     def submit(
         self,
@@ -468,6 +495,7 @@ class BucketPipeline:
                 exact=bucket.exact,
                 form=bucket.slot.form,
                 encoded_bytes=bucket.slot.encoded_bytes,
+                enters=current.enters,
             )
         )
 

@@ -39,6 +39,8 @@ class Environment:
     """The socket of the rank's gateway."""
     spec: RunSpec
     run_folder: Path
+    returns: bool = False
+    """The site comes back to a run that goes on."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -70,6 +72,7 @@ class Environment:
             gateway=_gateway(environ),
             spec=RunSpec.from_bytes(written, f"site {site}"),
             run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
+            returns=environ.get("ISTHMUS_RETURNS") == "1",
         )
 
 

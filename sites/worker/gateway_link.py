@@ -35,6 +35,7 @@ from sites.local.rank_messages import (
     FromRank,
     Join,
     Leave,
+    Members,
     Metric,
     Reduce,
     Reduced,
@@ -60,7 +61,10 @@ class Link(Protocol):
     """Who takes part, as results tell it."""
 
     def start(
-        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+        self,
+        on_reduced: Callable[[Reduced], None],
+        on_failed: Callable[[IsthmusError], None],
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         """Report what arrives from now on, from a thread of the link's own."""
 
@@ -85,10 +89,13 @@ class AloneLink:
         self._on_reduced: Callable[[Reduced], None] = lambda _: None
 
     def start(
-        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+        self,
+        on_reduced: Callable[[Reduced], None],
+        on_failed: Callable[[IsthmusError], None],
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         """Remember whom to tell; nothing here can fail later."""
-        del on_failed
+        del on_failed, on_members
         self._on_reduced = on_reduced
 
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
@@ -132,11 +139,14 @@ class SiteOnlyLink(AloneLink):
         self._gateway = gateway
 
     def start(
-        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+        self,
+        on_reduced: Callable[[Reduced], None],
+        on_failed: Callable[[IsthmusError], None],
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         """Report from now on what is reduced here, and what the gateway hears of other sites."""
-        super().start(on_reduced, on_failed)
-        self._gateway.start(on_reduced, on_failed)
+        super().start(on_reduced, on_failed, on_members)
+        self._gateway.start(on_reduced, on_failed, on_members)
 
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
         """Divide shards here; metrics and digests are for the coordinator."""
@@ -234,10 +244,13 @@ class GatewayLink:
                 raise ConfigMismatchError(f"the gateway answered a join with {message.op}")
 
     def start(
-        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+        self,
+        on_reduced: Callable[[Reduced], None],
+        on_failed: Callable[[IsthmusError], None],
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         """Start the thread that receives."""
-        arguments = (on_reduced, on_failed)
+        arguments = (on_reduced, on_failed, on_members)
         self._listening = True
         threading.Thread(
             target=self._listen, args=arguments, name="isthmus-receive", daemon=True
@@ -303,10 +316,16 @@ class GatewayLink:
         return self._cause
 
     def _listen(
-        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+        self,
+        on_reduced: Callable[[Reduced], None],
+        on_failed: Callable[[IsthmusError], None],
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         try:
             while (message := self._receive()) is not None:
+                if isinstance(message, Members):
+                    on_members(message)
+                    continue
                 reduced = _as_result(message)
                 self.attendance.note(reduced)
                 on_reduced(reduced)

@@ -84,7 +84,7 @@ class ReplicaHook(GradientHook):
             # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
             # exception in a future into an unreadable one.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-            self._pipeline.begin(self._tokens.take())
+            self._pipeline.begin(self._tokens.take(), is_gradient=True)
             self.buckets = self._buckets_wanted
         if self._buckets_wanted:
             return self._hold(bucket)
@@ -223,7 +223,7 @@ class ShardHook(GradientHook):
         if not self._is_open:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._taken = self._tokens.take()
-            self._pipeline.begin(self._taken)
+            self._pipeline.begin(self._taken, is_gradient=True)
             self._is_open = True
 
     def _collector(self, name: str) -> Callable[[torch.Tensor], None]:
@@ -340,7 +340,7 @@ class OptimizerHook(GradientHook):
         is_used = torch.tensor([float(each.grad is not None) for _, each in trained])
         names = [name for name, _ in trained]
         named = [*zip(names, grads, strict=True), ("is_used", is_used)]
-        finished = self._average.average(named, self._tokens.take())
+        finished = self._average.average(named, self._tokens.take(), is_gradient=True)
         if finished is not None:
             self._rounds.append(finished)
         for (_, parameter), grad, used in zip(trained, grads, is_used.tolist(), strict=True):

@@ -76,6 +76,7 @@ def join(*, alone: bool = False) -> Site:
         run_folder=environment.run_folder,
         device=device,
         owns_group=owns_group,
+        returns=environment.returns,
     )
 
 

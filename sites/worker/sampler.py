@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +63,9 @@ class Sampler:
         self._num_drawn = 0
         self._num_used = 0
         self._absent: dict[int, int] = {}
+        """By site, the first step without it."""
+        self._until: dict[int, int] = {}
+        """By site, the first step with it again."""
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -130,13 +133,22 @@ class Sampler:
             RuntimeError: batches were fetched so far ahead that it is too late.
         """
         for site, since in absent.items():
-            if site not in self._absent:
+            if since > self._absent.get(site, -NOTICE_STEPS - 2):
                 if since + NOTICE_STEPS < self._num_drawn:
                     raise RuntimeError(
                         f"site.sampler: batches were fetched {self._num_drawn - since} steps "
                         f"ahead; {NOTICE_STEPS} is the most"
                     )
                 self._absent[site] = since
+                self._until.pop(site, None)
+
+    def regain(self, site: int, step: int) -> None:
+        """Take note that a site takes part again from a step on, `NOTICE_STEPS` from now."""
+        self._until[site] = step
+
+    def begin_without(self, sites: Iterable[int]) -> None:
+        """Begin in the midst of a run that goes on without some sites; all others know it."""
+        self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
 
     def resume(self, used: DataPositions, before_first: Callable[[], None]) -> None:
         """Go on after what a checkpoint has: before anything is drawn.
@@ -156,7 +168,7 @@ class Sampler:
 
     def _gone(self, step: int) -> Gone:
         found = (site for site, since in self._absent.items() if since + NOTICE_STEPS <= step)
-        return frozenset(found)
+        return frozenset(site for site in found if step < self._until.get(site, step + 1))
 
     def _after_used(self) -> DataPositions:
         """Return the positions as they were handed out up to the latest step that has ended."""

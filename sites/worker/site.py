@@ -17,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from protos import metrics
+from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import joined
 from sites.local.rank_messages import Metric, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
+from sites.worker.attendance import NOTICE_STEPS
 from sites.worker.batch_shares import BatchShares
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
@@ -28,6 +30,7 @@ from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
 from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook, ShardHook
 from sites.worker.initial_state import InitialState
+from sites.worker.member_history import Announced, Entering, GivenUp, MemberHistory
 from sites.worker.sampler import Sampler
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
@@ -41,6 +44,8 @@ from topology.world import Topology
 
 if TYPE_CHECKING:
     from sites.checkpoint.checkpoints import Checkpoints, Stateful
+
+_LOOK_S = 1.0
 
 
 class Site:
@@ -76,6 +81,7 @@ class Site:
         owns_group: bool,
         run: str = "alone",
         generation: int = 0,
+        returns: bool = False,
     ) -> None:
         """Made by `sites.join`."""
         self.name = welcome.site
@@ -115,6 +121,8 @@ class Site:
         self._steps.listen(self._end_step)
         self._encoder: ShardEncoder | None = None
         self._replica_hook: ReplicaHook | None = None
+        self._members = MemberHistory(self.name, returns=returns)
+        self._returns = returns
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -164,7 +172,8 @@ class Site:
         hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
         self._exactness.check([name for name, _ in hook.parameters()])
         self._steps.begin("average_gradients")
-        self._equalise(hook.parameters())
+        if not self._returns:
+            self._equalise(hook.parameters())
         optimizer.register_step_pre_hook(hook.before_step)
         self._steps.follow(optimizer, hook.parameters, hook.take_rounds)
 
@@ -228,6 +237,8 @@ class Site:
             IsthmusError: names, shapes or dtypes differ, or the exchange failed.
         """
         if isinstance(state, nn.Module):
+            if self._returns:
+                return  # `checkpoint` brings the others' state
             named = [*state.named_parameters(), *state.named_buffers()]
         else:
             check_list("site.broadcast", state)
@@ -311,17 +322,58 @@ class Site:
             ),
             on_written=self._record_checkpoint,
         )
-        if (manifest := self._checkpoints.resume()) is not None:
+        manifest = self._take_state() if self._returns else self._checkpoints.resume()
+        if manifest is not None:
             self._steps.resume(manifest.step)
             if self._sampler is not None and manifest.data:
                 self._resume_data(manifest.data)
+        self._pipeline.before_gradients = self._checkpoints.before_gradients
         self._checkpoints.start(self._agreed)
         self._steps.listen(self._checkpoints.after_step)
         return self._steps.num_steps
 
+    def _take_state(self) -> Manifest:
+        """Come back to a run that goes on: wait to be let in, and take the others' state.
+
+        Raises:
+            IsthmusError: the gateway has ended, or there is no state, or a damaged one.
+        """
+        assert self._checkpoints is not None
+        assert self._pipeline is not None
+        while (entry := self._members.own_entry(_LOOK_S)) is None:
+            self._pipeline.check()
+        # The others wait for this site meanwhile, and shall hear of it if it takes too long.
+        manifest = self._checkpoints.take_state(entry.epoch, self._timeouts.process_group_s / 2)
+        others = {*manifest.ranks, self.name}
+        gone = [each for each, name in enumerate(self._welcome.sites) if name not in others]
+        self._link.attendance.begin_without(gone)
+        if self._sampler is not None:
+            self._sampler.begin_without(gone)
+        self._pipeline.num_rounds = entry.from_round
+        self._members.has_state()
+        return manifest
+
+    def _let_in(self) -> None:
+        """Do what is due after this step for sites that come back."""
+        if self._checkpoints is None or self._pipeline is None:
+            return
+        notice_steps = 0 if self._sampler is None else NOTICE_STEPS
+        for change in self._members.end_step(self._pipeline.num_rounds, notice_steps):
+            for site in map(self._welcome.sites.index, change.sites):
+                match change:
+                    case Announced() if self._sampler is not None:
+                        self._sampler.regain(site, change.step)
+                    case GivenUp() if self._sampler is not None:
+                        self._sampler.lose({site: change.step})
+                    case Entering():
+                        self._link.attendance.enter(site)
+            if isinstance(change, Entering):
+                self._checkpoints.let_enter(change)
+
     def _end_step(self, _: int) -> None:
         """Follow an optimizer step: who took part in it, and what that means for the data."""
         self._link.attendance.end_step()
+        self._let_in()
         if self._sampler is not None:
             self._sampler.lose(self._link.attendance.absent())
             self._sampler.step()
@@ -350,7 +402,8 @@ class Site:
             full = FullBatch(shares.full.samples, data["full_ranks"])
             self._sampler.shares = replace(shares, full=full)
         self.learning_rate_scale = data["learning_rate_scale"]
-        self._scale_learning_rates(self._sampler.shares.batch(frozenset()).learning_rate_scale)
+        gone = self._link.attendance.gone()
+        self._scale_learning_rates(self._sampler.shares.batch(gone).learning_rate_scale)
 
     def _scale_learning_rates(self, scale: float) -> None:
         """Have all learning rates be those of the full batch times `scale`."""
@@ -507,6 +560,7 @@ class Site:
                 overlaps=self.job.exchange.schedule != "serial",
                 encoder=self._encoder,
                 shared=self._shared,
+                members=self._members,
             )
             self._pipeline.start()
         return self._pipeline

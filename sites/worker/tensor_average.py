@@ -17,8 +17,9 @@ from sites.worker.tensor_hashes import layout_of
 
 IN_FLIGHT_BYTES = 256 << 20
 """float32 bytes that are on their way at once: twice what fills 10 Gbit/s over 100 ms."""
-MAX_LISTS = 64
-"""Different lists whose rounding errors a lossy codec may owe to their next average."""
+MAX_LISTS = 1024
+"""Different lists whose rounding errors a lossy codec may owe to their next average, at most: of
+two with the same number, neither is owed any."""
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
@@ -73,15 +74,17 @@ class TensorAverage:
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
         self._num_slots = max(2, IN_FLIGHT_BYTES // (self._bucket_numel * FLOAT_BYTES))
         self._exactness = exactness
-        self._lists: dict[int, int] = {}
 
-    def average(self, named: Named, tokens: float, *, exact: bool = False) -> Round | None:
+    def average(
+        self, named: Named, tokens: float, *, exact: bool = False, is_gradient: bool = False
+    ) -> Round | None:
         """Average in place, weighted by tokens; a collective of all ranks of all sites.
 
         Args:
             named: floating point, of any shape and strides, on any device.
             tokens: this rank's weight; not negative.
             exact: let nothing but fp32 cross the WAN.
+            is_gradient: an optimizer step takes them.
 
         Returns:
             The round; None where there is no element, for then nothing crosses.
@@ -95,7 +98,10 @@ class TensorAverage:
             return None
         layout = layout_of(named)
         self._pipeline.begin(
-            tokens, first_bucket=self._first_bucket(layout), num_slots=self._num_slots
+            tokens,
+            first_bucket=_first_bucket(layout),
+            num_slots=self._num_slots,
+            is_gradient=is_gradient,
         )
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         futures = []
@@ -111,10 +117,13 @@ class TensorAverage:
             tensor.copy_(copy.view(tensor.shape))
         return finished
 
-    def _first_bucket(self, layout: int) -> int:
-        """Return where a list's bucket numbers begin; 0 is the backward pass's."""
-        index = self._lists.setdefault(layout, len(self._lists))
-        return MAX_BUCKETS * (1 + index % MAX_LISTS)
+
+def _first_bucket(layout: int) -> int:
+    """Return where a list's bucket numbers begin; 0 is the backward pass's.
+
+    Whatever was averaged before: a site that comes back has not seen that.
+    """
+    return MAX_BUCKETS * (1 + layout % MAX_LISTS)
 
 
 def packed(flats: Iterable[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:

@@ -13,6 +13,7 @@ from protos.errors import NoTokensError
 from sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline
 from sites.worker.exactness import Exactness
 from sites.worker.tensor_average import MAX_LISTS, Packer, TensorAverage
+from sites.worker.tensor_hashes import layout_of
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs
@@ -59,7 +60,9 @@ def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
     for index in (0, 1, 0):
         average.average(lists[index], 2.0)
     found = [(each.round, each.bucket // MAX_BUCKETS, each.exact) for each in link.requests]
-    first, second = [(1, False)] * 3, [(2, False)] * 3 + [(2, True)]
+    numbers = [1 + layout_of(each) % MAX_LISTS for each in lists]  # whatever came before
+    first = [(numbers[0], False)] * 3
+    second = [(numbers[1], False)] * 3 + [(numbers[1], True)]
     assert found == [
         (number, *each) for number, of_list in enumerate((first, second, first)) for each in of_list
     ]

@@ -144,6 +144,52 @@ def test_what_a_lost_site_had_is_handed_out_to_the_others(seed: int, rule: str) 
     assert unused == [], "handed out again by now"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
+    """Others have fetched ahead; one more site may be lost for good."""
+    chance = random.Random(seed)
+    ranks = tuple(chance.randint(1, 3) for _ in range(3))
+    divided = shares(*ranks, batch=chance.randint(sum(ranks), 40))
+    since, told = 3, 3 + NOTICE_STEPS + chance.randint(0, 9)
+    again = told + 1 + NOTICE_STEPS
+    gone = {0: since, **({2: since + 1} if seed % 2 else {})}
+    made = {
+        (site, rank): Sampler(num_samples=10**6, shares=divided, site=site, rank=rank, seed=1)
+        for site in range(3)
+        for rank in range(ranks[site])
+    }
+    ahead = {place: chance.randint(0, NOTICE_STEPS - 2) for place in made}
+    drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in made}
+    used: list[int] = []
+    ledger = DataPositions()
+    for step in range(again + 4):
+        if step == again:
+            for rank in range(ranks[0]):
+                made[0, rank] = joiner = Sampler(
+                    num_samples=10**6, shares=divided, site=0, rank=rank, seed=1
+                )
+                joiner.resume(ledger, lambda: None)
+                joiner.begin_without(set(gone) - {0})
+                drawn[0, rank] = [[]] * step
+        ledgers = set()
+        for place, sampler in made.items():
+            is_back = place[0] == 0 and step >= again
+            if step >= gone.get(place[0], again + 4) and not is_back:
+                continue
+            while len(drawn[place]) <= step + (ahead[place] if step else 0):
+                drawn[place].append(sampler.draw().tolist())
+            used += drawn[place][step]
+            sampler.lose({} if step >= again else {at: d for at, d in gone.items() if d <= step})
+            sampler.step()
+            if step == told:
+                sampler.regain(0, again)
+            ledgers.add(sampler.used)
+        assert len(ledgers) == 1, f"{seed=} {step=}"
+        (ledger,) = ledgers
+    assert len(set(used)) == len(used), f"{seed=}: twice"
+    assert sorted(used) == list(range(ledger.next)), f"{seed=}: never"
+
+
 def test_batches_fetched_too_far_ahead_are_an_error() -> None:
     (sampler,) = samplers(1, DataPositions())
     for _ in range(NOTICE_STEPS + 2):

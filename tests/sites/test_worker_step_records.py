@@ -14,6 +14,7 @@ from protos.errors import IsthmusError
 from sites.local.rank_messages import (
     Digest,
     FromRank,
+    Members,
     Metric,
     Reduce,
     Reduced,
@@ -41,9 +42,12 @@ class Gateway(AloneLink):
         self.on_failed: Callable[[IsthmusError], None] = lambda _: None
 
     def start(
-        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+        self,
+        on_reduced: Callable[[Reduced], None],
+        on_failed: Callable[[IsthmusError], None],
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
-        super().start(on_reduced, on_failed)
+        super().start(on_reduced, on_failed, on_members)
         self.on_failed = on_failed
 
     def reduce(self, request: Reduce) -> None:

@@ -1,0 +1,131 @@
+"""When a site that comes back takes part again, decided alike by all ranks of all sites. Pure.
+
+Their gateway tells ranks of it (`Members`) sooner or later than others. All have heard of a site
+that enters before the round before `from_round` can be completed. Of a loss that begins with round
+r all have heard once r + 1 is completed, and so after a step by whose end r + 2 rounds have begun:
+from then on it undoes what was told of entering before.
+
+Data loaders fetch ahead. So ranks agree on a step first, and the site enters some steps later.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from sites.local.rank_messages import Members
+
+HEARD_AFTER = 2
+"""Rounds that must have begun from a loss's first one on, that one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Sites enter with a step, unless something happens before."""
+
+    sites: tuple[str, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Sites that were announced do not enter."""
+
+    sites: tuple[str, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """Sites enter with the next step."""
+
+    sites: tuple[str, ...]
+    epoch: int
+
+
+Change = Announced | GivenUp | Entering
+
+
+class MemberHistory:
+    """What a gateway has told of members. All methods may be called from any thread."""
+
+    def __init__(self, own: str, *, returns: bool = False) -> None:
+        """With `returns`, site `own` comes back to the run, and has yet to enter."""
+        self._own = own
+        self._condition = threading.Condition()
+        self._known_from: dict[int, int] = {}
+        """By epoch in which nobody enters: rounds that have begun when all ranks know it."""
+        self._told: dict[int, Members] = {}
+        """By epoch, those with which others enter."""
+        self._announced: Members | None = None
+        self._num_steps = 0
+        self._step = 0
+        """With which the latest sites that were announced enter."""
+        self._own_entry: Members | None = None
+        self._may_begin = not returns
+
+    def tell(self, told: Members) -> None:
+        """The gateway tells of other members."""
+        with self._condition:
+            if not told.enters:
+                self._known_from[told.epoch] = told.from_round + HEARD_AFTER
+            elif self._own in told.enters:
+                self._own_entry = told
+                self._condition.notify_all()
+            else:
+                self._told[told.epoch] = told
+
+    def end_step(self, num_rounds: int, notice_steps: int) -> list[Change]:
+        """Count a step of this process, at whose end so many rounds have begun.
+
+        Sites enter `notice_steps` after all know of them.
+        """
+        with self._condition:
+            self._num_steps += 1
+            known = (at for at, since in self._known_from.items() if since <= num_rounds)
+            newest = max(known, default=0)
+            changes: list[Change] = []
+            if self._announced is not None and self._announced.epoch < newest:
+                changes.append(GivenUp(self._announced.enters, self._step))
+                self._announced = None
+            self._told = {epoch: each for epoch, each in self._told.items() if epoch > newest}
+            due = [each for each in self._told.values() if each.from_round <= num_rounds]
+            if self._announced is None and due:
+                self._announced = due[0]
+                self._step = max(self._num_steps, self._step) + notice_steps
+                changes.append(Announced(due[0].enters, self._step))
+            if self._announced is not None and self._step == self._num_steps:
+                changes.append(Entering(self._announced.enters, self._announced.epoch))
+                del self._told[self._announced.epoch]
+                self._announced = None
+            return changes
+
+    # ---------------------------------------------------------------- a site that comes back
+
+    def own_entry(self, within_s: float) -> Members | None:
+        """Return with what this site is let in, and wait for it; None: it was not in time."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._own_entry is not None, within_s)
+            return self._own_entry
+
+    def has_state(self) -> None:
+        """This site has the others' state."""
+        self._may_begin = True
+
+    def check_may_begin(self, round_: int, *, is_gradient: bool) -> None:
+        """Allow a site that comes back to begin with the others' gradients only.
+
+        Raises:
+            RuntimeError: it begins with something else.
+        """
+        if not self._may_begin:
+            raise RuntimeError(
+                "this site comes back to a run that goes on, whose state it gets by "
+                "site.checkpoint(model, optimizer): call that before anything is averaged"
+            )
+        own = self._own_entry
+        if own is not None and own.from_round == round_ and not is_gradient:
+            raise RuntimeError(
+                "this site comes back to a run that goes on: after site.checkpoint the first that "
+                "is averaged has to be gradients"
+            )

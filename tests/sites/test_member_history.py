@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sites.local.rank_messages import Members
+from sites.worker.member_history import Announced, Change, Entering, GivenUp, MemberHistory
+
+ENTERS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",))
+LOSS = Members(epoch=3, from_round=11, sites=("a", "c"))
+
+
+def ends(history: MemberHistory, rounds: range, notice_steps: int = 3) -> list[list[Change]]:
+    return [history.end_step(each, notice_steps) for each in rounds]
+
+
+def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
+    history = MemberHistory("a")
+    assert ends(history, range(6, 8)) == [[], []]
+    history.tell(ENTERS)
+    found = ends(history, range(8, 15))
+    assert found == [[], [], [Announced(("b",), 8)], [], [], [Entering(("b",), 2)], []]
+
+
+def test_without_data_loaders_it_enters_with_the_next_step() -> None:
+    history = MemberHistory("a")
+    history.tell(ENTERS)
+    assert ends(history, range(10, 12), 0) == [[Announced(("b",), 1), Entering(("b",), 2)], []]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_hear_sooner_or_later_do_the_same(seed: int) -> None:
+    """A loss is heard of before its second round can be completed, never later."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(4):
+        history, changes = MemberHistory("a"), []
+        enters_at, loss_at = draw.randint(5, 10), draw.randint(11, 13)
+        for num_rounds in range(5, 20):
+            if num_rounds == enters_at:
+                history.tell(ENTERS)
+            if num_rounds == loss_at:
+                history.tell(LOSS)
+            changes.append(history.end_step(num_rounds, 3))
+        found.append(changes)
+    assert all(each == found[0] for each in found), f"{seed=}"
+    assert [type(each) for changes in found[0] for each in changes][:1] == [Announced]
+
+
+def test_a_loss_meanwhile_gives_it_up_and_later_it_is_announced_anew() -> None:
+    history = MemberHistory("a")
+    history.tell(ENTERS)
+    assert ends(history, range(10, 12)) == [[Announced(("b",), 4)], []]
+    history.tell(LOSS)
+    assert ends(history, range(12, 14)) == [[], [GivenUp(("b",), 4)]]
+    history.tell(Members(epoch=4, from_round=14, sites=("a", "b", "c"), enters=("b",)))
+    assert ends(history, range(14, 15)) == [[Announced(("b",), 8)]]
+
+
+def test_a_site_that_comes_back_averages_gradients_first() -> None:
+    history = MemberHistory("b", returns=True)
+    with pytest.raises(RuntimeError, match=r"site\.checkpoint"):
+        history.check_may_begin(0, is_gradient=True)
+    assert history.own_entry(0.0) is None
+    history.tell(ENTERS)
+    assert history.own_entry(0.0) == ENTERS
+    history.has_state()
+    with pytest.raises(RuntimeError, match="gradients"):
+        history.check_may_begin(10, is_gradient=False)
+    history.check_may_begin(10, is_gradient=True)
+    history.check_may_begin(11, is_gradient=False)
