@@ -173,14 +173,17 @@ class ActiveRun:
             self._record("site.resumed", site, detail)
 
     def replan(self, event: replan_machine.Event) -> None:
-        """Let the core decide whether the plan is made again, for as long as the run is active.
+        """Let the core decide whether the plan is made again, for as long as all sites take part.
 
         Raises:
             JournalError: as for `handle`.
         """
         with self._writing():
-            if self._replanning is not None and self.view.state is RunState.ACTIVE:
-                self._replanning.handle(event)
+            replanning, epochs = self._replanning, self._epochs
+            if replanning is None or epochs is None or self.view.state is not RunState.ACTIVE:
+                return
+            if epochs.epoch.members == self._submission.spec.site_names:
+                replanning.handle(event)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -320,6 +323,7 @@ class ActiveRun:
     def _watch_links(self) -> None:
         submission = self._submission
         spec = submission.spec
+        assert self._epochs is not None, "a run has epochs once it is active"
         if spec.replan is not None:
             self._replanning = Replanning(
                 {"run_id": self.run_id, "generation": self.generation},
@@ -327,6 +331,8 @@ class ActiveRun:
                 Replanner(spec, submission.described, on_answer=self.replan),
                 send=self._send,
                 record=self._record,
+                next_epoch=self._epochs.next_number,
+                on_switched=self._epochs.note_switched,
             )
 
     def _prepare(

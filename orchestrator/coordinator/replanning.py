@@ -61,6 +61,8 @@ class Replanning:
         *,
         send: SendTo,
         record: Record,
+        next_epoch: Callable[[], int],
+        on_switched: Callable[[int, int, CodedPlan], None],
     ) -> None:
         """Begin to watch.
 
@@ -70,9 +72,12 @@ class Replanning:
             planner: Tells `handle`; closed with this.
             send: To a site's agent.
             record: In the journal.
+            next_epoch: Gives a number that no proposal of the run has had.
+            on_switched: Told of each switch: its epoch, its first round, and the plan.
         """
         self._name = name
-        self._machine = ReplanMachine(spec)
+        self._machine = ReplanMachine(spec, next_epoch)
+        self._on_switched = on_switched
         self._planner = planner
         self._send = send
         self._record = record
@@ -83,8 +88,12 @@ class Replanning:
         Raises:
             JournalError: it cannot be written down.
         """
+        before = self._machine.switched
         for action in self._machine.handle(event, time.monotonic()):
             self._do(action)
+        switched = self._machine.switched
+        if switched is not None and switched != before:
+            self._on_switched(*switched)
 
     async def close(self) -> None:
         """End what plans. Idempotent."""

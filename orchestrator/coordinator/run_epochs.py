@@ -83,6 +83,14 @@ class RunEpochs:
         for action in self._machine.handle(event, time.monotonic()):
             self._do(action)
 
+    def next_number(self) -> int:
+        """Return a number that no proposal of the run has had."""
+        return self._machine.next_number()
+
+    def note_switched(self, number: int, from_round: int, reduction: CodedPlan) -> None:
+        """All members have other trees, which were agreed on another way (replan_machine.py)."""
+        self._machine.note_switched(number, from_round, reduction)
+
     def _do(self, action: membership.Action) -> None:
         match action:
             case RecordEvent():

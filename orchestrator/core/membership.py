@@ -359,6 +359,8 @@ class Membership:
         """What the epoch before uses for rounds that come before the present one's first."""
         self._number = first.number
         """The highest that any proposal has had."""
+        self._cancelled = -1
+        """The latest proposal that was cancelled."""
         self._is_unfinished = False
         """A coordinator before this one has made a proposal of which nothing came."""
         self._proposal: _Proposal | None = None
@@ -379,8 +381,10 @@ class Membership:
                 case "epoch.proposed":
                     self._number = int(str(each.detail["epoch"]))
                     self._is_unfinished = True
+                case "plan.proposed":
+                    self._number = int(str(each.detail["epoch"]))
                 case "epoch.cancelled":
-                    self._is_unfinished = False
+                    self._is_unfinished, self._cancelled = False, self._number
                 case "epoch.begun":
                     epoch = read_json(Epoch, each.detail["record"])
                     handovers = read_json(tuple[Handover, ...], each.detail["handovers"])
@@ -393,6 +397,20 @@ class Membership:
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
         for site in self._members():
             site.is_unheard = True
+
+    def next_number(self) -> int:
+        """Return a number that no proposal has had."""
+        self._number += 1
+        return self._number
+
+    def note_switched(self, number: int, from_round: int, reduction: CodedPlan) -> None:
+        """All members have other trees, which were agreed on another way.
+
+        A proposal that is open supersedes them: sites have heard of that before.
+        """
+        if self._proposal is None and number > self.epoch.number:
+            epoch = Epoch(number, self.epoch.members, reduction, from_round)
+            self._begin(epoch, (), (), is_redo=False)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -468,8 +486,8 @@ class Membership:
         if proposal is not None and site.name in asked and site.name not in proposal.answers:
             actions.append(self._settle(site.name, proposal))
             proposal.deadline_s = now_s + self._settle_within_s(proposal.change)
-        if proposal is None and self._number > self.epoch.number:
-            actions.append(SendCancel(site.name, self._number))
+        if proposal is None and self._cancelled > self.epoch.number:
+            actions.append(SendCancel(site.name, self._cancelled))
         return actions
 
     def _settled(self, event: SiteSettled) -> list[Action]:
@@ -814,7 +832,7 @@ class Membership:
 
     def _cancel(self, proposal: _Proposal, change: Change, site: str, why: str) -> list[Action]:
         """Give up a change that nobody needs."""
-        self._proposal = None
+        self._proposal, self._cancelled = None, proposal.number
         detail = {"epoch": proposal.number, "why": why}
         cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
         ended = EndChange(change, None, site, why)

@@ -14,9 +14,10 @@ different outcomes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core import run_events
@@ -176,8 +177,11 @@ class _Candidate:
 class ReplanMachine:
     """Decides when an active run's plan is made again, and whether its sites switch to it."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        """Begin to watch a run whose spec says that its plan may be made again."""
+    def __init__(self, spec: RunSpec, next_epoch: Callable[[], int] | None = None) -> None:
+        """Begin to watch a run whose spec says that its plan may be made again.
+
+        `next_epoch` gives a number that no proposal of the run has had; None: it counts from 1.
+        """
         if spec.replan is None:
             raise ValueError("the run keeps its plan")
         topology = spec.topology
@@ -201,6 +205,9 @@ class ReplanMachine:
         """Predicted, of the present plan; None before anything was planned again."""
         self._switched_round = 0
         """The first round that the present plan carries."""
+        self._next_epoch = next_epoch or itertools.count(1).__next__
+        self.switched: tuple[int, int, CodedPlan] | None = None
+        """Epoch, first round and plan of the latest switch."""
         self._epoch = 0
         """The number of the latest proposal."""
         self._keeps_codecs = False
@@ -308,7 +315,7 @@ class ReplanMachine:
 
     def _propose(self, candidate: _Candidate, now_s: float) -> list[Action]:
         """Ask all sites to switch at a round that none has begun, as far as anybody knows."""
-        self._epoch += 1
+        self._epoch = self._next_epoch()
         ahead_s = self._ahead_s * 2**candidate.attempts
         if candidate.was_silent:
             ahead_s += _AHEAD_OF_SILENCE * self._decide_within_s
@@ -358,6 +365,7 @@ class ReplanMachine:
         planned, causes = candidate.planned, candidate.causes
         self._reduction, self._step_s = planned.reduction, planned.after_s
         self._switched_round = candidate.from_round
+        self.switched = (self._epoch, candidate.from_round, planned.reduction)
         # A plan that only tries links again is soon taken back, if it was tried in vain.
         is_trial = all(each.is_forgotten for each in causes)
         self._rest(now_s, self._settings.lasting_s if is_trial else self._settings.gap_s)

@@ -259,3 +259,13 @@ def test_different_results_of_one_round_end_the_run() -> None:
     assert [each.code for each in core.handle(forked, 21) if isinstance(each, EndRun)] == [
         "PARAMETERS_DIFFER"
     ]
+
+
+def test_trees_that_were_agreed_on_another_way_count_and_so_does_their_number() -> None:
+    core = machine()
+    other = plan_of(NAMES, NAMES, frozenset(), 1)
+    number = core.next_number()
+    core.note_switched(number, 7, other)
+    assert (core.epoch.number, core.epoch.reduction) == (1, other)
+    actions = core.handle(SiteGone("sa", "gone"), 10)
+    assert [each.epoch for each in actions if isinstance(each, SendSettle)] == [2, 2]
