@@ -15,7 +15,7 @@ from orchestrator.run_folder import log_files
 from protos import security
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import RemoteProtocolError
-from protos.limits import CONTROL_MESSAGE_BYTES
+from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from protos.security import HEADER, token_path
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
 
@@ -155,3 +155,29 @@ def test_a_log_line_does_not_steer_the_terminal() -> None:
     line = control_pb2.LogLine(site="a", source="rank0", text=text)
     shown = log_line(line)
     assert shown == "a/rank0 | �]0;owned��[2Jfine\tstill�31m�"
+
+
+@pytest.mark.parametrize("run_id", ["../x", "a/b", "/etc/x", ".", "..", "", "x\x1b[2J", "<b>x</b>"])
+def test_a_runs_name_is_no_path_and_no_markup(tmp_path: Path, run_id: str) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            status, _ = await status_of(bench.submit(run_id))
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
+            assert not bench.runs.exists()
+
+    run_scenario(scenario())
+
+
+def test_a_message_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            document = control_pb2.Document(text="x" * (CONTROL_CHANNEL_BYTES + 1))
+            options = [("grpc.max_send_message_length", -1)]
+            shown = security.control_security()
+            async with shown.aio_channel(bench.address, options, "coordinator") as channel:
+                call: Any = channel.unary_unary("/isthmus.control.v1.Coordinator/Submit")
+                request = control_pb2.SubmitRequest(run_id="r", job=document).SerializeToString()
+                status, _ = await status_of(call(request, timeout=20))
+            assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    run_scenario(scenario())
