@@ -49,6 +49,7 @@ LOSES_SITE = frozenset(
     {
         "RANK_EXITED",
         "RANK_KILLED",
+        "RANK_LOST",
         "GATEWAY_EXITED",
         "SITE_LOST",
         "LAUNCH_FAILED",
