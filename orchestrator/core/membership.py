@@ -703,14 +703,20 @@ class Membership:
     def _dead_links(self, now_s: float) -> frozenset[Pair]:
         """Return the links between live sites that are not to be used."""
         limits = self._limits
-        return frozenset(
-            _pair(by, of)
-            for (by, of), suspicion in self._suspicions.items()
-            if self._sites[by].is_live
-            and self._sites[of].is_live
-            and now_s - suspicion.since_s
+        live = {
+            pair: suspicion
+            for pair, suspicion in self._suspicions.items()
+            if all(self._sites[name].is_live for name in pair)
+        }
+        dead = {
+            pair
+            for pair, suspicion in live.items()
+            if now_s - suspicion.since_s
             >= limits.collect_s + (limits.detect_s if suspicion.is_gone else 0.0)
-        )
+        }
+        if dead:  # what was heard since the first belongs to it
+            dead |= {pair for pair, suspicion in live.items() if not suspicion.is_gone}
+        return frozenset(_pair(*pair) for pair in dead)
 
     def _parts(self, now_s: float) -> list[tuple[str, ...]]:
         """Return the parts of the live members that are linked, each in the run's order."""
