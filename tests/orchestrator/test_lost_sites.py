@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.coordinator.journal import JournalReader
 from protos.control.v1 import control_pb2 as pb
-from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
+from tests.fakes.coordinators import Bench, FakeAgent, active, coordinating, run_scenario
 from tests.fakes.worlds import topology_text
 from topology.epoch import (
     Epoch,
@@ -78,13 +78,10 @@ def test_a_failed_site_is_lost_and_the_others_succeed_without_it(tmp_path: Path)
 
 def test_a_site_that_others_do_not_reach_is_stopped(tmp_path: Path) -> None:
     async def scenario() -> None:
-        topology = topology_text(3, min_sites=1, detect_within="3s", start_within="20s")
-        async with coordinating(tmp_path, topology) as bench, beating() as beat:
+        async with coordinating(tmp_path, THREE) as bench:
             a, b, c = await active(bench, "a", "b", "c")
-            for agent in (a, b, c):
-                beat(agent)
             for agent in (a, b):
-                await agent.say(suspect=pb.Suspect(site="c", why="silent for 3 s"))
+                await agent.say(suspect=pb.Suspect(site="c", why="silent for 5 s"))
             await go_on_without_c(bench, a, b)
             assert "do not reach each other" in (await c.hear("stop")).stop.reason
             await c.end(killed("c"))
