@@ -165,6 +165,8 @@ class Detection:
     `detect_within_s` and a few steps."""
     coordinator_within_s: float = 3600.0
     """Seconds that sites go on without a coordinator."""
+    max_restarts: int = 3
+    """How often within an hour a site that was lost is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

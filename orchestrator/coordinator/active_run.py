@@ -89,7 +89,12 @@ class ActiveRun:
         """Set once the run is active."""
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
-        self._machine = RunMachine(topology, time.monotonic())
+        job = submission.spec.job
+        self._machine = RunMachine(
+            topology,
+            time.monotonic(),
+            may_return=job.checkpoint is not None and job.exchange.schedule != "off",
+        )
         self._progress_failing = Failing(f"{journal.path}: progress")
         self._logs_failing = Failing(f"{folder}: logs")
         if recorded:
@@ -128,6 +133,11 @@ class ActiveRun:
         return self._machine.awaited
 
     @property
+    def is_active(self) -> bool:
+        """Whether the run goes on, and all sites had come up."""
+        return self.view.state is RunState.ACTIVE
+
+    @property
     def has_ended(self) -> bool:
         """Whether the run is in a state in which it stays."""
         return self.view.state.is_terminal
@@ -147,6 +157,8 @@ class ActiveRun:
             for action in self._machine.handle(event, time.monotonic()):
                 self._do(action)
         told = _told_to_epochs(event)
+        if isinstance(event, run_events.SiteRunning) and self._machine.is_returning(event.site):
+            told = membership.SiteEnters(event.site)
         if told is not None:
             self.tell_epochs(told)
         if isinstance(event, run_events.Ticked | run_events.SiteEnded | run_events.SiteLost):
@@ -171,6 +183,7 @@ class ActiveRun:
         with self._writing():
             detail = {"epoch": resumed.epoch, "round": resumed.round}
             self._record("site.resumed", site, detail)
+        self.tell_epochs(membership.EntryBegun(site, resumed.epoch, resumed.round))
 
     def replan(self, event: replan_machine.Event) -> None:
         """Let the core decide whether the plan is made again, for as long as all sites take part.
@@ -265,7 +278,7 @@ class ActiveRun:
                     self._begin_epochs()
                     self._watch_links()
             case run_events.SendPrepare():
-                self._send(action.site, self._prepare(action.namespace))
+                self._send(action.site, self._prepare(action))
             case run_events.OpenNamespaces() | run_events.OpenRelay():
                 self._wan.open(action)
             case run_events.SendStart():
@@ -307,6 +320,7 @@ class ActiveRun:
             send=self._send,
             record=self._record,
             on_outcome=self._take_outcome,
+            endpoints_of=self._machine.endpoints_of,
             recorded=recorded,
         )
         for site in self._machine.successful:
@@ -317,6 +331,11 @@ class ActiveRun:
         match outcome:
             case membership.LoseSite():
                 self.handle(run_events.SiteDropped(outcome.site, outcome.why))
+            case membership.EndChange(change=membership.SiteEnters(site=site)):
+                if outcome.epoch is None:
+                    self.handle(run_events.SiteDropped(site, outcome.why))
+                else:
+                    self.handle(run_events.SiteEntered(site, outcome.epoch.from_round))
             case membership.EndRun():
                 self.handle(run_events.CannotGoOn(outcome.code, outcome.why))
 
@@ -335,9 +354,8 @@ class ActiveRun:
                 on_switched=self._epochs.note_switched,
             )
 
-    def _prepare(
-        self, namespace: run_events.SiteNamespace | None
-    ) -> control_pb2.CoordinatorMessage:
+    def _prepare(self, action: run_events.SendPrepare) -> control_pb2.CoordinatorMessage:
+        namespace = action.namespace
         submission = self._submission
         prepare = control_pb2.Prepare(
             run_id=self.run_id,
@@ -346,6 +364,7 @@ class ActiveRun:
             job=submission.job_document,
             run_spec=submission.written_spec,
             namespace=namespace_message(namespace) if namespace else None,
+            returns=action.returns,
         )
         return control_pb2.CoordinatorMessage(prepare=prepare)
 

@@ -20,6 +20,9 @@ from topology.world import Topology
 TERMINATE_S = 5.0
 """Time for an agent to end its site; its processes die with it after that."""
 
+RESTART_AFTER_S = 1.0
+"""For what is left of an agent to go."""
+
 AGENT = "sites.agent"
 """The module that runs as an agent."""
 GATEWAY, TORCHRUN = "sites.gateway", "sites.launcher.node"
@@ -55,17 +58,20 @@ class LocalAgents:
         topology: Topology,
         state: Path,
         on_end: OnEnd,
+        may_restart: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start an agent for each site. What they write goes to this process's stderr.
 
         Call it from the main thread: the leash follows the thread that starts a process.
 
-        `on_end` is called when one ends before `stop`. The agents' folders lie below `state`.
+        `on_end` is called when one ends before `stop`. It is then started again, if `may_restart`
+        says so a moment later. The agents' folders lie below `state`.
 
         Raises:
             OSError: the system cannot start a process.
         """
-        for site in sites:
+
+        async def start_one(site: str) -> asyncio.subprocess.Process:
             self._processes[site] = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
                 *(sys.executable, "-m", AGENT),
@@ -74,8 +80,19 @@ class LocalAgents:
                 stdout=sys.stderr.fileno(),
                 umask=users_umask(),
             )
-            watch = _watch(site, process, on_end)
-            self._watching.append(asyncio.create_task(watch, name=f"agent-{site}"))
+            return process
+
+        async def watch(site: str, process: asyncio.subprocess.Process) -> None:
+            for _ in range(topology.failure.max_restarts + 1):
+                on_end(site, name_exit(await process.wait()))
+                await asyncio.sleep(RESTART_AFTER_S)
+                if not may_restart():
+                    return
+                process = await start_one(site)
+
+        for site in sites:
+            watching = watch(site, await start_one(site))
+            self._watching.append(asyncio.create_task(watching, name=f"agent-{site}"))
 
     def strike(self, strike: Pause | Kill) -> None:
         """Stop processes of a site where they are, let them go on, or kill them."""
@@ -115,10 +132,6 @@ class LocalAgents:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-
-
-async def _watch(site: str, process: asyncio.subprocess.Process, on_end: OnEnd) -> None:
-    on_end(site, name_exit(await process.wait()))
 
 
 def _victim(agent: psutil.Process, process: str) -> psutil.Process | None:

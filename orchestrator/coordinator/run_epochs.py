@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.coordinator.control_messages import endpoint_messages
 from orchestrator.core import membership
 from orchestrator.core.membership import Limits, Membership, Pair
-from orchestrator.core.run_events import RecordEvent
+from orchestrator.core.run_events import Endpoint, RecordEvent
 from orchestrator.core.run_view import RecordedEvent
 from protos.control.v1 import control_pb2
 from protos.errors import RemoteProtocolError
@@ -41,6 +42,7 @@ class RunEpochs:
         send: SendTo,
         record: Record,
         on_outcome: Callable[[Outcome], None],
+        endpoints_of: Callable[[str], Iterable[Endpoint]] = lambda _: (),
         recorded: Sequence[RecordedEvent] = (),
     ) -> None:
         """Begin with the first epoch: all sites, and the reduction of the spec.
@@ -52,11 +54,13 @@ class RunEpochs:
             record: In the journal.
             on_outcome: Told which sites the run goes on without, that it cannot go on, and what
                 came of a change that was wanted.
+            endpoints_of: Where a site's gateways listen.
             recorded: What earlier coordinators wrote down of the run.
         """
         self._name = name
         self._spec = spec
         self._send, self._record, self._on_outcome = send, record, on_outcome
+        self._endpoints_of = endpoints_of
         first = Epoch(0, spec.site_names, spec.reduction, 0)
         self._machine = Membership(
             ranks={site.name: site.num_ranks for site in spec.topology.sites},
@@ -106,6 +110,10 @@ class RunEpochs:
                     epoch=action.epoch.number,
                     record=action.epoch.to_bytes(),
                     handovers=handovers_to_bytes(action.handovers),
+                    enters=action.enters,
+                    endpoints=endpoint_messages(
+                        each for site in action.enters for each in self._endpoints_of(site)
+                    ),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(resume=resume))
             case membership.SendCancel():

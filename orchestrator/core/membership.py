@@ -163,6 +163,22 @@ class SiteReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteEnters:
+    """A site that was lost is ready to take over the members' state, and to take part."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBegun:
+    """The ranks of a member have begun the first round of an epoch in which a site enters."""
+
+    by: str
+    epoch: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropWanted:
     """Somebody wants a site to take part no more."""
 
@@ -175,7 +191,7 @@ class Ticked:
     """Time has passed."""
 
 
-Change = TreesWanted | SiteReady
+Change = TreesWanted | SiteReady | SiteEnters
 """A change that nobody needs in order to go on."""
 Event = (
     SiteGone
@@ -188,6 +204,8 @@ Event = (
     | SiteSettled
     | TreesWanted
     | SiteReady
+    | SiteEnters
+    | EntryBegun
     | DropWanted
     | Ticked
 )
@@ -213,6 +231,8 @@ class SendResume:
     site: str
     epoch: Epoch
     handovers: tuple[Handover, ...]
+    enters: tuple[str, ...] = ()
+    """Members that come back. Others begin the epoch with the round that their ranks mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +342,15 @@ class _Proposal:
     answers: dict[str, SiteSettled] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An epoch in which a site enters, as soon as ranks have saved what it needs."""
+
+    change: SiteEnters
+    epoch: Epoch
+    asked: tuple[str, ...]
+
+
 class Membership:
     """Owns the epochs of one active run."""
 
@@ -365,6 +394,7 @@ class Membership:
         """A coordinator before this one has made a proposal of which nothing came."""
         self._proposal: _Proposal | None = None
         self._changes: list[Change] = []
+        self._entry: _Entry | None = None
         self._suspicions: dict[Pair, _Suspicion] = {}
         """By who suspects and who is suspected."""
         self._short_since_s: float | None = None
@@ -378,7 +408,7 @@ class Membership:
         """Take up what coordinators before this one have written down of the run, in order."""
         for each in records:
             match each.kind:
-                case "epoch.proposed":
+                case "epoch.proposed" | "epoch.entering":
                     self._number = int(str(each.detail["epoch"]))
                     self._is_unfinished = True
                 case "plan.proposed":
@@ -453,6 +483,10 @@ class Membership:
                 return self._settled(event)
             case SiteReady():
                 return self._ready(event)
+            case SiteEnters():
+                return self._wants_to_enter(event)
+            case EntryBegun():
+                return self._entry_begun(event)
             case TreesWanted():
                 self._changes.append(event)
             case DropWanted() if event.site in self.epoch.members:
@@ -473,7 +507,9 @@ class Membership:
         asked = () if proposal is None else proposal.asked
         site.silent = site.session_lost = ""
         site.is_unheard = False
-        joining = {each.site for each in self._changes if isinstance(each, SiteReady)}
+        joining = {
+            each.site for each in self._open_changes() if isinstance(each, SiteReady | SiteEnters)
+        }
         if site.name in joining:
             return []
         if site.name not in {*self.epoch.members, *asked}:
@@ -483,6 +519,8 @@ class Membership:
         actions: list[Action] = []
         if site.name in self.epoch.members and event.epoch < self.epoch.number:
             actions.append(SendResume(site.name, self.epoch, self._handovers))
+        if self._entry is not None and event.epoch < self._entry.epoch.number:
+            actions.append(self._resume_entry(site.name, self._entry))
         if proposal is not None and site.name in asked and site.name not in proposal.answers:
             actions.append(self._settle(site.name, proposal))
             proposal.deadline_s = now_s + self._settle_within_s(proposal.change)
@@ -497,7 +535,8 @@ class Membership:
         if event.site not in self.epoch.members:
             proposal.answers[event.site] = event
             return []
-        if not self._chains.agrees(event.chain_round, event.chain):
+        is_whole = self._sites[event.site].since_round == 0  # else its chain begins later
+        if is_whole and not self._chains.agrees(event.chain_round, event.chain):
             why = f"after round {event.chain_round} site {event.site} has had other results"
             return self._end_run("PARAMETERS_DIFFER", why)
         proposal.answers[event.site] = event
@@ -518,8 +557,36 @@ class Membership:
         self._changes.append(event)
         return []
 
+    def _wants_to_enter(self, event: SiteEnters) -> list[Action]:
+        site = self._sites[event.site]
+        if site.name in self.epoch.members or any(each == event for each in self._open_changes()):
+            return []
+        self._forget(site.name)
+        site.gone = site.silent = site.session_lost = site.left_out = ""
+        site.has_finished = False
+        self._changes.append(event)
+        return []
+
+    def _entry_begun(self, event: EntryBegun) -> list[Action]:
+        """Begin the epoch in which a site enters; it hears of it now."""
+        entry = self._entry
+        if entry is None or event.epoch != entry.epoch.number:
+            return []
+        self._entry = None
+        epoch = dataclasses.replace(entry.epoch, from_round=event.round)
+        why = f"site {entry.change.site} takes part again"
+        begun = RecordEvent("epoch.begun", detail=_described(epoch, why))
+        self._begin(epoch, (), (), is_redo=False)
+        resume = SendResume(entry.change.site, epoch, (), (entry.change.site,))
+        return [begun, resume, EndChange(entry.change, epoch)]
+
+    def _resume_entry(self, site: str, entry: _Entry) -> SendResume:
+        return SendResume(site, entry.epoch, (), (entry.change.site,))
+
     def _open_changes(self) -> Iterator[Change]:
         yield from self._changes
+        if self._entry is not None:
+            yield self._entry.change
         if self._proposal is not None and self._proposal.change is not None:
             yield self._proposal.change
 
@@ -546,6 +613,8 @@ class Membership:
             return waits
         dead = self._dead_links(now_s)
         uses = self._links_of(self.epoch.reduction) | self._older_links
+        if self._entry is not None:
+            return [*waits, *self._look_after_entry(self._entry, members, dead, uses, now_s)]
         is_redo_due = (
             self._is_unfinished or members != self._working(self.epoch.members) or bool(uses & dead)
         )
@@ -554,6 +623,27 @@ class Membership:
                 return [*waits, *self._propose(members, None, now_s)]
             return [*waits, *self._propose_change(members, now_s)]
         return [*waits, *self._go_on(self._proposal, members, is_redo_due, now_s)]
+
+    def _look_after_entry(
+        self,
+        entry: _Entry,
+        members: tuple[str, ...],
+        dead: frozenset[Pair],
+        uses: frozenset[Pair],
+        now_s: float,
+    ) -> list[Action]:
+        """Give an entry up if something fails meanwhile: rounds may wait for whoever enters."""
+        uses |= self._links_of(entry.epoch.reduction)
+        is_lost = self._is_dead(self._sites[entry.change.site])
+        if members == self._working(self.epoch.members) and not uses & dead and not is_lost:
+            return []
+        self._entry = None
+        refused: list[Action] = []
+        if is_lost or uses & dead:
+            refused.append(EndChange(entry.change, None, why="it was lost before it had entered"))
+        else:
+            self._changes.append(entry.change)
+        return [*refused, *self._propose(members, None, now_s)]
 
     def _go_on(
         self, proposal: _Proposal, members: tuple[str, ...], is_redo_due: bool, now_s: float
@@ -565,6 +655,9 @@ class Membership:
             return self._propose(members, None, now_s)
         if change is not None and is_redo_due:
             refused = EndChange(change, None, why="something failed meanwhile")
+            if isinstance(change, SiteEnters) and self._sites[change.site].is_live:
+                self._changes.append(change)
+                return self._propose(members, None, now_s)
             return [refused, *self._propose(members, None, now_s)]
         missing = [site for site in proposal.asked if site not in proposal.answers]
         if change is not None:
@@ -584,7 +677,8 @@ class Membership:
     ) -> list[Action]:
         """Take a change further that nobody needs."""
         refusing = next((each for each in proposal.answers.values() if each.why), None)
-        gone = next((name for name in proposal.asked if self._is_dead(self._sites[name])), None)
+        needed = {*proposal.asked, *proposal.members}
+        gone = next((name for name in needed if self._is_dead(self._sites[name])), None)
         if refusing is not None:
             return self._cancel(proposal, change, refusing.site, refusing.why)
         if gone is not None:
@@ -599,6 +693,8 @@ class Membership:
             why = "it has had other results than the others"
             cancelled = self._cancel(proposal, change, change.site, why)
             return [*cancelled, TakeState(change.site, why)]
+        if isinstance(change, SiteEnters):
+            return self._await_entry(proposal, change, now_s)
         return self._carry_out(proposal, change, now_s)
 
     def _shares_past(self, proposal: _Proposal, site: str) -> bool:
@@ -765,6 +861,8 @@ class Membership:
         lost = tuple(name for name in self.epoch.members if name not in members)
         if change is not None:
             asked, lost = tuple(dict.fromkeys((*self._working(self.epoch.members), *members))), ()
+        if isinstance(change, SiteEnters):
+            asked = self._working(self.epoch.members)
         proposal = _Proposal(
             number=self._number,
             members=members,
@@ -793,7 +891,7 @@ class Membership:
         match proposal.change:
             case TreesWanted():
                 return proposal.change.why
-            case SiteReady():
+            case SiteReady() | SiteEnters():
                 return f"site {proposal.change.site} takes part"
         whys = [
             f"site {name}: {self._why_lost(name)}"
@@ -826,7 +924,7 @@ class Membership:
             change = self._changes.pop(0)
             wanted = members
             match change:
-                case SiteReady() if self._sites[change.site].is_live:
+                case SiteReady() | SiteEnters() if self._sites[change.site].is_live:
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
                 case TreesWanted() if change.members == members:
@@ -878,6 +976,21 @@ class Membership:
         kept = merged(each for _, each in told if each.round == from_round)
         return self._resume(proposal, epoch, handovers, kept)
 
+    def _await_entry(self, proposal: _Proposal, change: SiteEnters, now_s: float) -> list[Action]:
+        """Tell members who enters: all their ranks hear of it before they save what it needs."""
+        begun = max(answer.round for answer in proposal.answers.values())
+        epoch = Epoch(
+            number=proposal.number,
+            members=proposal.members,
+            reduction=self._make_plan(proposal.members, self._dead_links(now_s)),
+            from_round=max(begun + 2, self.epoch.from_round),
+        )
+        entry = _Entry(change, epoch, proposal.asked)
+        self._proposal, self._entry = None, entry
+        detail = {"epoch": epoch.number, "members": list(epoch.members)}
+        told = [self._resume_entry(name, entry) for name in entry.asked]
+        return [RecordEvent("epoch.entering", change.site, detail), *told]
+
     def _carry_out(self, proposal: _Proposal, change: Change, now_s: float) -> list[Action]:
         """Begin an epoch with a round that no site has begun."""
         begun = max(answer.round for answer in proposal.answers.values())
@@ -924,7 +1037,7 @@ class Membership:
         if proposal.change is None:
             self._chains.forget_from(epoch.from_round)
         for name in self.epoch.members:
-            if name in proposal.answers:
+            if name in proposal.answers and self._sites[name].since_round == 0:
                 answer = proposal.answers[name]
                 self._chains.note(answer.chain_round, answer.chain)
         self._begin(epoch, handovers, kept, is_redo=proposal.change is None)
@@ -973,6 +1086,23 @@ class Membership:
         for name in epoch.members:
             if name not in before.members:
                 self._sites[name].since_round = epoch.from_round
+
+
+def _described(epoch: Epoch, why: str) -> dict[str, object]:
+    """Return what is written down of an epoch that nobody is lost in."""
+    return {
+        "epoch": epoch.number,
+        "members": list(epoch.members),
+        "lost": [],
+        "from_round": epoch.from_round,
+        "unused": {},
+        "kept": [],
+        "why": why,
+        "plan": epoch.reduction.plan.why,
+        "is_redo": False,
+        "record": to_json(epoch, _is_set),
+        "handovers": [],
+    }
 
 
 def _chunks(kept: Iterable[Finished]) -> frozenset[tuple[int, int]]:

@@ -54,8 +54,11 @@ class DigestComparison:
     """Pure: hashes in, at most one difference out."""
 
     def __init__(self, ranks_per_site: Mapping[str, int]) -> None:
-        self._num_replicas = sum(ranks_per_site.values())
+        self._all_ranks = dict(ranks_per_site)
         self._ranks_per_site = dict(ranks_per_site)
+        self._since: dict[str, int] = {}
+        """Of sites that came back, the first step after which their hashes count."""
+        self._newest = -1
         self._open: dict[int, _Step] = {}
         self._closed: deque[int] = deque(maxlen=WINDOW_STEPS)
         self.verified_steps = 0
@@ -78,6 +81,9 @@ class DigestComparison:
         """
         if not 0 <= rank < self._ranks_per_site.get(site, 0) or step in self._closed:
             return None
+        if step < self._since.get(site, 0):
+            return None
+        self._newest = max(self._newest, step)
         entry = self._open.setdefault(step, _Step())
         if (site, rank) in entry.seen:
             return None
@@ -92,7 +98,6 @@ class DigestComparison:
             The earliest difference among the others that is certain now.
         """
         self._ranks_per_site.pop(site, None)
-        self._num_replicas = sum(self._ranks_per_site.values())
         found = None
         for step, entry in sorted(self._open.items()):
             for hashes, replicas in list(entry.groups.items()):
@@ -103,18 +108,23 @@ class DigestComparison:
             found = found or self._close_if_known(step, entry)
         return found
 
+    def regain(self, site: str) -> None:
+        """Wait for a site's hashes again, from the first step that nobody has reported."""
+        self._ranks_per_site[site] = self._all_ranks[site]
+        self._since[site] = self._newest + 1
+
     def flush(self) -> Difference | None:
         """Return the earliest difference among steps that some rank has not reported."""
         for step, entry in sorted(self._open.items()):
             if len(entry.groups) > 1:
-                return _difference(step, entry, self._majority(entry))
+                return _difference(step, entry, self._majority(step, entry))
         return None
 
     def _close_if_known(self, step: int, entry: _Step) -> Difference | None:
         """Close a step that all have reported alike; return a difference that is certain."""
-        complete = len(entry.seen) == self._num_replicas
-        if len(entry.groups) > 1 and (complete or self._majority(entry) is not None):
-            return _difference(step, entry, self._majority(entry))
+        complete = len(entry.seen) == self._num_replicas(step)
+        if len(entry.groups) > 1 and (complete or self._majority(step, entry) is not None):
+            return _difference(step, entry, self._majority(step, entry))
         if complete and entry.seen:
             self.verified_steps += 1
             self._closed.append(step)
@@ -128,12 +138,21 @@ class DigestComparison:
         step = min(self._open)
         entry = self._open.pop(step)
         self._closed.append(step)
-        return _difference(step, entry, self._majority(entry)) if len(entry.groups) > 1 else None
+        return (
+            _difference(step, entry, self._majority(step, entry)) if len(entry.groups) > 1 else None
+        )
 
-    def _majority(self, entry: _Step) -> _Hashes | None:
+    def _num_replicas(self, step: int) -> int:
+        return sum(
+            ranks
+            for site, ranks in self._ranks_per_site.items()
+            if step >= self._since.get(site, 0)
+        )
+
+    def _majority(self, step: int, entry: _Step) -> _Hashes | None:
         """Return what more than half of at least three replicas have, if they do."""
         largest = max(entry.groups, key=lambda hashes: len(entry.groups[hashes]))
-        is_majority = 2 * len(entry.groups[largest]) > self._num_replicas >= 3
+        is_majority = 2 * len(entry.groups[largest]) > self._num_replicas(step) >= 3
         return largest if is_majority else None
 
 

@@ -36,6 +36,7 @@ class SiteState(StrEnum):
     RUNNING = "RUNNING"
     ENDED = "ENDED"
     LOST = "LOST"
+    RETURNING = "RETURNING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,14 @@ class SiteDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteEntered:
+    """A site that was lost takes part again."""
+
+    site: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class CannotGoOn:
     """What is left of the run cannot go on."""
 
@@ -253,6 +262,7 @@ Event = (
     | StallReported
     | CancelRequested
     | SiteDropped
+    | SiteEntered
     | CannotGoOn
     | Ticked
 )
@@ -267,6 +277,8 @@ class SendPrepare:
     site: str
     namespace: SiteNamespace | None = None
     """Where to start them; None: where the agent runs."""
+    returns: bool = False
+    """The run goes on, and the site comes back to it."""
 
 
 @dataclass(frozen=True, slots=True)

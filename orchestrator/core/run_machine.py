@@ -44,6 +44,8 @@ _WHAT_IS_MISSING = {
     SiteState.STARTING: "its ranks have not all joined",
 }
 """Why a site is not running, in the order in which a site comes up."""
+_RETURNS_WITHIN_S = 3600.0
+"""Within this long a site is started again `failure.max_restarts` times at most."""
 _GONE = frozenset({SiteState.ENDED, SiteState.LOST})
 LOSES_SITE = frozenset(
     {
@@ -77,6 +79,11 @@ class _Site:
     """The run goes on without it."""
     losses: list[Failure] = field(default_factory=list)
     """What befell it while the run was active."""
+    has_agent: bool = False
+    is_returning: bool = False
+    """It is started again, and does not take part yet."""
+    returns_s: list[float] = field(default_factory=list)
+    """When it was started again."""
 
     @property
     def may_have_processes(self) -> bool:
@@ -97,7 +104,9 @@ class _Verdict:
 class RunMachine:
     """Pure: events in, actions out. Messages of other generations never come here."""
 
-    def __init__(self, topology: Topology, now_s: float) -> None:
+    def __init__(self, topology: Topology, now_s: float, *, may_return: bool = False) -> None:
+        """Begin with no site. `may_return`: a site that is lost can be given the run's state."""
+        self._may_return = may_return
         self.state = RunState.FORMING
         self._topology = topology
         self._timeouts = Timeouts.derive(topology.failure)
@@ -118,6 +127,14 @@ class RunMachine:
     def successful(self) -> tuple[str, ...]:
         """The sites that are done with the job."""
         return tuple(site.name for site in self._all() if site.is_successful)
+
+    def endpoints_of(self, site: str) -> tuple[Endpoint, ...]:
+        """Return where a site's gateways listen."""
+        return self._sites[site].endpoints
+
+    def is_returning(self, site: str) -> bool:
+        """Whether a site is up again, and does not take part yet."""
+        return self._sites[site].is_returning
 
     @property
     def verified_steps(self) -> int:
@@ -161,6 +178,8 @@ class RunMachine:
         site = self._sites.get(event.site)
         if site is not None:
             self._recall_site(site, event)
+            if event.kind == "site.returning":
+                site.returns_s.append(happened_s)
 
     def recall_verified(self, steps: int) -> None:
         """Go on counting the steps after which all ranks were seen to be equal."""
@@ -186,6 +205,8 @@ class RunMachine:
             case "site.ended":
                 site.state = SiteState.ENDED
                 site.is_successful = bool(event.detail["succeeded"])
+            case "site.returned":
+                site.state, site.is_out = SiteState.RUNNING, False
             case "site.lost" | "site.gone":
                 site.state = SiteState.LOST
                 site.is_out |= bool(event.detail.get("is_out"))
@@ -200,6 +221,7 @@ class RunMachine:
             return []
         actions = self._apply(event, now_s)
         actions += self._form()
+        actions += self._bring_back(now_s)
         actions += self._stop_if_due(now_s)
         actions += self._finish_if_over(now_s)
         return actions
@@ -222,6 +244,7 @@ class RunMachine:
             case run_events.SessionBroken():
                 return [RecordEvent("session.broken", event.site, {"message": event.message})]
             case run_events.SessionResumed():
+                self._sites[event.site].has_agent = True
                 after = {"silent_s": round(event.silent_s, 3)}
                 return [RecordEvent("session.resumed", event.site, after)]
             case run_events.AgentEnded():
@@ -250,6 +273,8 @@ class RunMachine:
                 return self._ending.cancel(event.message)
             case run_events.SiteDropped():
                 return self._dropped(event, now_s)
+            case run_events.SiteEntered():
+                return self._entered(event)
             case run_events.CannotGoOn():
                 return self._cannot_go_on(event, now_s)
             case run_events.Ticked():
@@ -260,6 +285,7 @@ class RunMachine:
         if self.is_going_on and not site.is_out:
             site.losses.clear()  # it was only silent
             site.is_lost_perhaps = False
+        site.has_agent = True
         recorded = RecordEvent("site.joined", site.name, {"host": event.host})
         if site.state is SiteState.ABSENT:
             site.state = SiteState.JOINED
@@ -275,7 +301,8 @@ class RunMachine:
         An agent that has heard it before changes nothing.
         """
         site = self._sites[event.site]
-        recorded = RecordEvent("site.returned", site.name, {"host": event.host})
+        site.has_agent = True
+        recorded = RecordEvent("agent.returned", site.name, {"host": event.host})
         if site.is_out:
             site.state = SiteState.LOST
         elif self.is_going_on:
@@ -292,6 +319,7 @@ class RunMachine:
 
     def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
         site = self._sites[event.site]
+        site.has_agent = site.is_returning = False
         if site.state is SiteState.ABSENT or site.state is SiteState.LOST:
             return []
         detail = {"message": event.message}
@@ -349,6 +377,7 @@ class RunMachine:
             return []
         was_lost = site.state is SiteState.LOST
         site.state = SiteState.ENDED
+        site.is_returning = False
         self._stalls.forget(site.name)
         site.is_successful = event.succeeded and not event.failures and not was_lost
         actions: list[Action] = [
@@ -484,8 +513,10 @@ class RunMachine:
     def _dropped(self, event: run_events.SiteDropped, now_s: float) -> list[Action]:
         """Go on without a site; what may be left there has to go."""
         site = self._sites[event.site]
-        if not self.is_going_on or site.is_out or site.is_successful:
+        if not self.is_going_on or site.is_successful:
             return []
+        if site.is_out:
+            return self._give_return_up(site, event.why)
         site.is_out = True
         self._stalls.forget(site.name)
         why = first_failure(site.losses).message if site.losses else event.why
@@ -500,6 +531,45 @@ class RunMachine:
             site.state = SiteState.LOST
         difference = self._digests.drop(site.name)
         return actions if difference is None else [*actions, *self._differ(difference, now_s)]
+
+    def _give_return_up(self, site: _Site, why: str) -> list[Action]:
+        if not site.is_returning or not site.may_have_processes:
+            return []
+        site.state, site.is_returning = SiteState.LOST, False
+        return [RecordEvent("site.lost", site.name, {"message": why}), self._stop(site, why)]
+
+    def _entered(self, event: run_events.SiteEntered) -> list[Action]:
+        """A site takes part again."""
+        site = self._sites[event.site]
+        if not site.is_returning:
+            return []
+        site.is_out = site.is_returning = False
+        site.losses.clear()
+        self._digests.regain(site.name)
+        note = f"site {site.name} takes part again"
+        return [RecordEvent("site.returned", site.name, {"round": event.round, "note": note})]
+
+    def _bring_back(self, now_s: float) -> list[Action]:
+        """Start sites again that were lost, where nothing of the run is left there."""
+        actions: list[Action] = []
+        if not self._may_return or not self.is_going_on or self._wan.uses_relay:
+            return actions
+        for site in self._all():
+            if site.is_returning and site.state is SiteState.PREPARED:
+                site.state, site.is_told_to_start = SiteState.STARTING, True
+                actions.append(RecordEvent("site.starting", site.name))
+                actions.append(run_events.SendStart(site.name, self._address_book()[site.name]))
+            lately = [each for each in site.returns_s if now_s - each < _RETURNS_WITHIN_S]
+            has_gone = site.is_out and site.has_agent and site.state is SiteState.ENDED
+            if has_gone and len(lately) < self._topology.failure.max_restarts:
+                site.returns_s = [*lately, now_s]
+                site.state, site.is_returning = SiteState.JOINED, True
+                site.is_told_to_start = site.is_told_to_stop = False
+                note = f"site {site.name} is started again"
+                actions.append(RecordEvent("site.returning", site.name, {"note": note}))
+                namespace = (self._wan.namespaces or {}).get(site.name)
+                actions.append(run_events.SendPrepare(site.name, namespace, returns=True))
+        return actions
 
     def _cannot_go_on(self, event: run_events.CannotGoOn, now_s: float) -> list[Action]:
         """End the run, for the first of what befell its sites."""
@@ -518,7 +588,7 @@ class RunMachine:
 
     def _form(self) -> list[Action]:
         """Take all sites one stage further, once all have reached the one before."""
-        if self._ending.has_begun:
+        if self._ending.has_begun or self.state is not RunState.FORMING:
             return []
         states = {site.state for site in self._all()}
         if states == {SiteState.JOINED}:
@@ -532,7 +602,8 @@ class RunMachine:
 
     def _address_book(self) -> dict[str, tuple[Endpoint, ...]]:
         """Return whom each site dials: the gateways of the sites that it has a link to."""
-        listening = [endpoint for site in self._all() for endpoint in site.endpoints]
+        present = [site for site in self._all() if not site.is_out]
+        listening = [endpoint for site in present for endpoint in site.endpoints]
         return {
             site.name: tuple(
                 each for each in listening if self._topology.link(site.name, each.site)
@@ -607,7 +678,9 @@ class RunMachine:
         if is_done and not self._ending.has_begun:
             difference = self._digests.flush()
             if difference is None:
-                return self._finish(_Verdict(RunState.SUCCEEDED), now_s)
+                late = [site for site in self._all() if site.is_returning]
+                stops = [self._stop(site, "the run has ended") for site in late]
+                return [*stops, *self._finish(_Verdict(RunState.SUCCEEDED), now_s)]
             actions += self._differ(difference, now_s)
         if not self._ending.has_begun:
             return actions

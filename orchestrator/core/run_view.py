@@ -20,6 +20,8 @@ _SITE_STATES = {
     "site.running": SiteState.RUNNING,
     "site.ended": SiteState.ENDED,
     "site.lost": SiteState.LOST,
+    "site.returning": SiteState.RETURNING,
+    "site.returned": SiteState.RUNNING,
 }
 _NOTED = frozenset(
     {
@@ -29,6 +31,8 @@ _NOTED = frozenset(
         "plan.relaunch",
         "rank.stalled",
         "site.lost",
+        "site.returning",
+        "site.returned",
         "run.waiting",
         "run.went_on",
         "run.ended",
@@ -37,6 +41,9 @@ _NOTED = frozenset(
 """Kinds of events whose `note` people see beside the run's state."""
 _KEPT = frozenset({SiteState.ENDED, SiteState.LOST})
 """An agent that comes or goes afterwards does not change what became of its site in this run."""
+
+_COMING_UP = frozenset({"site.joined", "site.prepared", "site.starting", "site.running"})
+"""A site that is started again stays RETURNING until it takes part."""
 
 MAX_NOTES = 20
 """The newest: a run of months may be planned again many times."""
@@ -116,6 +123,7 @@ class RunView:
             site.host = event.detail["host"]
         is_settled = site.state in _KEPT and event.kind in {"site.joined", "site.left"}
         is_settled |= site.state is SiteState.LOST and event.kind == "site.ended"
+        is_settled |= site.state is SiteState.RETURNING and event.kind in _COMING_UP
         if not is_settled:
             site.state = state
 

@@ -39,6 +39,8 @@ class SiteOrder:
     """The run's, at this site."""
     command: tuple[str, ...]
     """What a rank runs: script and arguments, or -m, module and arguments."""
+    returns: bool = False
+    """The run goes on without the site, which comes back."""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class SiteOrder:
 
         `sockets` are those of the node's gateways.
         """
-        return {
+        environment = {
             "ISTHMUS_RUN": self.run_id,
             "ISTHMUS_GENERATION": str(self.generation),
             "ISTHMUS_SITE": self.site.name,
@@ -72,6 +74,7 @@ class SiteOrder:
             "ISTHMUS_SPEC": str(self.folder / SPEC_FILE),
             "ISTHMUS_RUN_FOLDER": str(self.folder),
         }
+        return environment | ({"ISTHMUS_RETURNS": "1"} if self.returns else {})
 
 
 def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
@@ -103,6 +106,7 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
         site=place,
         folder=_make_folder(prepare, state, place.nodes),
         command=_command(spec.job),
+        returns=prepare.returns,
     )
 
 

@@ -134,6 +134,8 @@ class SiteRun:
     def resume(self, message: Resume) -> None:
         """Go on in a new epoch."""
         if self._epochs is not None:
+            if message.endpoints and self._processes is not None:
+                self._processes.tell_addresses(message.endpoints)
             try:
                 self._epochs.resume(message)
             except SiteError as error:

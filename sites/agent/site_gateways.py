@@ -364,6 +364,7 @@ class EpochChange:
                 "plan": to_json(epoch.reduction.plan),
                 "codecs": list(epoch.reduction.codecs),
                 "handovers": to_json(handovers),
+                "enters": list(message.enters),
             }
         )
 

@@ -57,6 +57,8 @@ class Resume:
     plan: ReductionPlan
     codecs: tuple[str, ...]
     handovers: tuple[Handover, ...] = ()
+    enters: tuple[str, ...] = ()
+    """Members that come back. Others begin the epoch with the round that their ranks mark."""
 
 
 @dataclass(frozen=True, slots=True)

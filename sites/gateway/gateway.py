@@ -31,7 +31,7 @@ from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.residuals import Owed
-from sites.local.rank_messages import Reduce, Reduced
+from sites.local.rank_messages import Members, Reduce, Reduced
 from topology.epoch import Handover, Runs
 from topology.errors import ConfigError
 from topology.json_fields import to_json
@@ -188,16 +188,29 @@ class Gateway(EndingGateway):
             raise LocalProtocolError(f"stdin: resume: {config.site} is no member")
         receivers = {each.receiver for each in gifts if each.donor == config.site_index}
         added = self._links.add({*command.plan.neighbours(config.site_index), *receivers})
-        self._executor.resume(
-            command.epoch, command.from_round, command.plan, command.codecs, gifts
+        # Ranks hear of it before it can let any round begin.
+        self._local.tell_members(
+            Members(
+                epoch=command.epoch,
+                from_round=command.from_round,
+                sites=command.members,
+                enters=command.enters,
+            )
         )
         executor = self._executor
+        awaits_entry = bool(command.enters) and config.site not in command.enters
+        ruling = command.epoch, command.from_round, command.plan, command.codecs
+        if awaits_entry:
+            executor.await_entry(*ruling)
+        else:
+            executor.resume(*ruling, gifts)
         self._links.drop_sites(lambda site: site not in members and not executor.needs(site))
         threading.Thread(
             target=self._open_more, args=(list(added.values()),), name="open", daemon=True
         ).start()
         _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
-        self._write({"op": "resumed", "epoch": command.epoch, "round": self._executor.round})
+        if not awaits_entry:
+            self._tell_resumed(command.epoch)
 
     def prepare(self, proposal: Proposal) -> None:
         """Begin to make ready for another plan; the agent is told whether it can be used."""
@@ -287,8 +300,12 @@ class Gateway(EndingGateway):
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
-        self._executor.post(rank, request, values)
+        if epoch := self._executor.post(rank, request, values):
+            self._tell_resumed(epoch)
         self._switches.note_begun()
+
+    def _tell_resumed(self, epoch: int) -> None:
+        self._write({"op": "resumed", "epoch": epoch, "round": self._executor.round})
 
     def keep_residuals(self, rank: int, path: Path) -> None:
         """Copy what is owed to a rank's shards, and have it written meanwhile."""

@@ -44,9 +44,12 @@ class GatewayRank:
         self._socket.send(data)
 
     def receive(self) -> dict[str, Any]:
-        """Return the next message; {} at the end of the connection."""
-        data = self._socket.recv(128 << 10)
-        return dict(json.loads(data)) if data else {}
+        """Return the next message but those about members; {} at the end of the connection."""
+        while data := self._socket.recv(128 << 10):
+            message: dict[str, Any] = json.loads(data)
+            if message["op"] != "members":
+                return message
+        return {}
 
     def share(self, region: int, numel: int) -> Floats:
         """Share a new region and return it."""

@@ -67,7 +67,7 @@ class Deployment:
         events = self.isthmus("events", "one").check()
         kinds = [each["kind"] for each in events.envelope["data"]["events"]]
         assert kinds.count("run.submitted") == kinds.count("run.resumed") == 1
-        assert kinds.count("site.returned") == 2
+        assert kinds.count("agent.returned") == 2
         assert kinds.count("site.prepared") == kinds.count("site.running") == 2
         assert kinds[-1] == "run.ended"
 

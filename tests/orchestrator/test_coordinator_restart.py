@@ -61,7 +61,7 @@ def test_an_active_run_goes_on_and_succeeds(tmp_path: Path) -> None:
             assert ended.totals["tokens"] == 30
             kinds = kinds_of(bench)
             assert kinds.count("run.resumed") == kinds.count("run.submitted") == 1
-            assert kinds.count("site.returned") == 2
+            assert kinds.count("agent.returned") == 2
             assert await bench.submit("run-2") == "run-2"
 
     run_scenario(scenario())

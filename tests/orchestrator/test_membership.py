@@ -8,6 +8,7 @@ from orchestrator.core.membership import (
     DropWanted,
     EndChange,
     EndRun,
+    EntryBegun,
     LeaseEnded,
     Limits,
     LoseSite,
@@ -17,6 +18,7 @@ from orchestrator.core.membership import (
     SendResume,
     SendSettle,
     SessionLost,
+    SiteEnters,
     SiteFinished,
     SiteGone,
     SiteHeard,
@@ -269,3 +271,68 @@ def test_trees_that_were_agreed_on_another_way_count_and_so_does_their_number() 
     assert (core.epoch.number, core.epoch.reduction) == (1, other)
     actions = core.handle(SiteGone("sa", "gone"), 10)
     assert [each.epoch for each in actions if isinstance(each, SendSettle)] == [2, 2]
+
+
+def let_sa_enter(core: Membership) -> list[Action]:
+    """Have a lost site be ready, and return what the last answer led to."""
+    assert kinds(core.handle(SiteEnters("sa"), 20)) == [
+        "epoch.proposed",
+        "SendSettle",
+        "SendSettle",
+    ]
+    assert core.handle(SiteEnters("sa"), 20) == [], "told twice"
+    core.handle(settled("ap", 2, 7), 21)
+    return core.handle(settled("eu", 2, 8), 21)
+
+
+def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
+    core = machine()
+    lose_sa(core)
+    actions = let_sa_enter(core)
+    assert kinds(actions) == ["epoch.entering", "SendResume", "SendResume"]
+    resume = [each for each in actions if isinstance(each, SendResume)]
+    assert [each.site for each in resume] == ["ap", "eu"], "it is told the round, later"
+    assert [each.enters for each in resume] == [("sa",)] * 2
+    assert (resume[0].epoch.members, resume[0].epoch.from_round) == (NAMES, 10)
+    before = core.epoch
+    actions = core.handle(EntryBegun("eu", 2, 75), 40)
+    assert kinds(actions) == ["epoch.begun", "SendResume", "EndChange"]
+    assert isinstance(actions[1], SendResume)
+    assert (actions[1].site, actions[1].epoch.from_round) == ("sa", 75)
+    assert core.handle(EntryBegun("ap", 2, 75), 41) == []
+    assert (before.members, core.epoch.members) == (NAMES[:2], NAMES)
+
+
+def test_a_site_that_is_lost_before_it_enters_keeps_nobody_waiting() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_enter(core)
+    actions = core.handle(SiteGone("sa", "killed again"), 30)
+    assert kinds(actions) == ["EndChange", "epoch.proposed", "SendSettle", "SendSettle"]
+    assert core.handle(EntryBegun("ap", 2, 75), 31) == []
+    core.handle(settled("ap", 3, 75), 32)
+    assert begun(core.handle(settled("eu", 3, 75), 32))[0].members == ("ap", "eu")
+
+
+def test_an_entry_is_tried_again_after_another_loss() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_enter(core)
+    assert kinds(core.handle(SiteGone("eu", "killed"), 30)) == ["epoch.proposed", "SendSettle"]
+    actions = core.handle(settled("ap", 3, 9), 31)
+    assert begun(actions)[0].members == ("ap",)
+    assert kinds(actions)[-2:] == ["epoch.proposed", "SendSettle"], "sa enters, by another number"
+
+
+def test_a_coordinator_that_begins_anew_gives_an_entry_up() -> None:
+    core = machine()
+    records = [each for each in lose_sa(core) if isinstance(each, RecordEvent)]
+    records += [each for each in let_sa_enter(core) if isinstance(each, RecordEvent)]
+    again = machine()
+    again.restore(records)
+    again.handle(SiteHeard("ap", 1), 50)
+    actions = again.handle(SiteHeard("eu", 1), 50)
+    assert kinds(actions) == ["epoch.proposed", "SendSettle", "SendSettle"]
+    assert isinstance(actions[1], SendSettle)
+    assert actions[1].epoch == 3
+    assert kinds(again.handle(SiteHeard("sa", 0), 51)) == ["LoseSite"]

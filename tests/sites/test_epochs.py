@@ -126,3 +126,37 @@ def test_the_first_round_without_a_site_is_told_whatever_comes_after() -> None:
     assert epochs.settle(3, stops=False)
     assert epochs.resume(plan(3, 8, ALL)), "it has returned"
     assert epochs.missing == {}
+
+
+def test_a_site_enters_with_the_round_that_ranks_mark() -> None:
+    epochs = epochs_in_round(4)
+    epochs.settle(1, stops=True)
+    assert epochs.resume(plan(1, 4, LEFT))
+    assert epochs.settle(2, stops=False)
+    assert epochs.await_entry(plan(2, 6, ALL))
+    assert not epochs.await_entry(plan(2, 6, ALL)), "told twice"
+    assert epochs.may_begin(5), "rounds go on meanwhile"
+    assert epochs.needs(2), "its links are opened"
+    for each in (5, 6, 7):
+        epochs.begin(each)
+    assert (epochs.number, epochs.missing) == (1, {2: 4})
+    assert epochs.verdict(2, 8) is Verdict.WAIT
+    assert not epochs.enter(9, 8), "given up elsewhere"
+    assert epochs.enter(2, 8)
+    assert not epochs.enter(2, 8), "another rank of the gateway"
+    epochs.begin(8)
+    assert [epochs.plan_of(each).epoch for each in (7, 8)] == [1, 2]
+    assert (epochs.number, epochs.missing) == (2, {})
+
+
+def test_a_loss_takes_the_place_of_an_entry() -> None:
+    epochs = epochs_in_round(4)
+    assert epochs.settle(1, stops=False)
+    assert epochs.await_entry(plan(1, 6, ALL))
+    assert not epochs.settle(1, stops=True)
+    assert epochs.settle(2, stops=True)
+    assert not epochs.await_entry(plan(1, 6, ALL)), "late"
+    assert epochs.resume(plan(2, 4, LEFT))
+    assert not epochs.enter(1, 6)
+    epochs.begin(5)
+    assert epochs.plan_of(5).epoch == 2

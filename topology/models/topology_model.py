@@ -282,6 +282,15 @@ class FailureModel(Strict):
         "1h", "Sites go on without a coordinator for this long."
     )
     min_sites: Annotated[Count, Field(description="The fewest sites that a run goes on with.")] = 1
+    max_restarts: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1000,
+            description="A site that is lost is started again so often within an hour, where the "
+            "job keeps checkpoints.",
+        ),
+    ] = 3
     start_within: PositiveDuration = default(
         "120s", "Every site is up within this, or all are rolled back."
     )
@@ -295,6 +304,7 @@ class FailureModel(Strict):
             ride_out_s=self.ride_out,
             stall_within_s=self.stall_within,
             coordinator_within_s=self.coordinator_within,
+            max_restarts=self.max_restarts,
         )
 
 

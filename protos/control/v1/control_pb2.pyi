@@ -68,6 +68,8 @@ class _SiteStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     SITE_STATE_RUNNING: _SiteState.ValueType  # 5
     SITE_STATE_ENDED: _SiteState.ValueType  # 6
     SITE_STATE_LOST: _SiteState.ValueType  # 7
+    SITE_STATE_RETURNING: _SiteState.ValueType  # 8
+    """it was lost, and is about to take part again"""
 
 class SiteState(_SiteState, metaclass=_SiteStateEnumTypeWrapper): ...
 
@@ -83,6 +85,8 @@ SITE_STATE_STARTING: SiteState.ValueType  # 4
 SITE_STATE_RUNNING: SiteState.ValueType  # 5
 SITE_STATE_ENDED: SiteState.ValueType  # 6
 SITE_STATE_LOST: SiteState.ValueType  # 7
+SITE_STATE_RETURNING: SiteState.ValueType  # 8
+"""it was lost, and is about to take part again"""
 global___SiteState = SiteState
 
 @typing.final
@@ -415,9 +419,12 @@ class Prepare(google.protobuf.message.Message):
     TOPOLOGY_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
+    RETURNS_FIELD_NUMBER: builtins.int
     RUN_SPEC_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
+    returns: builtins.bool
+    """the run goes on without the site, which comes back: Resume lets it in"""
     run_spec: builtins.bytes
     """what the run is: JSON of topology/run_spec.py, the same bytes for every site"""
     @property
@@ -440,10 +447,11 @@ class Prepare(google.protobuf.message.Message):
         topology: global___Document | None = ...,
         job: global___Document | None = ...,
         namespace: global___Namespace | None = ...,
+        returns: builtins.bool = ...,
         run_spec: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "namespace", b"namespace", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "returns", b"returns", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
 
 global___Prepare = Prepare
 
@@ -922,6 +930,8 @@ class Resume(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     RECORD_FIELD_NUMBER: builtins.int
     HANDOVERS_FIELD_NUMBER: builtins.int
+    ENTERS_FIELD_NUMBER: builtins.int
+    ENDPOINTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
@@ -929,6 +939,14 @@ class Resume(google.protobuf.message.Message):
     """JSON of Epoch: topology/epoch.py"""
     handovers: builtins.bytes
     """JSON of a list of Handover: topology/epoch.py"""
+    @property
+    def enters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """members that come back: others begin the epoch when their ranks do"""
+
+    @property
+    def endpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GatewayEndpoint]:
+        """where gateways of theirs listen"""
+
     def __init__(
         self,
         *,
@@ -937,8 +955,10 @@ class Resume(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         record: builtins.bytes = ...,
         handovers: builtins.bytes = ...,
+        enters: collections.abc.Iterable[builtins.str] | None = ...,
+        endpoints: collections.abc.Iterable[global___GatewayEndpoint] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "handovers", b"handovers", "record", b"record", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["endpoints", b"endpoints", "enters", b"enters", "epoch", b"epoch", "generation", b"generation", "handovers", b"handovers", "record", b"record", "run_id", b"run_id"]) -> None: ...
 
 global___Resume = Resume
 

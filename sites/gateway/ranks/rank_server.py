@@ -29,6 +29,7 @@ from sites.local.rank_messages import (
     Join,
     KeepResiduals,
     Leave,
+    Members,
     Metric,
     OweResiduals,
     Reduce,
@@ -206,6 +207,13 @@ class LocalServer:
             connection = self._connections.get(rank)
         if connection is not None:
             connection.send(reduced)
+
+    def tell_members(self, members: Members) -> None:
+        """Tell every rank who takes part in the run."""
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.send(members)
 
     def fail_all(self, failure: Failure) -> None:
         """Tell every rank that no collective will complete any more."""

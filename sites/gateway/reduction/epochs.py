@@ -15,7 +15,7 @@ member has put into it what it made of all of this one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from protos.errors import LocalProtocolError
@@ -113,6 +113,8 @@ class Epochs:
         self.missing: dict[int, int] = {}
         """Sites that take part no more, and the first round without them."""
         self._hold: _Hold | None = None
+        self._pending: PlanInForce | None = None
+        """It begins with a round that ranks will mark: a site enters then."""
         self._cancelled_epoch = 0
         self._finished: dict[BucketKey, dict[int, tuple[object, ...]]] = {}
         """The frames of each finished chunk's result; of rounds not known to be stable."""
@@ -162,7 +164,8 @@ class Epochs:
 
     def needs(self, site: int) -> bool:
         """Whether a plan that carries rounds has bytes go to or from a site."""
-        return any(site in each.plan.neighbours(self._site) for each in self._plans)
+        plans = [*self._plans, *([self._pending] if self._pending else [])]
+        return any(site in each.plan.neighbours(self._site) for each in plans)
 
     def verdict(self, epoch: int, round_: int) -> Verdict:
         """Return what is done with a frame of an epoch that belongs to a round."""
@@ -217,7 +220,8 @@ class Epochs:
         Return whether that is of use: an older epoch than one in force, or announced, is not.
         """
         hold = self._hold
-        newest = max(self.number, self._cancelled_epoch)
+        pending = self._pending.epoch if self._pending else 0
+        newest = max(self.number, self._cancelled_epoch, pending)
         if epoch <= newest or (hold is not None and epoch < hold.epoch):
             return False
         first = self.round + 1 if from_round is None else from_round
@@ -244,9 +248,7 @@ class Epochs:
         hold = self._hold
         if plan.epoch <= self.number or (hold is not None and plan.epoch < hold.epoch):
             return False
-        before, after = self._plans[-1].plan.members, plan.plan.members
-        self.missing = {site: at for site, at in self.missing.items() if site not in after}
-        self.missing |= {site: plan.from_round for site in before if site not in after}
+        self._note_missing(plan)
         if self.is_stopped:
             self._plans = [plan]
         elif plan.from_round <= self.round:
@@ -256,7 +258,7 @@ class Epochs:
         else:
             kept = [each for each in self._plans if each.from_round < plan.from_round]
             self._plans = [*kept, plan]
-        self._hold = None
+        self._hold = self._pending = None
         self._coming, self._gifts = {}, {}
         for gift in gifts:
             key = gift.round, gift.bucket
@@ -267,6 +269,36 @@ class Epochs:
                 coming = ((*key, chunk) for chunk in numbers_of(gift.runs) if chunk not in done)
                 self._coming.update(dict.fromkeys(coming, gift.donor))
         return True
+
+    def await_entry(self, plan: PlanInForce) -> bool:
+        """Take a new epoch that begins with a round that ranks will mark; return whether it is new.
+
+        Until `enter` all goes on as before. Any other new epoch takes its place.
+        """
+        hold = self._hold
+        pending = self._pending.epoch if self._pending else 0
+        if plan.epoch <= max(self.number, pending) or self.is_stopped:
+            return False
+        if hold is not None and plan.epoch < hold.epoch:
+            return False
+        self._hold, self._pending = None, plan
+        return True
+
+    def enter(self, epoch: int, round_: int) -> bool:
+        """Ranks have marked a round; return whether an epoch begins with it that was awaited."""
+        pending = self._pending
+        if pending is None or pending.epoch != epoch or round_ <= self.round:
+            return False
+        plan = replace(pending, from_round=round_)
+        self._note_missing(plan)
+        self._plans.append(plan)
+        self._pending = None
+        return True
+
+    def _note_missing(self, plan: PlanInForce) -> None:
+        before, after = self._plans[-1].plan.members, plan.plan.members
+        self.missing = {site: at for site, at in self.missing.items() if site not in after}
+        self.missing |= {site: plan.from_round for site in before if site not in after}
 
     def fate(self, order: ChunkOrder) -> Fate:
         """Return what becomes of a chunk of a round that a resume has begun anew."""

@@ -245,15 +245,36 @@ class Executor:
                 self._do_again(from_round)
             self._due.clear()
             self._due.extend(self._epochs.due())
-            ahead, self._ahead = self._ahead, {}
-            self._held_ahead = self._nothing_held()
+            ahead = self._take_ahead()
             self._condition.notify_all()
+        self._receive_again(ahead)
+        self.pump()
+
+    def await_entry(
+        self, epoch: int, from_round: int, plan: ReductionPlan, codecs: tuple[str, ...]
+    ) -> None:
+        """Use a plan from the round on that ranks mark with its epoch; a site enters then.
+
+        Rounds go on meanwhile. To say so again changes nothing.
+        """
+        with self._condition:
+            if self._epochs.await_entry(
+                self._plan(plan, codecs, epoch=epoch, from_round=from_round)
+            ):
+                self._condition.notify_all()
+
+    def _take_ahead(self) -> dict[tuple[GatewayId, ChunkKey, int], Frame]:
+        """Return the frames that waited for an epoch; the lock is held."""
+        ahead, self._ahead = self._ahead, {}
+        self._held_ahead = self._nothing_held()
+        return ahead
+
+    def _receive_again(self, ahead: Mapping[tuple[GatewayId, ChunkKey, int], Frame]) -> None:
         for (sender, _, _), frame in ahead.items():
             try:
                 self.receive(sender, frame)
             except IsthmusError as error:
                 self._on_failure(failure_of(error, self._config.sites[sender[0]]))
-        self.pump()
 
     def _stop(self) -> None:
         """Forget all of unfinished chunks but their own parts; the lock is held."""
@@ -343,8 +364,11 @@ class Executor:
 
     # ---------------------------------------------------------------- local ranks
 
-    def post(self, rank: int, request: Reduce, values: Floats) -> None:
+    def post(self, rank: int, request: Reduce, values: Floats) -> int:
         """Start a rank's part of a bucket, which is lent until it is reduced: `add_part`.
+
+        Returns:
+            The epoch that began with it, with a site that enters; 0: none.
 
         Raises:
             LocalProtocolError: the rank broke the order of posts.
@@ -355,13 +379,17 @@ class Executor:
             check_finite(request, values)
         with self._condition:
             self._wait_for_plan(request.round)
+            has_entered = bool(request.enters) and self._epochs.enter(request.enters, request.round)
             bucket = self._opened(rank, request)
+            ahead = self._take_ahead() if has_entered else {}
             now_s = time.monotonic()
             for chunk, own in bucket.add_part(rank, request, values, now_s):
                 heapq.heappush(self._waiting, ((*bucket.key, chunk.index), bucket, chunk, own))
             reduced = self._take_reduced(bucket, now_s)
         self.pump()
         self._reply(reduced)
+        self._receive_again(ahead)
+        return request.enters if has_entered else 0
 
     def _opened(self, rank: int, request: Reduce) -> OpenBucket:
         """Return the bucket that a rank posts; the first rank opens it.

@@ -1,0 +1,49 @@
+"""A site that fails comes back beside the training, and all end with the same bits."""
+
+from collections import Counter
+
+import pytest
+
+from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.test_lost_site import is_training, steps_of, victim
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(300),
+]
+
+STEPS = 1500
+
+
+@pytest.mark.parametrize("role", ["gateway", "rank", "agent"])
+def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str) -> None:
+    topology = topology_yaml(
+        [(1, 1), (1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1
+    )
+    text = job_yaml(steps=STEPS, codec="int8") + "checkpoint: {every: 400 steps, keep: 2}\n"
+    job = run.write(topology, text)
+    process = run.start("launch", str(job), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    kill(victim(run, role))
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+
+    events = run.isthmus("events", "--json").check().envelope["data"]["events"]
+    kinds = [
+        each["kind"]
+        for each in events
+        if each["kind"] in {"site.lost", "site.returning", "site.returned"}
+    ]
+    assert kinds == ["site.lost", "site.returning", "site.returned"]
+    for site in "ab":
+        assert Counter(steps_of(run, site)) == Counter(range(1, STEPS + 1)), site
+    steps = steps_of(run, "c")
+    assert steps[-1] == STEPS
+    assert len(set(steps)) == len(steps) < STEPS
+    status = run.isthmus("status", "--json").check().envelope["data"]
+    assert status["state"] == "SUCCEEDED"
+    # Hashes of all that took part were compared after every step, and equal.
+    assert status["totals"]["verified_steps"] >= STEPS - 20
+    run.wait_for_nothing_left(15.0)
