@@ -273,6 +273,24 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "SITE_NOT_STARTED",
+        "The agent of a site could not be started there, or did not join.",
+        "Do what is said of each site, then `isthmus up` again; nothing was left running.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "SITE_NOT_ENDED",
+        "Nobody knows whether what ran at a site has ended.",
+        "See there; without a sign of life it ends by itself after failure.coordinator_within.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "NOT_UP",
+        "Nothing is up for the topology.",
+        "`isthmus up TOPOLOGY` starts its coordinator and agents.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
         "NO_CHECKPOINT",
         "There is no good checkpoint to go on from.",
         "`isthmus checkpoints list` shows what there is; launch without --resume begins anew.",

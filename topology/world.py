@@ -14,6 +14,7 @@ a network namespace a site, and packets of the kernel's own TCP between them. `a
 can be, else relay."""
 
 SECURITY_MODES = ("insecure", "mtls")
+LAUNCHERS = ("local", "ssh", "slurm")
 """How connections are protected."""
 
 
@@ -50,6 +51,29 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """How `isthmus up` starts a site's agent."""
+
+    kind: str = "local"
+    """One of LAUNCHERS."""
+    host: str | None = None
+    user: str | None = None
+    port: int = 22
+    key: str | None = None
+    """File of a private key; None: the ssh agent's, and those in ~/.ssh."""
+    known_hosts: str | None = None
+    """File of host keys; None: ~/.ssh/known_hosts."""
+    jump: str | None = None
+    """A machine on the way: user@host:port, where user and port may lack."""
+    python: str | None = None
+    """Python at the site; None: python3, and at a local site the one that runs."""
+    folder: str | None = None
+    """Where the agent keeps its files; None: a folder named after topology and site."""
+    options: tuple[str, ...] = ()
+    """More arguments of srun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """One data center."""
 
@@ -63,7 +87,8 @@ class Site:
     """Host that this site's gateways bind and peers dial."""
     location: Location | None = None
     fabric: Fabric | None = None
-    launcher: str = "local"
+    launcher: Launcher = field(default=Launcher(), compare=False)
+    """How its agent is started, which changes no run."""
     nic_bytes_per_s: float | None = None
     """Bytes per second that each node can send towards the WAN; None: as much as its links
     carry."""

@@ -33,6 +33,7 @@ from orchestrator.doctor.examination import examined_of, quick_findings
 from orchestrator.doctor.findings import Severity
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.interruption import INTERRUPTION
+from orchestrator.launchers.standing import coordinator_of
 from orchestrator.plans import as_launched, with_plan
 from orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
 from protos.control.v1 import control_pb2
@@ -45,7 +46,8 @@ from topology.errors import ConfigError
     "--coordinator",
     type=ADDRESS,
     envvar="ISTHMUS_COORDINATOR",
-    help="Submit to this coordinator. [$ISTHMUS_COORDINATOR, else one is started here]",
+    help="Submit to this coordinator. [$ISTHMUS_COORDINATOR, else that of `isthmus up`, else one is "
+    "started here]",
 )
 @set_option
 @topology_option
@@ -91,12 +93,17 @@ def command(
 ) -> int:
     """Start JOB at all sites and follow it to its end.
 
-    Without --coordinator everything runs on this machine. Ctrl-C detaches: the run goes on.
+    Without --coordinator it goes to what `isthmus up` has started for the same topology, else
+    everything runs on this machine. Ctrl-C detaches: the run goes on.
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
+    if coordinator is None:
+        coordinator = coordinator_of(home_folder(home), pair.described)
+        if coordinator is not None:
+            output.note(f"submitting to what is up: coordinator {coordinator}")
     _check(output, pair, home_folder(home), is_here=coordinator is None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)

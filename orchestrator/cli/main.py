@@ -25,6 +25,8 @@ COMMANDS = {
     "plan": "Decide where a job runs and how its gradients cross, and say why.",
     "doctor": "Find what would fail a run on TOPOLOGY, or slow it down, and how to mend it.",
     "probe": "Measure every link of TOPOLOGY, each direction, between the sites' gateways.",
+    "up": "Start the coordinator and all agents of TOPOLOGY where they belong, and keep them.",
+    "down": "End what `up` has started.",
     "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
     "status": "Show a run, or with --all the list of runs.",
     "logs": "Print what the ranks, gateways and agents of a run wrote.",

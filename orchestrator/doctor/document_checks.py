@@ -35,7 +35,9 @@ def light_problems(pair: Pair) -> list[Problem]:
 
 def is_all_here(topology: Topology) -> bool:
     """Whether each site is on this machine, for it is nowhere that others could reach it."""
-    return all(site.launcher == "local" and is_loopback(site.address) for site in topology.sites)
+    return all(
+        site.launcher.kind == "local" and is_loopback(site.address) for site in topology.sites
+    )
 
 
 def wanted_files(job: Job, job_path: Path) -> Wanted:

@@ -112,13 +112,39 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "kind: local",
-        "kind: slurm",
-        ["13:22 'slurm' is not in this version: want 'local' [sites.0.launcher.kind]"],
+        "kind: kubernetes",
+        [
+            "13:22 'kubernetes' is not in this version: want 'local', 'ssh' or 'slurm' [sites.0.launcher.kind]"
+        ],
     ),
     (
         "kind: local",
         "kind: loca",
-        ["13:22 want 'local', got 'loca' (did you mean 'local'?) [sites.0.launcher.kind]"],
+        [
+            "13:22 want 'local', 'ssh' or 'slurm', got 'loca' (did you mean 'local'?) [sites.0.launcher.kind]"
+        ],
+    ),
+    (
+        "kind: local",
+        "host: x, options: [a]",
+        [
+            "13:16 has no use with kind: local [sites.0.launcher.host]",
+            "13:25 has no use with kind: local [sites.0.launcher.options]",
+        ],
+    ),
+    (
+        "kind: local",
+        "kind: ssh, jump: a b, port: 0",
+        [
+            "13:15 missing key 'host' [sites.0.launcher]",
+            "13:33 want user@host:port (user and port may lack), got 'a b' [sites.0.launcher.jump]",
+            "13:44 want at least 1, got 0 [sites.0.launcher.port]",
+        ],
+    ),
+    (
+        "kind: local",
+        "kind: slurm, key: k",
+        ["13:29 has no use without host [sites.0.launcher.key]"],
     ),
     (
         "name: ohio",

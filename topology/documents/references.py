@@ -12,7 +12,13 @@ from pydantic import ValidationError
 from topology.catalogue.accelerators import catalogue, suggestion
 from topology.documents.placement import unlinked
 from topology.errors import ConfigError
-from topology.models.topology_model import LOOPBACK, FailureModel, is_loopback, parse_endpoint
+from topology.models.topology_model import (
+    LOOPBACK,
+    FailureModel,
+    LauncherModel,
+    is_loopback,
+    parse_endpoint,
+)
 from topology.suggest import did_you_mean
 from topology.text.yaml_document import Document, Path
 from topology.timeouts import Timeouts
@@ -29,6 +35,7 @@ def check_references(document: Document) -> None:
     _check_coordinator(document)
     _check_failure(document)
     _check_security(document)
+    _check_launchers(document)
 
 
 def site_names(document: Document) -> list[str]:
@@ -241,3 +248,30 @@ def _check_security(document: Document) -> None:
 _EXPOSED = (
     "{!r} is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {{mode: mtls}}"
 )
+
+
+_LAUNCHER_KEYS = {
+    "local": {"kind", "python", "folder"},
+    "ssh": {"kind", "host", "user", "port", "key", "known_hosts", "jump", "python", "folder"},
+    "slurm": set(LauncherModel.model_fields),
+}
+
+
+def _check_launchers(document: Document) -> None:
+    """Check that each kind of launcher has what it needs, and nothing that it does not use."""
+    for index in _sites(document):
+        path = ("sites", index, "launcher")
+        written = document.mapping(*path)
+        kind = written.get("kind", "local")
+        known = _LAUNCHER_KEYS.get(kind) if isinstance(kind, str) else None
+        if known is None:
+            continue
+        for key in written:
+            if key in LauncherModel.model_fields and key not in known:
+                document.add((*path, key), f"has no use with kind: {kind}", at_key=True)
+        if kind == "ssh" and "host" not in written:
+            document.add(path, "missing key 'host'")
+        if kind == "slurm" and "host" not in written:
+            for key in ("user", "port", "key", "known_hosts", "jump"):
+                if key in written:
+                    document.add((*path, key), "has no use without host", at_key=True)

@@ -22,6 +22,7 @@ from topology.world import (
     Detection,
     Emulation,
     Fabric,
+    Launcher,
     Link,
     Location,
     Period,
@@ -83,7 +84,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         if own.location is None
         else Location(lat=own.location.lat, lon=own.location.lon),
         fabric=_fabric(nearest("fabric")),
-        launcher="local" if launcher is None else launcher.kind,
+        launcher=Launcher() if launcher is None else launcher.resolved(),
         nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
         gateways_per_node=next((count for count in gateways if count is not None), 1),
     )

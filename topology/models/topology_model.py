@@ -35,7 +35,15 @@ from topology.text.validation import (
     version_one,
 )
 from topology.units import BDP, SIZE, UnitError, parse_size
-from topology.world import EMULATORS, SECURITY_MODES, Detection, Endpoint, Tls
+from topology.world import (
+    EMULATORS,
+    LAUNCHERS,
+    SECURITY_MODES,
+    Detection,
+    Endpoint,
+    Launcher,
+    Tls,
+)
 from topology.world import Queue as LinkQueue
 
 MAX_SITES = 64
@@ -51,6 +59,7 @@ Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783
 (arXiv 2204.02311).
 """
 
+_JUMP = r"^([^\s@:]+@)?[^\s@:]+(:[0-9]{1,5})?$"
 _CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
 
 
@@ -77,6 +86,12 @@ def parse_endpoint(value: object) -> Endpoint:
     if not isinstance(value, str) or found is None or int(found[2]) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
     return Endpoint(host=found[1].strip("[]"), port=int(found[2]))
+
+
+def _jump(value: str) -> str:
+    if re.fullmatch(_JUMP, value) is None:
+        raise ValueError(f"want user@host:port (user and port may lack), got {shown(value)}")
+    return value
 
 
 def parse_queue(value: object) -> LinkQueue:
@@ -111,6 +126,11 @@ Bind = Annotated[
     Endpoint,
     PlainValidator(parse_endpoint),
     WithJsonSchema({"type": "string", "examples": ["127.0.0.1:7443"]}),
+]
+Jump = Annotated[
+    str,
+    AfterValidator(_jump),
+    WithJsonSchema({"type": "string", "pattern": _JUMP, "examples": ["me@gate.example:22"]}),
 ]
 Queue = Annotated[
     LinkQueue,
@@ -171,11 +191,47 @@ class WanModel(Strict):
 
 
 class LauncherModel(Strict):
-    """What starts the site's processes."""
+    """How `isthmus up` starts the site's agent. `launch` alone starts all on this machine."""
 
-    kind: Annotated[str, *choice(("local",), later=("agent", "ssh", "slurm", "kubernetes"))] = (
-        "local"
-    )
+    kind: Annotated[str, *choice(LAUNCHERS, later=("agent", "kubernetes"))] = "local"
+    host: Annotated[
+        Text | None,
+        Field(description="ssh: the machine. slurm: where srun is; none: on this machine."),
+    ] = None
+    user: Annotated[Text | None, Field(description="Who logs in there.")] = None
+    port: Annotated[int, Field(ge=1, le=65535, description="Of its sshd.")] = 22
+    key: Annotated[
+        Text | None,
+        Field(description="File of the private key; none: the ssh agent, and ~/.ssh."),
+    ] = None
+    known_hosts: Annotated[
+        Text | None, Field(description="File of the host keys; none: ~/.ssh/known_hosts.")
+    ] = None
+    jump: Annotated[
+        Jump | None,
+        Field(description="A machine on the way, as user@host:port; user and port may lack."),
+    ] = None
+    python: Annotated[
+        Text | None,
+        Field(description="Python there with isthmus. [python3; at a local site: this one]"),
+    ] = None
+    folder: Annotated[
+        Text | None,
+        Field(
+            description="The agent's folder there. [~/.local/state/isthmus/up/TOPOLOGY/SITE; at a "
+            "local site: below HOME]"
+        ),
+    ] = None
+    options: Annotated[
+        list[Text],
+        Field(
+            default_factory=list, description="slurm: more arguments of srun, as --partition=gpu."
+        ),
+    ]
+
+    def resolved(self) -> Launcher:
+        """Return what the world knows of it."""
+        return Launcher(**self.model_dump(exclude={"options"}), options=tuple(self.options))
 
 
 class SiteModel(Strict):

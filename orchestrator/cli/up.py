@@ -1,0 +1,197 @@
+"""`isthmus up`: starts coordinator and agents of a topology where they belong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.command_errors import CommandError
+from orchestrator.cli.options import home_option, json_option, set_option, timeout_option
+from orchestrator.cli.output import Output
+from orchestrator.documents import load_topology_file, protect
+from orchestrator.interruption import INTERRUPTION
+from orchestrator.launchers.standing import (
+    COORDINATOR,
+    FAILED,
+    LOG,
+    STATE,
+    UP,
+    Part,
+    Standing,
+    folder_of,
+    is_up,
+    read,
+)
+from orchestrator.run_folder.home import home_folder
+from orchestrator.run_folder.log_files import last_line
+from protos.errors import StateConflictError
+from protos.private_files import private_folder
+from topology.hashing import topology_hash
+from topology.world import Topology
+
+POLL_S = 0.1
+DOWN_S = 100.0
+"""Agents end their sites, then the coordinator ends: twice as long as one of both may take."""
+
+
+@click.command("up")
+@click.argument("topology_path", metavar="TOPOLOGY", type=click.Path(path_type=Path))
+@set_option
+@timeout_option("2min", "How long all may take to join.")
+@home_option
+@json_option
+@click.pass_obj
+def command(
+    output: Output,
+    topology_path: Path,
+    overrides: tuple[str, ...],
+    timeout_s: float,
+    home: Path | None,
+) -> int:
+    """Start the coordinator and all agents of TOPOLOGY, and keep them until `isthmus down`."""
+    topology = load_topology_file(topology_path, overrides)
+    protect(topology, topology_path)
+    place = home_folder(home)
+    folder = folder_of(place, topology)
+    private_folder(folder)
+    with INTERRUPTION.holding():
+        if not is_up(folder):
+            (folder / STATE).unlink(missing_ok=True)
+            process = _start_keeper(folder, topology_path, place, overrides)
+        else:
+            process = None
+            _require_same(folder, topology)
+        try:
+            standing = _wait(output, folder, topology, process, time.monotonic() + timeout_s)
+        except BaseException:
+            if process is not None:
+                bring_down(folder)
+            raise
+    sites = [f"  {name}: joined" for name in standing.sites]
+    text = "\n".join([f"{topology.name} is up: coordinator {standing.address}", *sites])
+    return output.result(described(folder, standing), text)
+
+
+def bring_down(folder: Path) -> Standing | None:
+    """End what is up in a folder, and wait until it has; return what its keeper said last.
+
+    Raises:
+        CommandError: it does not end.
+    """
+    standing = read(folder)
+    if standing is not None and is_up(folder):
+        os.kill(standing.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + DOWN_S
+    while is_up(folder):
+        if time.monotonic() > deadline_s:
+            raise CommandError(
+                "SITE_NOT_ENDED", f"the keeper has not ended within {DOWN_S:g} s: {folder / LOG}"
+            )
+        time.sleep(POLL_S)
+    return read(folder)
+
+
+def described(folder: Path, standing: Standing) -> dict[str, Any]:
+    """Return what is up, for programs."""
+    sites = [
+        {
+            "site": name,
+            "state": part.state,
+            "reason": part.reason,
+            "message": part.message,
+            "cure": part.cure,
+            "restarts": part.restarts,
+        }
+        for name, part in standing.sites.items()
+    ]
+    return {"folder": str(folder), "coordinator": standing.address, "sites": sites}
+
+
+def _start_keeper(
+    folder: Path, topology_path: Path, home: Path, overrides: tuple[str, ...]
+) -> subprocess.Popen[bytes]:
+    with (folder / LOG).open("ab") as lines:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "orchestrator.launchers"),
+                *("--topology", str(topology_path.absolute()), "--home", str(home)),
+                *(word for override in overrides for word in ("--set", override)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=lines,
+            stderr=lines,
+            start_new_session=True,  # a terminal's Ctrl-C and hang-up are not for it
+        )
+
+
+def _require_same(folder: Path, topology: Topology) -> None:
+    standing = read(folder)
+    if standing is not None and standing.topology_hash != topology_hash(topology):
+        raise StateConflictError(
+            f"{folder}: another topology {topology.name!r} is up: `isthmus down` it first"
+        )
+
+
+def _wait(
+    output: Output,
+    folder: Path,
+    topology: Topology,
+    process: subprocess.Popen[bytes] | None,
+    deadline_s: float,
+) -> Standing:
+    """Return what is up once all have joined.
+
+    Raises:
+        CommandError: a part failed, or was not there in time; with what is known of each.
+    """
+    told: set[str] = set()
+    while True:
+        standing = read(folder)
+        parts = {} if standing is None else standing.parts
+        for name in [each for each, part in parts.items() if part.state == UP]:
+            if name not in told:
+                told.add(name)
+                output.note(f"{name}: up")
+        failed = {name: part for name, part in parts.items() if part.state == FAILED}
+        num_decided = len(failed) + sum(part.state == UP for part in parts.values())
+        if standing is not None and not failed and num_decided == 1 + len(topology.sites):
+            return standing
+        is_late = time.monotonic() > deadline_s
+        is_gone = process is not None and process.poll() is not None
+        if (
+            COORDINATOR in failed
+            or is_late
+            or is_gone
+            or (failed and num_decided == 1 + len(topology.sites))
+        ):
+            late = {name: part for name, part in parts.items() if part.state != UP}
+            raise _not_started(folder, late, last_line(folder / LOG))
+        INTERRUPTION.check()
+        time.sleep(POLL_S)
+
+
+def _not_started(folder: Path, parts: dict[str, Part], keeper_said: str) -> CommandError:
+    lines, where = [], []
+    for name, part in parts.items():
+        message = part.message or "has not joined in time"
+        lines.append(f"{name}: {message}")
+        if part.cure:
+            lines.append(f"  cure: {part.cure}")
+        where.append({"part": name, "reason": part.reason, "message": message, "cure": part.cure})
+    if not parts:
+        lines.append(f"keeper: {keeper_said}")
+    one = next((f"{each['part']}: {each['message']}" for each in where), keeper_said)
+    more = f", and {len(where) - 1} more" if len(where) > 1 else ""
+    return CommandError(
+        "SITE_NOT_STARTED",
+        f"{one}{more}",
+        {"log_path": str(folder / LOG), "parts": where},
+        "\n".join(lines),
+    )

@@ -1,0 +1,1 @@
+"""Starts coordinator and agents where they belong, and keeps them: `isthmus up`."""

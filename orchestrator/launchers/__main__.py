@@ -1,0 +1,128 @@
+"""`python -m orchestrator.launchers`: the keeper's process, which `isthmus up` starts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.documents import loaded_topology, protect, read_text
+from orchestrator.interruption import first_signal
+from orchestrator.launchers.commands import (
+    agent_spec,
+    coordinator_launcher,
+    coordinator_spec,
+    greet_s,
+    launcher_of,
+)
+from orchestrator.launchers.keeper import Keeper, Kept
+from orchestrator.launchers.standing import COORDINATOR, Standing, folder_of, part_of_site
+from orchestrator.run_folder.state_lock import LOCK, lock
+from protos.errors import IsthmusError
+from protos.private_files import keep_private, private_folder
+from topology.errors import ConfigError
+from topology.hashing import topology_hash
+from topology.world import Launcher, Topology
+
+LISTENING = re.compile(r"listening on (\S+), generation ")
+JOINED = re.compile(r"agent \S+: joined, generation ")
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Keep what the topology describes until a signal; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.launchers")
+    parser.add_argument("--topology", required=True, type=Path)
+    parser.add_argument("--home", required=True, type=Path)
+    parser.add_argument("--set", action="append", default=[])
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s keeper: %(message)s")
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    keep_private()
+    try:
+        text = read_text(options.topology)
+        topology = loaded_topology(text, options.topology, options.set)
+        protect(topology, options.topology)
+        folder = folder_of(options.home, topology)
+        private_folder(folder)
+        held = lock(folder / LOCK)
+        try:
+            asyncio.run(_keep(topology, text, options, folder))
+        finally:
+            os.close(held)
+    except (ConfigError, IsthmusError, OSError) as error:
+        log.error("%s", error)  # noqa: TRY400 - it says why
+        return 1
+    return 0
+
+
+async def _keep(topology: Topology, text: str, options: argparse.Namespace, folder: Path) -> None:
+    """Start the coordinator, then the agents; end them all after a signal."""
+    standing = Standing(pid=os.getpid(), topology_hash=topology_hash(topology))
+    keeper = Keeper(standing, folder)
+    logs = folder / "logs"
+    private_folder(logs)
+    documents = options.topology.absolute().parent
+    bind = f"{topology.coordinator.host}:{topology.coordinator.port}"
+    if ":" in topology.coordinator.host:
+        bind = f"[{topology.coordinator.host}]:{topology.coordinator.port}"
+
+    listening = asyncio.Event()
+
+    def listens(found: re.Match[str]) -> None:
+        standing.address = found[1]
+        listening.set()
+
+    def kept(name: str, how: Launcher, **rest: object) -> Kept:
+        return Kept(
+            name=name,
+            launcher=launcher_of(how, name.replace(" ", "-"), documents),
+            greet_s=greet_s(how),
+            log_path=logs / f"{name.removeprefix('site ')}.log",
+            **rest,  # type: ignore[arg-type]
+        )
+
+    with first_signal() as signalled:
+        coordinator = kept(
+            COORDINATOR,
+            coordinator_launcher(topology),
+            make_spec=lambda: coordinator_spec(
+                topology, text, options.set, standing.address or bind, folder
+            ),
+            ready=LISTENING,
+            on_ready=listens,
+        )
+        first = keeper.keep(coordinator)
+        waits: list[asyncio.Future[Any]] = [
+            first,
+            signalled,
+            asyncio.create_task(listening.wait(), name="listening"),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        waits[-1].cancel()
+        if listening.is_set():
+            for site in topology.sites:
+                keeper.keep(
+                    kept(
+                        part_of_site(site.name),
+                        site.launcher,
+                        make_spec=lambda site=site: agent_spec(
+                            topology, site, standing.address, folder
+                        ),
+                        ready=JOINED,
+                    )
+                )
+        await signalled
+        log.info("asked to end by signal %d", signalled.result())
+        await keeper.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

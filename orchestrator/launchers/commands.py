@@ -1,0 +1,144 @@
+"""What runs at each site and for the coordinator, with the secrets that it needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from orchestrator.coordinator.local_agents import AGENT, agent_arguments
+from orchestrator.launchers.launcher import Launcher
+from orchestrator.launchers.local import LocalLauncher
+from orchestrator.launchers.tethered import CREDENTIALS, Spec
+from protos.identities import AGENT as AGENT_ROLE
+from protos.identities import COORDINATOR, GATEWAY
+from protos.mutual_tls import CertificateError
+from protos.private_files import read_secret
+from protos.security import TLS_VARIABLES, TOKEN_FILE, control_security, tls_files, token_path
+from topology.world import Launcher as Described
+from topology.world import Site, Topology
+
+REMOTE_FOLDER = "~/.local/state/isthmus/up"
+REMOTE_PYTHON = "python3"
+GREET_S = 60.0
+QUEUE_S = 3600.0
+"""Slurm may let a site wait."""
+
+
+def launcher_of(described: Described, name: str, documents: Path) -> Launcher:
+    """Return what starts processes there.
+
+    Args:
+        described: As the topology has it.
+        name: The site's, for an allocation.
+        documents: The topology's folder, which paths are relative to.
+    """
+    python = _python(described)
+    if described.kind == "local":
+        return LocalLauncher(python)
+    # Imported here: asyncssh takes a while, and most sites are on this machine.
+    from orchestrator.launchers.slurm import slurm_launcher
+    from orchestrator.launchers.ssh import SshLauncher, absolute
+
+    placed = absolute(described, documents)
+    if described.kind == "slurm":
+        return slurm_launcher(placed, name, python)
+    return SshLauncher(placed, python)
+
+
+def greet_s(described: Described) -> float:
+    """Return how long it may take until the first line comes back."""
+    return QUEUE_S if described.kind == "slurm" else GREET_S
+
+
+def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Spec:
+    """Return what runs as a site's agent. `folder` is that of what is up, on this machine.
+
+    Raises:
+        CertificateError: a certificate or key that the site needs is not here.
+        UnsafeFileError: a secret can be read by others.
+    """
+    files, env = _secrets([f"{site.name}.{AGENT_ROLE}", f"{site.name}.{GATEWAY}"])
+    arguments = agent_arguments(topology, site.name, address, Path("state"))
+    return Spec(
+        folder=_folder(topology, site.launcher, site.name, folder / "sites" / site.name),
+        command=[_python(site.launcher), "-m", AGENT, *arguments],
+        files=files,
+        env=env,
+        silence_s=topology.failure.coordinator_within_s,
+    )
+
+
+def coordinator_spec(
+    topology: Topology, text: str, overrides: list[str], bind: str, folder: Path
+) -> Spec:
+    """Return what runs as the coordinator.
+
+    Args:
+        topology: Of the deployment.
+        text: Its file.
+        overrides: What was changed of it.
+        bind: host:port; port 0: any.
+        folder: That of what is up, on this machine.
+
+    Raises:
+        CertificateError: its certificate or key is not here.
+        UnsafeFileError: a secret can be read by others.
+    """
+    described = coordinator_launcher(topology)
+    files, env = _secrets([COORDINATOR])
+    return Spec(
+        folder=_folder(topology, described, COORDINATOR, folder / COORDINATOR),
+        command=[
+            *(_python(described), "-m", "orchestrator.coordinator"),
+            *("--topology", f"{CREDENTIALS}/topology.yaml", "--state", "state", "--bind", bind),
+            *(word for override in overrides for word in ("--set", override)),
+        ],
+        files={**files, "topology.yaml": text.encode()},
+        env=env,
+        silence_s=topology.failure.coordinator_within_s,
+    )
+
+
+def coordinator_launcher(topology: Topology) -> Described:
+    """Return how the coordinator is started: at its site, where one is named, else here."""
+    if topology.coordinator_site is None:
+        return Described()
+    return topology.site(topology.coordinator_site).launcher
+
+
+def _python(described: Described) -> str:
+    if described.python is not None:
+        return described.python
+    is_here = described.kind == "local" or (described.kind == "slurm" and described.host is None)
+    return sys.executable if is_here else REMOTE_PYTHON
+
+
+def _folder(topology: Topology, described: Described, name: str, here: Path) -> str:
+    """Return where a part keeps its files, on its own machine."""
+    if described.folder is not None:
+        return f"{described.folder}/{name}" if name == COORDINATOR else described.folder
+    if described.kind == "local":
+        return os.path.abspath(here)  # noqa: PTH100
+    return f"{REMOTE_FOLDER}/{topology.name}/{name}"
+
+
+def _secrets(names: list[str]) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the files that parties of these names need, and the variables that point there."""
+    files = tls_files()
+    if files is None:
+        control_security()  # makes the secret where nobody has needed it yet
+        return {"token": read_secret(token_path())}, {TOKEN_FILE: f"{CREDENTIALS}/token"}
+    content: dict[str, bytes] = {}
+    for name in names:
+        own = files.of(name)
+        try:
+            content["ca.pem"] = Path(own.ca).read_bytes()
+            content[f"{name}.pem"] = Path(own.cert).read_bytes()
+            content[f"{name}.key"] = read_secret(Path(own.key))
+        except OSError as error:
+            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+    places = {"ca": "ca.pem", "cert": "{name}.pem", "key": "{name}.key"}
+    return content, {
+        variable: f"{CREDENTIALS}/{places[key]}" for key, variable in TLS_VARIABLES.items()
+    }

@@ -1,0 +1,193 @@
+"""Owns the streams to coordinator and agents, and starts again what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.launchers.launcher import Launcher, LaunchError, Stream
+from orchestrator.launchers.restarts import Restarts
+from orchestrator.launchers.standing import (
+    ENDED,
+    FAILED,
+    RESTARTING,
+    STARTING,
+    UNKNOWN,
+    UP,
+    Part,
+    Standing,
+)
+from orchestrator.launchers.tethered import BEAT_S, Spec, start
+from orchestrator.run_folder.rotated_lines import Limits, PartWriter
+from protos.errors import IsthmusError
+
+LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
+KEPT_LINES = 20
+END_S = 40.0
+"""For an agent to end its site, saving a checkpoint, and for its tether to see to it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """One part: how it is started, and when it counts as up."""
+
+    name: str
+    launcher: Launcher
+    make_spec: Callable[[], Spec]
+    """Called at each start, for secrets change."""
+    ready: re.Pattern[str]
+    """A line that it prints once it is up."""
+    greet_s: float
+    log_path: Path
+    on_ready: Callable[[re.Match[str]], None] = lambda _: None
+    part: Part = field(default_factory=Part)
+    stream: Stream | None = None
+
+
+class Keeper:
+    """Keeps parts until `stop`."""
+
+    def __init__(self, standing: Standing, folder: Path) -> None:
+        """Start nothing yet. What is known is written into `folder` at each change."""
+        self._standing = standing
+        self._folder = folder
+        self._kept: list[Kept] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_stopping = False
+
+    def keep(self, kept: Kept) -> asyncio.Task[None]:
+        """Start a part; the task ends when it is given up, or after `stop`."""
+        self._kept.append(kept)
+        self._standing.parts[kept.name] = kept.part
+        self._write()
+        task = asyncio.create_task(self._keep(kept), name=f"keep-{kept.name}")
+        self._tasks[kept.name] = task
+        return task
+
+    async def stop(self) -> None:
+        """End all parts, agents before the coordinator that they speak to."""
+        self._is_stopping = True
+        agents, first = self._kept[1:], self._kept[:1]
+        for several in (agents, first):
+            await asyncio.gather(*(self._end(kept) for kept in several))
+        self._write()
+
+    async def _end(self, kept: Kept) -> None:
+        task = self._tasks[kept.name]
+        if kept.stream is None:
+            task.cancel()
+        else:
+            await kept.stream.close()
+        done, _ = await asyncio.wait([task], timeout=END_S)
+        if not done:
+            task.cancel()
+            await asyncio.wait([task])
+        if kept.stream is not None:
+            kept.part.state = UNKNOWN
+            kept.part.message = f"it has not ended within {END_S:g} s"
+            await kept.stream.abandon()
+        elif kept.part.state not in {UNKNOWN, FAILED}:
+            kept.part.state = ENDED
+
+    async def _keep(self, kept: Kept) -> None:
+        """Start a part again whenever it ends, within bounds; one that was never up only once."""
+        restarts = Restarts()
+        while True:
+            problem = await self._once(kept)
+            if self._is_stopping:
+                return
+            log.warning("%s: %s", kept.name, problem)
+            part = kept.part
+            was_up = part.state == UP or part.restarts > 0
+            part.reason, part.message, part.cure = problem.reason, str(problem), problem.cure
+            wait_s = restarts.next_wait_s(time.monotonic()) if was_up else None
+            if wait_s is None:
+                part.state = FAILED
+                self._write()
+                return
+            part.state = RESTARTING
+            part.restarts += 1
+            self._write()
+            await asyncio.sleep(wait_s)
+
+    async def _once(self, kept: Kept) -> LaunchError:
+        """Run a part to its end; return how that was."""
+        if kept.part.state != RESTARTING:
+            kept.part.state = STARTING
+        try:
+            kept.stream = stream = await start(kept.launcher, kept.make_spec(), kept.greet_s)
+        except LaunchError as error:
+            return error
+        except IsthmusError as error:
+            return LaunchError(
+                "bad_secret", str(error), "isthmus certs init, or see the file named"
+            )
+        if self._is_stopping:  # meanwhile
+            await stream.close()
+        beating = asyncio.create_task(_beat(stream), name=f"beat-{kept.name}")
+        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        try:
+            await self._read(kept, stream, lines)
+            status = await stream.wait()
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+        kept.stream = None
+        if status is None:
+            if self._is_stopping:
+                kept.part.state = UNKNOWN
+                kept.part.message = "the connection was lost before it had ended"
+            return LaunchError(
+                "connection_lost", "the connection was lost", "see the network, and sshd there"
+            )
+        return _ended(status, lines, kept.log_path)
+
+    async def _read(self, kept: Kept, stream: Stream, lines: deque[str]) -> None:
+        """Keep what it prints, and see when it is up."""
+        writer = PartWriter(kept.log_path, LOG_LIMITS)
+        while line := await stream.readline():
+            text = line.decode(errors="replace").rstrip()
+            lines.append(text)
+            try:
+                writer.append([f"{text}\n"])
+            except OSError as error:
+                log.warning("%s: %s", kept.log_path, error)
+            if (found := kept.ready.search(text)) and not self._is_stopping:
+                kept.on_ready(found)
+                kept.part.state = UP
+                kept.part.reason = kept.part.message = kept.part.cure = ""
+                self._write()
+
+    def _write(self) -> None:
+        self._standing.write(self._folder)
+
+
+async def _beat(stream: Stream) -> None:
+    """Tell the other end that somebody is there."""
+    try:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await stream.write(b"\n")
+    except OSError:
+        return  # whoever reads sees its end
+
+
+def _ended(status: int, lines: deque[str], log_path: Path) -> LaunchError:
+    """Return what a part said last."""
+    said = [each for each in lines if each.strip()]
+    told = next((each for each in reversed(said) if each.startswith("error: ")), "")
+    hint = next((each for each in reversed(said) if each.startswith("hint: ")), "")
+    message = told.removeprefix("error: ") or (said[-1] if said else "it said nothing")
+    return LaunchError(
+        "ended",
+        f"it ended with status {status}: {message}",
+        hint.removeprefix("hint: ") or f"see {log_path}",
+    )

@@ -1,0 +1,121 @@
+"""What `isthmus up` has started: its folder, HOME/up/NAME, and what the keeper says there.
+
+Whoever keeps it holds the lock in the folder, so the lock alone tells whether it is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.run_folder.home import is_folder_name, read_object
+from orchestrator.run_folder.run_files import strict_json, write_atomically
+from orchestrator.run_folder.state_lock import is_abandoned
+from topology.hashing import topology_hash
+from topology.world import Topology
+
+FOLDER = "up"
+STATE = "keeper.json"
+LOG = "keeper.log"
+COORDINATOR = "coordinator"
+
+STARTING, UP, RESTARTING, FAILED, ENDED, UNKNOWN = (
+    "starting",
+    "up",
+    "restarting",
+    "failed",
+    "ended",
+    "unknown",
+)
+"""States of a part. UNKNOWN: the way to it was lost, and nobody knows whether it has ended."""
+
+
+@dataclass(slots=True)
+class Part:
+    """The coordinator, or the agent of a site."""
+
+    state: str = STARTING
+    reason: str = ""
+    """A word for programs, where something went wrong."""
+    message: str = ""
+    cure: str = ""
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the keeper knows."""
+
+    pid: int
+    topology_hash: str
+    address: str = ""
+    """Where the coordinator listens; empty: nowhere yet."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """By site; and COORDINATOR, which cannot be a site's name here: sites have `site ` before."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder, whole or not at all."""
+        write_atomically(folder / STATE, strict_json(asdict(self)) + "\n")
+
+    @property
+    def sites(self) -> dict[str, Part]:
+        """The agents, by site."""
+        return {
+            name.removeprefix("site "): part
+            for name, part in self.parts.items()
+            if name != COORDINATOR
+        }
+
+
+def part_of_site(site: str) -> str:
+    """Return the name of a site's part."""
+    return f"site {site}"
+
+
+def folder_of(home: Path, topology: Topology) -> Path:
+    """Return the folder of what is up, or may be, for a topology of that name."""
+    return home / FOLDER / (topology.name if is_folder_name(topology.name) else "topology")
+
+
+def is_up(folder: Path) -> bool:
+    """Whether somebody keeps it."""
+    return not is_abandoned(folder)
+
+
+def read(folder: Path) -> Standing | None:
+    """Return what the keeper wrote last; None: nothing that makes sense."""
+    found = read_object(folder / STATE)
+    try:
+        parts = found["parts"]
+        assert isinstance(parts, Mapping)
+        return Standing(
+            pid=_number(found["pid"]),
+            topology_hash=str(found["topology_hash"]),
+            address=str(found["address"]),
+            parts={str(name): Part(**_mapping(part)) for name, part in parts.items()},
+        )
+    except (KeyError, TypeError, ValueError, AssertionError):
+        return None
+
+
+def coordinator_of(home: Path, topology: Topology) -> str | None:
+    """Return where the coordinator listens that is up for exactly this topology; None: none is."""
+    folder = folder_of(home, topology)
+    standing = read(folder) if folder.is_dir() and is_up(folder) else None
+    if standing is None or standing.topology_hash != topology_hash(topology):
+        return None
+    return standing.address or None
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or value <= 0:
+        raise ValueError("want a pid")
+    return value
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("want an object")
+    return value

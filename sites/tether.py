@@ -1,0 +1,217 @@
+"""Run a command that lives no longer than this process's stdin: what a launcher starts at a site.
+
+Usage: python -m sites.tether
+
+1. It prints GREETING and a line of JSON: versions, so that the other end can refuse.
+2. It reads one line of JSON: {"folder", "files", "env", "command", "silence_s"}. Secrets come this
+   way, and never on a command line. FOLDER/credentials holds the files, for as long as it lives.
+3. It runs the command. Both of its streams go to this process's own.
+4. When stdin ends, or says nothing for `silence_s`, it ends the command, and then itself. It does
+   so too on SIGTERM, SIGINT and SIGHUP. It depends on none of them: who kills an SSH client leaves
+   what that has started running, and sends no signal.
+
+One command runs in a folder at a time: the later one ends the former.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from protos.private_files import UnsafeFileError, keep_private, private_folder, users_umask
+from protos.versions import (
+    CONTROL_PROTOCOL_MAX,
+    CONTROL_PROTOCOL_MIN,
+    EXCHANGE_PROTOCOL_MAX,
+    EXCHANGE_PROTOCOL_MIN,
+    build,
+)
+from sites.leash import die_with_parent
+
+GREETING = "isthmus-tether "
+"""Begins the line that says that this has started. Login shells may have printed before."""
+CREDENTIALS = "credentials"
+LOCK = "tether.lock"
+FOLDER_MARK = "{folder}"
+"""Stands for the folder in the command and in the environment."""
+TERMINATE_S = 25.0
+"""From SIGTERM to SIGKILL. An agent that saves a checkpoint takes 20 s."""
+FORMER_S = 30.0
+SPEC_S = 60.0
+SPEC_BYTES = 4 << 20
+POLL_S = 0.1
+
+
+class TetherError(Exception):
+    """What was asked for cannot be started here; in one line."""
+
+
+def main() -> int:
+    """Greet, read what to run, run it; return its exit status, 128 and more for a signal."""
+    versions = {
+        "build": build(),
+        "control": [CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX],
+        "exchange": [EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX],
+    }
+    ended = Ended()
+    _say(f"{GREETING}{json.dumps(versions)}")
+    try:
+        spec = _read_spec()
+        if spec is None:
+            return 0
+        keep_private()
+        folder = Path(spec["folder"]).expanduser().absolute()
+        private_folder(folder)
+        os.chdir(folder)  # it keeps no other one busy, and tells people what this is
+        with _locked(folder):
+            return _run(spec, folder, ended)
+    except (TetherError, UnsafeFileError, OSError) as error:
+        _say(f"error: cannot start here: {error}")
+        return 126
+
+
+class Ended:
+    """Whether a signal has asked for the end."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._note)
+
+    def _note(self, signum: int, _frame: object) -> None:
+        self.signum = signum
+
+
+def _read_spec() -> dict[str, Any] | None:
+    """Return what to run; None: the other end does not want it after all."""
+    line = bytearray()
+    deadline_s = time.monotonic() + SPEC_S
+    while not line.endswith(b"\n"):
+        wait_s = deadline_s - time.monotonic()
+        if wait_s <= 0 or not select.select([0], [], [], wait_s)[0]:
+            raise TetherError("nobody said what to run")
+        read = os.read(0, 1)  # a byte at a time: what follows is for the watch
+        if not read:
+            return None
+        line += read
+        if len(line) > SPEC_BYTES:
+            raise TetherError("what to run is too long")
+    spec = json.loads(line)
+    if not isinstance(spec, dict):
+        raise TetherError("want a JSON object")
+    return spec
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which names this process; end whoever holds it.
+
+    Raises:
+        TetherError: that one does not end.
+    """
+    path = folder / LOCK
+    deadline_s = time.monotonic() + FORMER_S
+    asked = ""
+    while (descriptor := _lock(path)) is None:
+        former = path.read_text().strip() if path.exists() else ""
+        if former.isdecimal() and former != asked:
+            os.kill(int(former), signal.SIGTERM)
+            asked = former
+        if time.monotonic() > deadline_s:
+            raise TetherError(f"another one runs in {folder}, and does not end")
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock; None while somebody else does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last owner may have removed it between our two calls.
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _run(spec: dict[str, Any], folder: Path, ended: Ended) -> int:
+    """Run the command to its end, or to that of stdin. The credentials go with it."""
+    credentials = folder / CREDENTIALS
+    shutil.rmtree(credentials, ignore_errors=True)  # of one that was killed
+    try:
+        credentials.mkdir(mode=0o700)
+        for name, content in spec["files"].items():
+            path = credentials / name
+            if path.parent != credentials:
+                raise TetherError(f"{name!r} is not the name of a file")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(base64.b64decode(content))
+        return _supervise(spec, folder, ended)
+    finally:
+        shutil.rmtree(credentials, ignore_errors=True)
+
+
+def _supervise(spec: dict[str, Any], folder: Path, ended: Ended) -> int:
+    placed = {name: value.replace(FOLDER_MARK, str(folder)) for name, value in spec["env"].items()}
+    own_pid = os.getpid()
+    process = subprocess.Popen(
+        [word.replace(FOLDER_MARK, str(folder)) for word in spec["command"]],
+        env={**os.environ, **placed},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        umask=users_umask(),
+        # One thread only, so that this is safe; and the command does not outlive a SIGKILL of us.
+        preexec_fn=lambda: die_with_parent(own_pid),
+    )
+    heard_s = time.monotonic()
+    while process.poll() is None:
+        if ended.signum or time.monotonic() - heard_s > spec["silence_s"]:
+            break
+        if select.select([0], [], [], POLL_S)[0]:
+            if not os.read(0, 4096):
+                break
+            heard_s = time.monotonic()
+    return _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End the command and all of its process group; return its exit status."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    status = process.wait()
+    return 128 - status if status < 0 else status
+
+
+def _say(text: str) -> None:
+    """Print a line, unless nobody reads any more."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

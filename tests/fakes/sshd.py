@@ -1,0 +1,92 @@
+"""A real sshd on loopback, for the user who runs the tests, with keys of its own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes.waiting import wait_for
+
+SSHD = "/usr/sbin/sshd"
+SEPARATION = Path("/run/sshd")
+"""sshd wants it where it runs as root."""
+
+
+@dataclass
+class Sshd:
+    """Where it listens, and the files that get in."""
+
+    folder: Path
+    port: int
+    pid: int
+
+    def launcher(self, python: str, folder: Path, *, key: str = "key", known: str = "known") -> str:
+        """Return a site's launcher, as YAML."""
+        return (
+            f"{{kind: ssh, host: 127.0.0.1, port: {self.port}, user: {getpass.getuser()}, "
+            f"key: {self.folder / key}, known_hosts: {self.folder / known}, python: {python}, "
+            f"folder: {folder}}}"
+        )
+
+    def sessions(self) -> list[psutil.Process]:
+        """Return the processes that serve connections: children of the one that listens."""
+        return psutil.Process(self.pid).children()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _key(path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def sshd(folder: Path) -> Iterator[Sshd]:
+    """Run one for as long as the block lasts. Skips the test where there is none."""
+    if not Path(SSHD).exists() or shutil.which("ssh-keygen") is None:
+        pytest.skip("no sshd here: apt install openssh-server")
+    if os.geteuid() == 0:
+        SEPARATION.mkdir(mode=0o755, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    for name in ("host", "key", "foreign"):
+        _key(folder / name)
+    port = _free_port()
+    (folder / "authorized_keys").write_bytes((folder / "key.pub").read_bytes())
+    host_key = " ".join((folder / "host.pub").read_text().split()[:2])
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
+    (folder / "nobody_known").write_text("")
+    (folder / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\n"
+        f"PidFile {folder / 'sshd.pid'}\nAuthorizedKeysFile {folder / 'authorized_keys'}\n"
+        "PasswordAuthentication no\nUsePAM no\nStrictModes no\nPermitRootLogin yes\n"
+    )
+    with (folder / "sshd.log").open("wb") as log:
+        process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(folder / "config")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            wait_for((folder / "sshd.pid").exists, lambda: (folder / "sshd.log").read_text(), 10)
+            yield Sshd(folder, port, process.pid)
+        finally:
+            for session in psutil.Process(process.pid).children(recursive=True):
+                session.kill()
+            process.kill()
+            process.wait()

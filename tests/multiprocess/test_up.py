@@ -1,0 +1,144 @@
+"""`isthmus up` and `down`: agents behind a real sshd, and what goes wrong on the way to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes.sshd import Sshd, sshd
+from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Sshd]:
+    with sshd(tmp_path / "sshd") as made:
+        yield made
+
+
+def written(run: Bench, launchers: dict[str, str]) -> str:
+    """Write the topology of two sites on addresses of their own; return its path."""
+    text = topology_yaml([(1, 1), (1, 1)], emulate=False, addresses=["127.0.0.2", "127.0.0.3"])
+    for site, launcher in launchers.items():
+        text = text.replace(f"name: {site}, ", f"name: {site}, launcher: {launcher}, ")
+    run.write(text, job_yaml(steps=3))
+    return str(run.folder / "topology.yaml")
+
+
+def of_run(run: Bench) -> list[int]:
+    """Return the processes whose command line or folder is the run's, sshd's apart."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            place, words = process.cwd(), " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        is_ours = str(run.folder) in place or str(run.folder) in words
+        if is_ours and "sshd" not in process.name() and process.pid != os.getpid():
+            found.append(process.pid)
+    return found
+
+
+def credentials(run: Bench) -> list[Path]:
+    return list(run.folder.rglob("credentials"))
+
+
+def test_two_sites_over_ssh_from_up_to_down(run: Bench, server: Sshd) -> None:
+    launchers = {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
+    topology = written(run, launchers)
+    up = run.isthmus("up", topology, "--json").check()
+    assert {each["state"] for each in up.envelope["data"]["sites"]} == {"up"}
+    again = run.isthmus("up", topology, "--json").check()
+    assert again.envelope["data"]["coordinator"] == up.envelope["data"]["coordinator"]
+    secrets = [path for folder in credentials(run) for path in folder.iterdir()]
+    assert secrets
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+
+    launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
+    assert launched.envelope["data"]["verified_steps"] == 1 + 3
+
+    state = run.home / "up" / "test" / "keeper.json"
+    first = [pid for pid in of_run(run) if "--site" in psutil.Process(pid).cmdline()]
+    for session in server.sessions():
+        session.kill()
+
+    def agents_are_others() -> bool:
+        parts = json.loads(state.read_text())["parts"]
+        return (
+            not any(psutil.pid_exists(pid) for pid in first)
+            and all(parts[f"site {site}"]["state"] == "up" for site in "ab")
+            and all(parts[f"site {site}"]["restarts"] == 1 for site in "ab")
+        )
+
+    assert len(first) == 2
+    run.wait_for("agents that are started again", agents_are_others, 60)
+
+    run.isthmus("down", topology).check()
+    assert of_run(run) == []
+    assert credentials(run) == []
+    assert list(run.folder.rglob("tether.lock")) == []
+    assert server.sessions() == []
+    run.isthmus("down", topology, "--json").check(8)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "cure"),
+    [
+        ({"key": "foreign"}, "permission_denied", "ssh-copy-id"),
+        pytest.param(
+            *({"known": "nobody_known"}, "host_key_unknown", "ssh-keyscan"),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            *({"python": "/nowhere/python3"}, "python_missing", "launcher.python"),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            *({"python": "/usr/bin/python3"}, "isthmus_missing", "pip install isthmus"),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_what_goes_wrong_at_a_site_is_named_with_its_cure(
+    run: Bench, server: Sshd, change: dict[str, str], reason: str, cure: str
+) -> None:
+    options = {"python": sys.executable, **change}
+    launcher = server.launcher(folder=run.folder / "at-b", **options)
+    failed = run.isthmus("up", written(run, {"b": launcher}), "--json").check(4)
+    error = failed.envelope["error"]
+    assert error["code"] == "SITE_NOT_STARTED"
+    (part,) = error["where"]["parts"]
+    assert (part["part"], part["reason"]) == ("site b", reason), part
+    assert cure in part["cure"]
+    assert part["cure"] in failed.err
+    assert of_run(run) == []
+
+
+@pytest.mark.exhaustive
+def test_a_host_that_nobody_is_at_is_named(run: Bench) -> None:
+    launcher = "{kind: ssh, host: 127.0.0.1, port: 1}"
+    failed = run.isthmus("up", written(run, {"b": launcher}), "--json").check(4)
+    (part,) = failed.envelope["error"]["where"]["parts"]
+    assert part["reason"] == "host_unreachable", part
+    assert of_run(run) == []
+
+
+@pytest.mark.exhaustive
+def test_a_keeper_that_is_killed_takes_everything_with_it(run: Bench) -> None:
+    topology = written(run, {})
+    run.isthmus("up", topology).check()
+    state = json.loads((run.home / "up" / "test" / "keeper.json").read_text())
+    os.kill(state["pid"], signal.SIGKILL)
+    run.wait_for("end of all processes", lambda: of_run(run) == [], 30)
+    assert credentials(run) == []
+    run.isthmus("up", topology).check()
+    run.isthmus("down", topology).check()
+    assert of_run(run) == []

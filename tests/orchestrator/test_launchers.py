@@ -1,0 +1,88 @@
+"""What launchers decide without any I/O: diagnoses, versions, restarts, command lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.launchers.launcher import LaunchError
+from orchestrator.launchers.restarts import LIMIT, WITHIN_S, Restarts
+from orchestrator.launchers.slurm import srun
+from orchestrator.launchers.ssh import parts_of_jump
+from orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
+from sites import tether
+from topology.world import Launcher
+
+
+@pytest.mark.parametrize(
+    ("status", "line", "reason"),
+    [
+        (127, "bash: line 1: python9: command not found", "python_missing"),
+        (126, "bash: /root/bin/python: Permission denied", "python_missing"),
+        (1, "/usr/bin/python3: No module named sites", "isthmus_missing"),
+        (1, "ModuleNotFoundError: No module named 'protos'", "isthmus_missing"),
+        (1, "/usr/bin/python3: No module named sites.tether", "other_version"),
+        (1, "Segmentation fault", "start_failed"),
+        (None, "", "host_unreachable"),
+    ],
+)
+def test_what_a_site_said_instead_of_a_greeting_is_understood(
+    status: int | None, line: str, reason: str
+) -> None:
+    error = diagnosed(status, ["Welcome to eu!", line, ""], "python3")
+    assert error.reason == reason
+    assert error.cure
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        '{"build": "9.0", "control": [90, 91], "exchange": [90, 91]}',
+        '{"build": "9.0", "control": [], "exchange": [1, 2]}',
+        '{"build": "9.0"}',
+        "[]",
+        "nonsense",
+    ],
+)
+def test_a_build_without_a_protocol_in_common_is_refused(greeting: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        check_versions(greeting)
+    assert raised.value.reason == "other_version"
+
+
+def test_both_ends_of_a_tether_greet_alike() -> None:
+    assert tether.GREETING == GREETING
+
+
+def test_secrets_stand_in_no_command() -> None:
+    spec = Spec(
+        folder="~/x", command=["python"], files={"key": b"\x00secret"}, env={}, silence_s=1.0
+    )
+    line = spec.line()
+    assert line.endswith(b"\n")
+    assert b"\n" not in line[:-1]
+    assert json.loads(line)["files"] == {"key": "AHNlY3JldA=="}
+
+
+def test_restarts_come_later_each_time_and_end() -> None:
+    restarts = Restarts()
+    assert [restarts.next_wait_s(float(each)) for each in range(LIMIT + 1)] == [
+        *(1.0, 2.0, 4.0, 8.0, 16.0),
+        None,
+    ]
+    assert restarts.next_wait_s(WITHIN_S + LIMIT) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("jump", "parts"),
+    [("gate", ("", "gate", 22)), ("me@gate:2200", ("me", "gate", 2200))],
+)
+def test_a_jump_is_taken_apart(jump: str, parts: tuple[str, str, int]) -> None:
+    assert parts_of_jump(jump) == parts
+
+
+def test_slurm_gives_a_site_one_task() -> None:
+    words = srun(Launcher(kind="slurm", options=("--partition=gpu",)), "eu")
+    assert words[0] == "srun"
+    assert {"--ntasks=1", "--job-name=isthmus-eu", "--partition=gpu"} <= set(words)
