@@ -133,9 +133,9 @@ class ActiveRun:
         return self._machine.awaited
 
     @property
-    def is_active(self) -> bool:
-        """Whether the run goes on, and all sites had come up."""
-        return self.view.state is RunState.ACTIVE
+    def brings_back(self) -> bool:
+        """Whether the run goes on, and a site that is lost now may come back."""
+        return self._machine.brings_back
 
     @property
     def has_ended(self) -> bool:

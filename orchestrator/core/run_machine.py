@@ -128,6 +128,11 @@ class RunMachine:
         """The sites that are done with the job."""
         return tuple(site.name for site in self._all() if site.is_successful)
 
+    @property
+    def brings_back(self) -> bool:
+        """Whether the run goes on, and a site that is lost now may come back."""
+        return self._may_return and self.is_going_on and not self._wan.uses_relay
+
     def endpoints_of(self, site: str) -> tuple[Endpoint, ...]:
         """Return where a site's gateways listen."""
         return self._sites[site].endpoints
@@ -552,7 +557,7 @@ class RunMachine:
     def _bring_back(self, now_s: float) -> list[Action]:
         """Start sites again that were lost, where nothing of the run is left there."""
         actions: list[Action] = []
-        if not self._may_return or not self.is_going_on or self._wan.uses_relay:
+        if not self.brings_back:
             return actions
         for site in self._all():
             if site.is_returning and site.state is SiteState.PREPARED:

@@ -23,13 +23,14 @@ class World:
         emulate: bool = False,
         emulator: str = "auto",
         needs_all: bool = True,
+        may_return: bool = False,
     ) -> None:
         """`needs_all`: as where failure.min_sites is the number of the sites."""
         self.needs_all = needs_all
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
-        self.machine = RunMachine(described, self.now_s)
+        self.machine = RunMachine(described, self.now_s, may_return=may_return)
         self.actions: list[run_events.Action] = []
 
     def tell(self, *told: run_events.Event) -> list[run_events.Action]:

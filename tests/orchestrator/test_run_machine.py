@@ -368,3 +368,52 @@ def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
         }
         assert set(world.sent(run_events.SendPrepare)) <= stopped | ended, f"{seed=}"
     assert outcomes == {RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}
+
+
+def lose_b(world: World) -> list[run_events.Action]:
+    """Have a site end by a failure, and the run go on without it."""
+    why = failure(world, "GATEWAY_EXITED", "b")
+    world.tell(run_events.SiteEnded("b", succeeded=False, failures=(why,)))
+    return world.tell(run_events.SiteDropped("b", "its gateway was killed"))
+
+
+def test_a_lost_site_is_started_again_and_is_out_until_it_has_entered() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    prepare = [each for each in lose_b(world) if isinstance(each, run_events.SendPrepare)]
+    assert [(each.site, each.returns) for each in prepare] == [("b", True)]
+    starts = [each for each in world.tell(prepared("b")) if isinstance(each, run_events.SendStart)]
+    assert [each.site for each in starts] == ["b"]
+    assert [each.site for each in starts[0].endpoints] == ["a", "c"]
+    world.tell(run_events.SiteRunning("b"))
+    assert world.machine.is_returning("b")
+    world.tell(run_events.SiteEntered("b", 75))
+    assert not world.machine.is_returning("b")
+    world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ac"))
+    assert world.is_in(RunState.ACTIVE), "it takes part, and is waited for"
+    world.tell(run_events.SiteEnded("b", succeeded=True))
+    assert world.finish.state is RunState.SUCCEEDED
+
+
+def test_a_site_is_started_again_only_so_often() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    lose_b(world)
+    for _ in range(5):
+        world.wait(1.0)
+        world.tell(run_events.SiteEnded("b", succeeded=False))
+    assert world.sent(run_events.SendPrepare).count("b") == 1 + 3
+    world.wait(3600.0)
+    assert world.sent(run_events.SendPrepare).count("b") == 1 + 4
+
+
+def test_the_end_of_the_others_ends_a_site_that_was_about_to_come_back() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    lose_b(world)
+    world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ac"))
+    assert world.sent(run_events.SendStop) == ["b"]
+    assert world.finish.state is RunState.SUCCEEDED
