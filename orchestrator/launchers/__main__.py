@@ -52,11 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         protect(topology, options.topology)
         folder = folder_of(options.home, topology)
         private_folder(folder)
-        held = lock(folder / LOCK)
-        try:
-            asyncio.run(_keep(topology, text, options, folder))
-        finally:
-            os.close(held)
+        lock(folder / LOCK)  # the kernel lets go of it: who sees it free, sees no process either
+        asyncio.run(_keep(topology, text, options, folder))
     except (ConfigError, IsthmusError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400 - it says why
         return 1

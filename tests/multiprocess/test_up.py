@@ -65,6 +65,21 @@ def test_two_sites_over_ssh_from_up_to_down(run: Bench, server: Sshd) -> None:
     launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
     assert launched.envelope["data"]["verified_steps"] == 1 + 3
 
+    run.isthmus("down", topology).check()
+    assert of_run(run) == []
+    assert credentials(run) == []
+    assert list(run.folder.rglob("tether.lock")) == []
+    assert server.sessions() == []
+    run.isthmus("down", topology, "--json").check(8)
+
+
+@pytest.mark.exhaustive
+def test_agents_whose_sshd_session_is_killed_end_and_are_started_again(
+    run: Bench, server: Sshd
+) -> None:
+    launchers = {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
+    topology = written(run, launchers)
+    run.isthmus("up", topology).check()
     state = run.home / "up" / "test" / "keeper.json"
     first = [pid for pid in of_run(run) if "--site" in psutil.Process(pid).cmdline()]
     for session in server.sessions():
@@ -80,13 +95,30 @@ def test_two_sites_over_ssh_from_up_to_down(run: Bench, server: Sshd) -> None:
 
     assert len(first) == 2
     run.wait_for("agents that are started again", agents_are_others, 60)
-
     run.isthmus("down", topology).check()
     assert of_run(run) == []
+
+
+@pytest.mark.exhaustive
+def test_over_tls_with_the_coordinator_at_a_site(run: Bench, server: Sshd) -> None:
+    """Each site gets its own keys, and those only."""
+    launchers = {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
+    topology = Path(written(run, launchers))
+    described = topology.read_text().replace("mode: insecure", "mode: mtls")
+    topology.write_text(f'{described}coordinator: {{site: a, bind: "127.0.0.4:0"}}\n')
+    certs = str(run.folder / "certs")
+    run.isthmus("certs", "init", str(topology), "--folder", certs).check()
+    run.isthmus("up", str(topology)).check()
+    for site in "ab":
+        names = {path.name for path in (run.folder / f"at-{site}" / "credentials").iterdir()}
+        roles = [f"{site}.agent", f"{site}.gateway"]
+        assert names == {"ca.pem", *(f"{role}.{kind}" for role in roles for kind in ("pem", "key"))}
+    assert (run.folder / "at-a" / "coordinator" / "state").is_dir()
+    launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
+    assert launched.envelope["data"]["verified_steps"] == 1 + 3
+    run.isthmus("down", str(topology)).check()
+    assert of_run(run) == []
     assert credentials(run) == []
-    assert list(run.folder.rglob("tether.lock")) == []
-    assert server.sessions() == []
-    run.isthmus("down", topology, "--json").check(8)
 
 
 @pytest.mark.parametrize(
