@@ -433,7 +433,11 @@ class Simulation:
         keeps = self.random.random() < 0.6
         again = SimSite(name, self._outside, None, generation=site.generation)
         if keeps:
-            again.results, again.chains = dict(site.results), dict(site.chains)
+            # Parameters outlive the processes; chunks of a round that is not complete do not.
+            again.results = {
+                chunk: part for chunk, part in site.results.items() if chunk[0] <= site.completed
+            }
+            again.chains = dict(site.chains)
             again.completed = again.round = site.completed
         self.sites[name] = again
         self._sessions[name] += 1
@@ -554,9 +558,14 @@ class Simulation:
         return self.counts
 
     def _working(self) -> list[SimSite]:
-        """Return the members that are alive and have the run's state."""
+        """Return the members that are alive and have the run's state.
+
+        Who has not heard of its first epoch has yet to take the state.
+        """
         members = [self.sites[name] for name in self._members]
-        return [site for site in members if site.is_alive and site.needs_state_for < 0]
+        return [
+            site for site in members if site.is_alive and site.epochs and site.needs_state_for < 0
+        ]
 
     def _calm_down(self) -> None:
         """Mend everything; who is dead stays so."""

@@ -171,7 +171,8 @@ class SimSite:
             return
         round_ = frame.chunk[0]
         epoch = self.plan(round_)
-        if epoch is None or frame.epoch > epoch.number or round_ > self.round:
+        # What is handed over is of the donor's latest epoch, which may begin with a later round.
+        if epoch is None or frame.epoch > self.epoch or round_ > self.round:
             self._ahead.append((sender, frame))
             return
         is_old = frame.epoch < epoch.number
