@@ -79,6 +79,20 @@ def test_where_a_site_is_lost_nothing_moves_until_the_resume() -> None:
     assert not epochs.needs(2)
 
 
+def test_what_is_handed_over_still_comes_after_a_planned_change() -> None:
+    epochs = epochs_in_round(4)
+    assert epochs.settle(1, stops=True)
+    gifts = [Gift(1, 0, 4, 0, ((0, 0),)), Gift(0, 2, 4, 0, ((0, 0),))]
+    assert epochs.resume(plan(1, 4, ALL), gifts)
+    assert epochs.due() == []
+    assert epochs.settle(2, stops=False)
+    assert epochs.resume(plan(2, 5, ALL))
+    assert epochs.donor((4, 0, 0)) == 1
+    assert epochs.verdict(2, 4) is Verdict.TAKE, "the donor has changed already"
+    epochs.finish((4, 0, 0), ("r",), 5)
+    assert epochs.due() == [((4, 0, 0), 2, ("r",))]
+
+
 def test_a_round_that_goes_on_is_not_carried_by_others() -> None:
     epochs = epochs_in_round(4)
     epochs.settle(1, stops=False)

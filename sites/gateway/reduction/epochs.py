@@ -251,6 +251,7 @@ class Epochs:
         self._note_missing(plan)
         if self.is_stopped:
             self._plans = [plan]
+            self._coming, self._gifts = {}, {}  # a planned change lets them go on
         elif plan.from_round <= self.round:
             raise LocalProtocolError(
                 f"epoch {plan.epoch} from round {plan.from_round} on; round {self.round} has begun"
@@ -259,7 +260,6 @@ class Epochs:
             kept = [each for each in self._plans if each.from_round < plan.from_round]
             self._plans = [*kept, plan]
         self._hold = self._pending = None
-        self._coming, self._gifts = {}, {}
         for gift in gifts:
             key = gift.round, gift.bucket
             if gift.donor == self._site:

@@ -243,7 +243,7 @@ class Executor:
                 self._history.first = from_round  # this site may have joined later
             if was_stopped:
                 self._do_again(from_round)
-            self._due.clear()
+                self._due.clear()
             self._due.extend(self._epochs.due())
             ahead = self._take_ahead()
             self._condition.notify_all()
