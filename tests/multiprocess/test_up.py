@@ -164,6 +164,25 @@ def test_a_host_that_nobody_is_at_is_named(run: Bench) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_site_by_srun(run: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for srun, which carries stdin and output as the real one does."""
+    programs = run.folder / "programs"
+    programs.mkdir()
+    srun = programs / "srun"
+    srun.write_text(
+        f'#!/bin/sh\necho "$@" >> {run.folder}/asked\n'
+        'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+    )
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    topology = written(run, {"b": '{kind: slurm, options: ["--partition=gpu"]}'})
+    run.isthmus("up", topology).check()
+    assert "--job-name=isthmus-site-b --partition=gpu" in (run.folder / "asked").read_text()
+    run.isthmus("down", topology).check()
+    assert of_run(run) == []
+
+
+@pytest.mark.exhaustive
 def test_a_keeper_that_is_killed_takes_everything_with_it(run: Bench) -> None:
     topology = written(run, {})
     run.isthmus("up", topology).check()
