@@ -31,6 +31,9 @@ NARROW_BYTES_PER_S = 1.25e5
 """A hundredth of what tests.fakes.worlds describes."""
 
 
+GONE = pb.Failure(code="SITE_LOST", message="its processes were killed", site="c")
+
+
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
@@ -102,7 +105,7 @@ def test_nobody_switches_when_a_site_goes_away_before_it_has_answered(tmp_path: 
             (a, b, c), prepare = await proposed(bench)
             await accept(a, prepare)
             await accept(b, prepare)
-            c.call.cancel()
+            await c.end(GONE)
             for agent in (a, b):
                 decided = (await agent.hear("decide_reduction")).decide_reduction
                 assert (decided.epoch, decided.commit) == (prepare.epoch, False)
@@ -119,7 +122,7 @@ def test_all_others_switch_when_a_site_goes_away_after_the_last_answer(tmp_path:
             for agent in (a, b, c):
                 await accept(agent, prepare)
             await c.hear("decide_reduction")
-            c.call.cancel()
+            await c.end(GONE)
             for agent in (a, b):
                 decided = (await agent.hear("decide_reduction")).decide_reduction
                 assert (decided.epoch, decided.commit) == (prepare.epoch, True)
@@ -127,4 +130,4 @@ def test_all_others_switch_when_a_site_goes_away_after_the_last_answer(tmp_path:
 
     run(scenario())
     told = kinds(tmp_path)
-    assert told.index("run.replanned") < told.index("site.lost")
+    assert told.index("run.replanned") < told.index("site.ended")
