@@ -40,9 +40,9 @@ def is_training(run: Bench, steps: int) -> bool:
     [
         ("gateway", "star"),
         pytest.param("gateway", "gather", marks=pytest.mark.exhaustive),
-        ("rank", "auto"),
+        pytest.param("rank", "auto", marks=pytest.mark.exhaustive),
         pytest.param("torchrun", "auto", marks=pytest.mark.exhaustive),
-        ("agent", "auto"),
+        pytest.param("agent", "auto", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_others_go_on_and_end_alike(run: Bench, role: str, tree: str) -> None:

@@ -62,6 +62,7 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
         assert unprotected(folder) == []
 
 
+@pytest.mark.exhaustive
 def test_a_local_run_over_mutual_tls(run: Bench) -> None:
     """Emulated links, and all processes started by launch."""
     path = run.write(topology_yaml(SITES).replace("insecure", "mtls"), job_yaml(steps=3))

@@ -51,6 +51,7 @@ def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Bench) -> None:
     assert "stalled: rank 1 of site b" in str(status.envelope["data"])
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_is_stopped_is_named_as_stopped(run: Bench) -> None:
     start(run, "100000", "none", "0", "0")
     run.wait_for("training", lambda: "trains" in run.logs(), 90)
