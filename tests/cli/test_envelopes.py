@@ -69,6 +69,8 @@ CASES = [
     error("probe", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("probe", "{files}/topology.yaml", "--set", "links.0.rtt=1", code="INVALID_CONFIG"),
     error("probe", "{files}/topology.yaml", "--window", "1h", code="USAGE"),
+    error("up", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error("down", "{files}/absent.yaml", code="INVALID_CONFIG"),
     Case("completion", ("bash",)),
     Case("certs", ("init", "{files}/topology.yaml", "--folder", "{files}/certs")),
     error("certs", "show", "--folder", "{files}/none", code="BAD_CERTIFICATE"),
@@ -227,7 +229,8 @@ def test_to_people_an_error_is_on_stderr_only(
 def test_every_command_is_among_the_cases_with_success_and_error() -> None:
     # A coordinator and an agent run until they are stopped: tests/multiprocess sees them succeed.
     # A benchmark is many runs: tests/cli/test_bench.py. A probe is one: tests/cli/test_probe.py.
-    elsewhere = {"coordinator", "agent", "bench", "probe"}
+    # What is up has to be taken down: tests/multiprocess/test_up.py.
+    elsewhere = {"coordinator", "agent", "bench", "probe", "up", "down"}
     assert {case.command for case in CASES if case.code is None} == set(COMMANDS) - elsewhere
     assert {case.command for case in CASES if case.code} == set(COMMANDS)
 
