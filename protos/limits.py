@@ -20,7 +20,7 @@ CONNECTION_LIMITS = (
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 30_000),
 )
-"""Of every server: a connection that has not become HTTP/2, or has no call, for so long is closed.
+"""At every server a connection that has not become HTTP/2, or has no call, for so long is closed.
 Whoever needs it again opens another."""
 LOCAL_MESSAGE_BYTES = 128 << 10
 """One message between a rank and its gateway, on the gateway's Unix socket."""

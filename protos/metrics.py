@@ -118,7 +118,7 @@ IDLE_RTT_S = "idle_rtt_s"
 
 # kind "checkpoint"
 CHECKPOINT_BYTES = "checkpoint_bytes"
-"""Of all files, of all sites."""
+"""Size of all its files, of all sites."""
 WRITE_S = "write_s"
 """From the step's end until it was whole."""
 STALL_S = "stall_s"

@@ -23,7 +23,7 @@ class Batch:
     """What a run goes on with."""
 
     samples: int
-    """Of a step, over all ranks; at least one for each."""
+    """Samples of a step, over all ranks; at least one for each."""
     learning_rate_scale: float
     """By which the learning rates of the full batch are multiplied."""
 

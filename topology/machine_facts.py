@@ -69,7 +69,7 @@ class Folder:
     error: str | None = None
     """The reason why nothing can be written there."""
     free_bytes: Count | None = None
-    """For who is not root."""
+    """What is left for users other than root."""
     free_files: Count | None = None
     """Files that can still be made; None: the file system has no limit."""
 
@@ -80,7 +80,7 @@ class Limits:
 
     open_files: Count | None = None
     processes: Count | None = None
-    """Of this user, threads counted; None for root, too."""
+    """How many this user may have, threads counted; None for root, too."""
     locked_bytes: Count | None = None
 
 

@@ -21,7 +21,7 @@ TERMINATE_S = 5.0
 """Time for an agent to end its site; its processes die with it after that."""
 
 RESTART_AFTER_S = 1.0
-"""For what is left of an agent to go."""
+"""An agent that died is started again after this: what is left of it goes meanwhile."""
 
 AGENT = "sites.agent"
 """The module that runs as an agent."""

@@ -135,7 +135,7 @@ class SiteSettled:
     finished: tuple[Finished, ...] = ()
     """Finished chunks of rounds that others may not have finished."""
     chain: int = 0
-    """Of the digests of all rounds up to `chain_round`."""
+    """What the digests of all rounds up to `chain_round` add up to."""
     chain_round: int = -1
     """The latest that it has completed; -1: none."""
     why: str = ""
@@ -147,7 +147,7 @@ class TreesWanted:
     """Gradients shall cross by other trees."""
 
     members: tuple[str, ...]
-    """For whom they were made."""
+    """The sites that the trees were made for."""
     reduction: CodedPlan
     why: str
 

@@ -57,7 +57,7 @@ class DigestComparison:
         self._all_ranks = dict(ranks_per_site)
         self._ranks_per_site = dict(ranks_per_site)
         self._since: dict[str, int] = {}
-        """Of sites that came back, the first step after which their hashes count."""
+        """The first step after which a site's hashes count, where it came back."""
         self._newest = -1
         self._open: dict[int, _Step] = {}
         self._closed: deque[int] = deque(maxlen=WINDOW_STEPS)

@@ -40,7 +40,7 @@ from topology.world import Site, Topology
 ANSWER_S = 60.0
 """Torch may have to be imported, from a slow disk."""
 REACH_S = 3.0
-"""For a connection to be made."""
+"""A connection that takes longer is not there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

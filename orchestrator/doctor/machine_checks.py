@@ -26,13 +26,13 @@ OWN_OPEN_FILES = 40
 """What torch, gRPC and torchrun open in a process by themselves. Measured, with three sites: 48 are
 enough for it all, 32 are not."""
 SPARE_OPEN_FILES = 256
-"""For what a script opens besides: data, and the batches of a DataLoader's workers."""
+"""Files that a script opens besides: data, and the batches of a DataLoader's workers."""
 THREADS = 32
-"""Of one process of a site: torch's, gRPC's and our own."""
+"""Threads of one process of a site: torch's, gRPC's and our own."""
 SHARED_BYTES = 64 << 20
-"""Of /dev/shm for each rank: what containers give by default is this for all together."""
+"""Bytes of /dev/shm for each rank: what containers give by default is this for all together."""
 NCCL_SHARED_BYTES = 32 << 20
-"""Of /dev/shm for each rank, below which NCCL cannot set up its buffers."""
+"""Bytes of /dev/shm for each rank, below which NCCL cannot set up its buffers."""
 TORCH = "torch>=2.4"
 
 

@@ -30,7 +30,7 @@ from protos.errors import IsthmusError
 LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 KEPT_LINES = 20
 END_S = 40.0
-"""For an agent to end its site, saving a checkpoint, and for its tether to see to it."""
+"""An agent has so long to end its site, after a checkpoint, and its tether to see to it."""
 
 log = logging.getLogger(__name__)
 

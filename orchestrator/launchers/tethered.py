@@ -24,7 +24,7 @@ GREETING = "isthmus-tether "
 FOLDER = "{folder}"
 CREDENTIALS = f"{FOLDER}/credentials"
 GREETING_LINES = 1000
-"""Of login shells, before the greeting."""
+"""A login shell may print so many before the greeting."""
 BEAT_S = 5.0
 """Between two signs of life to the other end."""
 

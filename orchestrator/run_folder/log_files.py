@@ -27,7 +27,7 @@ CHUNK_BYTES = 256 << 10
 """Read at once; many lines fit."""
 _LAST_BYTES = 4096
 SOURCES_MAX = 20_000
-"""Of a run: each is a file. Ranks, gateways and launchers of the largest runs have fewer."""
+"""A run has no more: each is a file. The ranks and gateways of the largest runs are fewer."""
 _SOURCE = re.compile(r"[a-z][a-z_]{0,31}[0-9]{0,9}")
 """`rank0`, `gateway0`, `agent`: it becomes a file's name."""
 

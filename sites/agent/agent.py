@@ -40,7 +40,7 @@ _LEAVE_S = 2.0
 """Time for the coordinator to take the last messages."""
 
 SAVE_WITHIN_S = 20.0
-"""For a checkpoint after SIGTERM: machines that are taken away give some 30 s in all."""
+"""A checkpoint after SIGTERM may take so long: a machine that is taken away gives some 30 s."""
 
 log = logging.getLogger(__name__)
 

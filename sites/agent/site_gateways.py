@@ -402,7 +402,7 @@ class Opinions:
 
     def __init__(self) -> None:
         self._by_site: dict[str, dict[int, Suspect]] = {}
-        """Of each site that is suspected: by which gateways."""
+        """Which gateways suspect a site, by its name."""
 
     def take(self, message: Mapping[str, Any]) -> Suspect | Reached | None:
         """Note a gateway's opinion; return the site's, if it has another now.

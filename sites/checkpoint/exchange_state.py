@@ -47,7 +47,7 @@ class ExchangeState:
             self._hook.resume(saved["buckets"])
 
     def resume(self, saved: dict[str, Any], residuals: Path | None) -> None:
-        """Owe what this rank owed, where sites have the ranks that they had."""
+        """Go on with the residuals that this rank had, where sites have the ranks that they had."""
         if self._encoder is not None:
             self._encoder.owe(saved["encoder"])
         if self._link is not None and residuals is not None:

@@ -12,7 +12,7 @@ from topology.machine_facts import Folder, Matches
 _OPENED_MAX = 1000
 """Files of one pattern that are opened; more take too long, and most often are all alike."""
 _WITHIN_S = 3.0
-"""For one pattern: a tree of millions of files is not walked to its end."""
+"""One pattern may take so long: a tree of millions of files is not walked to its end."""
 _FREE_BYTES = 1 << 12
 """A file of so many bytes must fit."""
 

@@ -30,7 +30,7 @@ class StallLimits:
     rounds: int
     """Median rounds that it may be late at least; 0: they do not count."""
     first_s: float
-    """In its first rounds."""
+    """The same while a run is in its first rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

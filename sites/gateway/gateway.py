@@ -315,7 +315,7 @@ class Gateway(EndingGateway):
         ).start()
 
     def owe_residuals(self, path: Path) -> None:
-        """Owe what was written."""
+        """Go on with the residuals that a file has."""
         self._executor.owe(read_residuals(path, self._config.chunk_numel))
 
     def _write_residuals(self, path: Path, owed: Owed) -> None:

@@ -128,7 +128,7 @@ class KeepResiduals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OweResiduals:
-    """Owe what such a file holds. Before the rank's first round."""
+    """Go on with the residuals that such a file holds. Before the rank's first round."""
 
     op: ClassVar[str] = "owe_residuals"
     path: str

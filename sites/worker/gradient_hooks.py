@@ -60,7 +60,7 @@ class ReplicaHook(GradientHook):
         exactness.check([*self._names.values()])
         self._layouts: dict[tuple[int, ...], int] = {}
         self.buckets: list[list[str]] = []
-        """Of the latest round: names of the parameters of each bucket, in the order of crossing."""
+        """Names of the parameters of each bucket of the latest round, in the order of crossing."""
         self._buckets_wanted: list[list[str]] = []
         self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
         self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}

@@ -126,7 +126,7 @@ class ShardEncoder:
         }
 
     def owe(self, owed: Mapping[int, tuple[int, int, torch.Tensor]]) -> None:
-        """Owe what `owed` returned, before the first round."""
+        """Set all residuals to what `owed` returned, before the first round."""
         self._owed = {
             bucket: (layout, numel, lost.to(self._device))
             for bucket, (layout, numel, lost) in owed.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ _PRELOADED = [
 Program = Callable[[Path, str], None]
 """Runs in a rank: gets a folder for results, and this rank's name in it (`site0-rank1`)."""
 
+_all_ranks: Barrier | None = None
+"""In a rank's process: all ranks of all sites meet at it."""
+
 
 def run_ranks(
     folder: Path,
@@ -61,13 +65,14 @@ def run_ranks(
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    barrier = context.Barrier(sum(ranks_per_site))
     processes = {}
     for site, ranks in enumerate(ranks_per_site):
         for rank in range(ranks):
             name = f"site{site}-rank{rank}"
             environ = environment(folder, site, rank, ranks_per_site, sockets[site], job)
             processes[name] = context.Process(
-                target=_rank, args=(program, folder, name, environ), daemon=True
+                target=_rank, args=(program, folder, name, environ, barrier), daemon=True
             )
     deadline_s = time.monotonic() + RANKS_S
     try:
@@ -129,7 +134,20 @@ def results(folder: Path) -> dict[str, Any]:
     return {path.stem: torch.load(path, weights_only=True) for path in sorted(folder.glob("*.pt"))}
 
 
-def _rank(program: Program, folder: Path, name: str, environ: dict[str, str]) -> None:
+def wait_for_all_ranks() -> None:
+    """Wait until all ranks of all sites have called this: none may leave while others still work.
+
+    A rank that ends is noticed by the others, who may then fail before they see what they shall.
+    """
+    assert _all_ranks is not None
+    _all_ranks.wait(RANKS_S)
+
+
+def _rank(
+    program: Program, folder: Path, name: str, environ: dict[str, str], barrier: Barrier
+) -> None:
+    global _all_ranks
+    _all_ranks = barrier
     os.environ.update(environ)
     torch.set_num_threads(1)
     program(folder, name)

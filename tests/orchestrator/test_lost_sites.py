@@ -1,6 +1,5 @@
 """A run goes on without a site: what the coordinator says to whom, and what people see of it."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,9 @@ pytestmark = pytest.mark.slow
 THREE = topology_text(3, min_sites=1)
 
 
-def killed(site: str) -> pb.Failure:
-    return pb.Failure(code="RANK_KILLED", message=f"rank 0 of {site} was killed", site=site, rank=0)
+def killed(site: str, age_s: float = 0.0) -> pb.Failure:
+    message = f"rank 0 of {site} was killed"
+    return pb.Failure(code="RANK_KILLED", message=message, site=site, rank=0, age_s=age_s)
 
 
 async def settle(agent: FakeAgent, round_: int, *finished: Finished) -> pb.Settle:
@@ -100,9 +100,8 @@ def test_the_run_fails_by_its_first_cause_when_all_are_lost(tmp_path: Path) -> N
     async def scenario() -> None:
         async with coordinating(tmp_path, THREE) as bench:
             a, b, c = await active(bench, "a", "b", "c")
-            for agent in (c, b, a):
-                await agent.end(killed(agent.site))
-                await asyncio.sleep(0.2)
+            for agent, age_s in ((c, 3.0), (b, 2.0), (a, 1.0)):
+                await agent.end(killed(agent.site, age_s))
             ended = await bench.ended()
             assert (ended.state, ended.failure.site) == (pb.RUN_STATE_FAILED, "c")
 

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from sites.worker.site import Site
+from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import Net, build, join_site, loss_of, tokens_of
 
 NUM_STEPS = 10
@@ -128,6 +129,7 @@ def _note_type_error(
         site.synchronize(net, optimizer)
     except TypeError as error:
         torch.save({"text": str(error)}, folder / f"{name}.pt")
+    wait_for_all_ranks()
 
 
 def shard(net: Net) -> Net:

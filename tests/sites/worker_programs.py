@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sites
 from protos.errors import IsthmusError
 from sites.worker.site import Site
+from tests.fakes.ranks import wait_for_all_ranks
 
 NUM_STEPS = 4
 FIRST_ACCUMULATED_STEP = 2
@@ -142,6 +143,7 @@ def train_other_model(folder: Path, name: str) -> None:
     site = join_site()
     net = nn.Sequential(nn.Linear(3, 3), *([nn.Linear(3, 3)] if site.index else []))
     note_error(folder, name, lambda: site.synchronize(*_wrapped(net)))
+    wait_for_all_ranks()
 
 
 def backward_until_error(folder: Path, name: str) -> None:
@@ -187,6 +189,7 @@ def forget_tokens(folder: Path, name: str) -> None:
             optimizer.step()
 
     note_error(folder, name, steps)
+    wait_for_all_ranks()
 
 
 def train_alone(folder: Path, name: str) -> None:

@@ -181,7 +181,7 @@ class Executor:
             return self._residuals.kept(chunks)
 
     def owe(self, owed: Owed) -> None:
-        """Owe what a checkpoint has kept, before the first round."""
+        """Go on with residuals that a checkpoint has kept, before the first round."""
         with self._condition:
             self._residuals.owe(owed)
 

@@ -60,7 +60,7 @@ class BucketResiduals:
         return None if lost is None else lost.copy()
 
     def owe(self, chunk: int, kind: Kind, values: Floats) -> None:
-        """Owe `values`, which are owned from now on, to a chunk."""
+        """Set a chunk's residual to `values`, which are owned from now on."""
         self._lost[chunk, kind] = values
 
     def put_back(self, chunk: int, kind: Kind, values: Floats, part: Part) -> None:
@@ -115,6 +115,6 @@ class Residuals:
         }
 
     def owe(self, owed: Owed) -> None:
-        """Owe what `kept` returned. Before the first round."""
+        """Set all residuals to what `kept` returned. Before the first round."""
         for (index, layout, numel, chunk, kind), values in owed.items():
             self.bucket(index, layout, numel).owe(chunk, kind, values)

@@ -124,7 +124,7 @@ class Pace:
         """Begin with the described rate."""
         self._is_shared = is_shared
         self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
-        """Of all connections together; infinite: no limit."""
+        """What all connections together may send; infinite: no limit."""
         self._believed_bytes_per_s = bytes_per_s
         self._limited_bytes = 0
         self._limited_s = 0.0
