@@ -14,8 +14,8 @@ a network namespace a site, and packets of the kernel's own TCP between them. `a
 can be, else relay."""
 
 SECURITY_MODES = ("insecure", "mtls")
-LAUNCHERS = ("local", "ssh", "slurm")
 """How connections are protected."""
+LAUNCHERS = ("local", "ssh", "slurm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,31 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortRange:
+    """Ports that a firewall lets through, both ends included."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """What a site's gateways listen on, where that is not what others dial."""
+
+    told: str = ""
+    """Host that others are told to dial; empty: the one that is bound."""
+    bind: str = ""
+    """Host that is bound; empty: the site's address."""
+    interfaces: tuple[str, ...] = ()
+    """Network interfaces whose addresses are bound instead, by a node's gateways in turn."""
+    ports: PortRange | None = None
+    """Ports that are bound; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """One data center."""
 
@@ -84,7 +109,10 @@ class Site:
     accelerators_per_node: int
     accelerator: Accelerator
     address: str
-    """Host that this site's gateways bind and peers dial."""
+    """Host that peers dial, as far as it is known before gateways listen: empty where those tell it
+    from their `interfaces`."""
+    listening: Listening = field(default=Listening(), compare=False)
+    """What its gateways bind, which changes no run."""
     location: Location | None = None
     fabric: Fabric | None = None
     launcher: Launcher = field(default=Launcher(), compare=False)
@@ -171,6 +199,10 @@ class Endpoint:
     host: str
     port: int
 
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
@@ -255,6 +287,8 @@ class Topology:
     """The kind of emulation, one of EMULATORS."""
     emulation: Emulation = Emulation()
     """The conditions of the emulation. `bytes_per_s` of links is what the run is told."""
+    coordinator_told: Endpoint | None = field(default=None, compare=False)
+    """Where the coordinator is dialled; None: where it listens."""
     coordinator_site: str | None = None
     """The site that hosts the coordinator, where one is named."""
     security: str = "insecure"

@@ -64,7 +64,7 @@ def coordinator(
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the logs of this site's processes.",
 )
-@click.option("--bind", metavar="HOST", help="Gateways listen here. [the site's wan.address]")
+@click.option("--bind", metavar="HOST", help="Gateways listen here. [the site's wan.bind]")
 @set_option
 @json_option
 @click.pass_obj
@@ -87,7 +87,8 @@ def agent(
         )
     protect(described, topology)
     require_protected(coordinator.rpartition(":")[0])
-    require_protected(bind or described.site(site).address)
+    if address := bind or described.site(site).address:  # else a network interface's
+        require_protected(address)
     return _become(
         output,
         AGENT,

@@ -29,6 +29,7 @@ from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATC
 from protos.security import control_security, require_own_site
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
+from topology.world import Endpoint
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -248,8 +249,7 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
         AddressInUseError: somebody else listens there.
         ConfigError: this machine has no such address, or may not use the port.
     """
-    bracketed = f"[{host}]" if ":" in host else host
-    address = f"{bracketed}:{port}"
+    address = str(Endpoint(host=host, port=port))
     try:
         # gRPC's own error does not say what was wrong, so it is asked for first.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -257,7 +257,8 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen(1)
-        return f"{bracketed}:{control_security(COORDINATOR).listen(server, address)}"
+        bound = control_security(COORDINATOR).listen(server, address)
+        return str(Endpoint(host=host, port=bound))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"something else listens on {address}") from error

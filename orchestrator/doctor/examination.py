@@ -182,8 +182,7 @@ def _coordinator_endpoints(topology: Topology, only: str | None) -> tuple[str, .
     is_elsewhere = None not in (site, only) and site != only
     if endpoint.port == 0 or is_elsewhere or not is_loopback(endpoint.host):
         return ()
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return (f"{host}:{endpoint.port}",)
+    return (str(endpoint),)
 
 
 def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> list[Finding]:

@@ -67,14 +67,13 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
     logs = folder / "logs"
     private_folder(logs)
     documents = options.topology.absolute().parent
-    bind = f"{topology.coordinator.host}:{topology.coordinator.port}"
-    if ":" in topology.coordinator.host:
-        bind = f"[{topology.coordinator.host}]:{topology.coordinator.port}"
-
+    bind, told = str(topology.coordinator), topology.coordinator_told
     listening = asyncio.Event()
 
     def listens(found: re.Match[str]) -> None:
-        standing.address = found[1]
+        nonlocal bind
+        bind = found[1]  # the same port when it is started again
+        standing.address = bind if told is None else str(told)
         listening.set()
 
     def kept(name: str, how: Launcher, **rest: object) -> Kept:
@@ -90,9 +89,7 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
         coordinator = kept(
             COORDINATOR,
             coordinator_launcher(topology),
-            make_spec=lambda: coordinator_spec(
-                topology, text, options.set, standing.address or bind, folder
-            ),
+            make_spec=lambda: coordinator_spec(topology, text, options.set, bind, folder),
             ready=LISTENING,
             on_ready=listens,
         )

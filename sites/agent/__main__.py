@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     """Check what the operator gave, then serve."""
     require_protected(options.coordinator.rpartition(":")[0])
-    require_protected(options.bind or options.address)
+    if address := options.bind or options.address:  # else a network interface's
+        require_protected(address)
     # The longer figures come with a run's spec.
     within_s = options.detect_within
     detection = Detection(

@@ -78,15 +78,21 @@ def gateway_config(
     config_hash: str,
     site: str,
     gateway: int,
-    bind_host: str,
+    bind_host: str | None = None,
+    told_host: str | None = None,
     socket_path: str,
 ) -> GatewayConfig:
     """Return what one gateway has to know of a run.
+
+    `bind_host` and `told_host` win over what the topology says of its site.
 
     Raises:
         ConfigError: it is more than a gateway can do.
     """
     exchange, sites = spec.job.exchange, spec.topology.sites
+    described = spec.topology.site(site)
+    listening = described.listening
+    interfaces = () if bind_host else listening.interfaces
     config = GatewayConfig(
         run_id=run_id,
         generation=generation,
@@ -105,7 +111,10 @@ def gateway_config(
         window_bytes=exchange.window_bytes,
         pipeline_bytes=spec.pipeline_bytes,
         verify_every=spec.job.verify_every,
-        bind_host=bind_host,
+        bind_host="" if interfaces else bind_host or listening.bind or described.address,
+        interface=interfaces[gateway % len(interfaces)] if interfaces else "",
+        told_host=listening.told if told_host is None else told_host,
+        ports=listening.ports,
         socket_path=socket_path,
         links=tuple(
             PeerLink(

@@ -15,6 +15,7 @@ from typing import Any
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from protos.failure import Failure
 from protos.private_files import users_umask
+from protos.security import InsecureAddressError, require_protected
 from sites.agent.children import kill_descendants, send, start_leashed, wait_ended
 from sites.agent.order import SiteOrder
 from sites.agent.site_failures import SiteError, describe_end, rank_failure
@@ -28,7 +29,6 @@ _LOOK_S = 0.05
 """Between two looks at failures.json."""
 LEAVE_S = 1.0
 """Time for gateways to leave once the ranks were stopped: nobody waits for what they still hold."""
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 
 class SiteProcesses:
@@ -43,7 +43,7 @@ class SiteProcesses:
         listeners: Listeners,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Gateways bind `bind_host`, or else the site's address; in a `namespace`, its address.
+        """Gateways bind `bind_host`, or else as the topology says; in a `namespace`, its address.
 
         `tasks` owns the tasks that listen to the processes and tell `listeners`; they end with
         those.
@@ -81,17 +81,24 @@ class SiteProcesses:
                     config_hash=order.spec_hash,
                     site=order.site.name,
                     gateway=index,
-                    bind_host=self._bind_host or order.site.address,
+                    bind_host=self._bind_host,
+                    told_host=self._bind_host if self._namespaces else None,
                     socket_path=str(self._socket_path(index)),
                 )
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error
+            if config.bind_host and not self._namespaces:
+                try:
+                    require_protected(config.bind_host)
+                except InsecureAddressError as error:
+                    raise SiteError(error.code, str(error)) from error
             node, log_path = index // order.site.gateways_per_node, order.gateway_log(index)
             gateway = await Gateway.start(config, node, log_path, self._namespaces)
             self._gateways.append(gateway)
             self._tasks.create_task(gateway.read(self._listeners), name=f"gateway{index}")
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
-        return [self._announced(gateway) for gateway in self._gateways]
+        endpoints = [gateway.endpoint for gateway in self._gateways]
+        return [endpoint for endpoint in endpoints if endpoint is not None]
 
     async def connect(self, endpoints: Sequence[GatewayEndpoint]) -> None:
         """Have all gateways dial the other sites' and wait until Hello was answered.
@@ -191,18 +198,6 @@ class SiteProcesses:
 
     def _socket_path(self, gateway: int) -> Path:
         return self._sockets / f"gateway{gateway}.sock"
-
-    def _announced(self, gateway: Gateway) -> GatewayEndpoint:
-        """Return where others reach a gateway.
-
-        One that binds every address is dialled at the site's.
-        """
-        assert gateway.endpoint is not None, "it listens"
-        endpoint = GatewayEndpoint()
-        endpoint.CopyFrom(gateway.endpoint)
-        if endpoint.host in _WILDCARDS:
-            endpoint.host = self._order.site.address
-        return endpoint
 
     async def _wait_for_gateways(self, what: str, events: Sequence[asyncio.Event]) -> None:
         within_s = self._order.spec.timeouts.start_s

@@ -11,6 +11,7 @@ from topology.errors import ConfigError
 from topology.hashing import reduction_hash
 from topology.job import Probe
 from topology.trees.trees import ReductionPlan
+from topology.world import PortRange
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
 """What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is
@@ -76,6 +77,12 @@ class GatewayConfig:
     window_bytes: int | None
     verify_every: int
     bind_host: str
+    """Empty: the address of `interface`."""
+    interface: str = ""
+    told_host: str = ""
+    """Where others dial; empty: what is bound."""
+    ports: PortRange | None = None
+    """What may be bound; None: any port."""
     socket_path: str
     """Where its ranks reach this gateway."""
     links: tuple[PeerLink, ...]

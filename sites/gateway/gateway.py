@@ -113,8 +113,8 @@ class Gateway(EndingGateway):
         """Listen for ranks and peers, and say where."""
         self._pool.start()
         self._local.start()
-        port = self._server.start()
-        self._write({"op": "listening", "host": self._config.bind_host, "port": port})
+        told = self._server.start()
+        self._write({"op": "listening", "host": told.host, "port": told.port})
 
     def connect(self, peers: tuple[Peer, ...], sites: Collection[str] | None = None) -> None:
         """Begin to dial every gateway of the neighbouring sites; the agent is told when all answer.

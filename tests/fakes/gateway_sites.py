@@ -107,8 +107,8 @@ class Member:
     @property
     def peer(self) -> Peer:
         """Where it listens."""
-        port = int(self.wait("listening")["port"])
-        return Peer(self.config.site, self.config.gateway, "127.0.0.1", port)
+        told = self.wait("listening")
+        return Peer(self.config.site, self.config.gateway, told["host"], int(told["port"]))
 
 
 Dial = Callable[[Member, Peer], Peer]

@@ -8,7 +8,17 @@ from tests.topology.documents import JOB, TOPOLOGY, changed, told
 from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.errors import ConfigError
 from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from topology.world import CrossTraffic, Detection, Emulation, Endpoint, Link, Period, Queue
+from topology.world import (
+    CrossTraffic,
+    Detection,
+    Emulation,
+    Endpoint,
+    Link,
+    Listening,
+    Period,
+    PortRange,
+    Queue,
+)
 
 TWO_SITES = """\
 version: 1
@@ -148,6 +158,34 @@ def test_an_address_is_not_taken_over_but_the_rest_of_the_wan_is() -> None:
     sites = load_topology(text, "t.yaml").sites
     assert [site.address for site in sites] == ["127.0.0.2", "::1"]
     assert [site.nic_bytes_per_s for site in sites] == [1e9, 1e9]
+
+
+def test_what_is_bound_may_differ_from_what_others_dial() -> None:
+    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {address: eu.example, bind: '::'}, ")
+    text = changed(text, "like: a", "like: a, wan: {interfaces: [ens5, ens6], ports: 29500-29600}")
+    text += "coordinator: {bind: '[::1]:7443', address: 'c.example:443'}\n"
+    topology = load_topology(text, "t.yaml", ["security.mode=mtls"])
+    one, other = topology.sites
+    assert (one.address, one.listening) == ("eu.example", Listening(told="eu.example", bind="::"))
+    assert (other.address, other.listening.interfaces) == ("", ("ens5", "ens6"))
+    assert other.listening.ports == PortRange(first=29500, last=29600)
+    assert (str(topology.coordinator), str(topology.coordinator_told)) == (
+        "[::1]:7443",
+        "c.example:443",
+    )
+
+
+def test_what_binds_every_address_has_one_that_others_dial() -> None:
+    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {bind: 0.0.0.0}, ")
+    assert told("topology", text, "security.mode=mtls") == [
+        "4:27 binds every address of the machine: want address, that others can dial "
+        "[sites.0.wan.bind]"
+    ]
+    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {address: '[::]'}, ")
+    assert told("topology", text, "security.mode=mtls") == [
+        "4:30 nobody can dial every address: want one here, and bind: with this "
+        "[sites.0.wan.address]"
+    ]
 
 
 def test_gateways_divide_a_nodes_ranks_and_are_taken_over() -> None:

@@ -111,6 +111,40 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "nic: 100Gbit/s",
+        "ports: 29600-29500",
+        [
+            "12:40 want ports from 1 to 65535, the lower one first; got '29600-29500' [sites.0.wan.ports]"
+        ],
+    ),
+    (
+        "nic: 100Gbit/s",
+        "ports: 29500",
+        ["12:40 want FIRST-LAST, as 29500-29600; got 29500 [sites.0.wan.ports]"],
+    ),
+    (
+        "gateways_per_node: 1, nic: 100Gbit/s",
+        "gateways_per_node: 4, ports: 29500-29502",
+        ["12:40 3 ports are too few for the 4 gateways of a node [sites.0.wan.ports]"],
+    ),
+    (
+        "nic: 100Gbit/s",
+        "address: '127.0.0.1:80'",
+        [
+            "12:42 want a host, as eu.example.org or ::1, without a port; got '127.0.0.1:80' [sites.0.wan.address]",
+            "12:42 '127.0.0.1:80' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [sites.0.wan.address]",
+        ],
+    ),
+    (
+        "nic: 100Gbit/s",
+        "bind: 10.0.0.7, interfaces: [eth7]",
+        [
+            "12:33 has no use with interfaces [sites.0.wan.bind]",
+            "12:39 '10.0.0.7' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [sites.0.wan.bind]",
+            "12:62 'eth7' is not lo: want security: {mode: mtls} [sites.0.wan.interfaces.0]",
+        ],
+    ),
+    (
         "kind: local",
         "kind: kubernetes",
         [
@@ -306,6 +340,14 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
         "emulate: true",
         "emulate: true\nname: again",
         ["31:1 duplicate key 'name' (first at line 2) [name]"],
+    ),
+    (
+        "bind: 127.0.0.1:7443",
+        "address: 10.0.0.7:0",
+        [
+            "27:38 want the port that others dial, not 0 [coordinator.address]",
+            "27:38 '10.0.0.7' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [coordinator.address]",
+        ],
     ),
     (
         "coordinator:",

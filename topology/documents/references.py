@@ -23,6 +23,8 @@ from topology.suggest import did_you_mean
 from topology.text.yaml_document import Document, Path
 from topology.timeouts import Timeouts
 
+LOOPBACK_INTERFACE = "lo"
+WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with, not bound
 _REQUIRED = ("nodes", "accelerators_per_node", "accelerator")
 
 
@@ -33,6 +35,7 @@ def check_references(document: Document) -> None:
     _check_likes(document)
     _check_links(document)
     _check_coordinator(document)
+    _check_listening(document)
     _check_failure(document)
     _check_security(document)
     _check_launchers(document)
@@ -210,6 +213,24 @@ def _check_coordinator(document: Document) -> None:
         document.add(("coordinator", "site"), f"unknown site {name!r}{did_you_mean(name, names)}")
 
 
+def _check_listening(document: Document) -> None:
+    """Check that what gateways and coordinator bind leaves no doubt of what others dial."""
+    for index in _sites(document):
+        path = ("sites", index, "wan")
+        written = document.mapping(*path)
+        if "bind" in written and written.get("interfaces"):
+            document.add((*path, "bind"), "has no use with interfaces", at_key=True)
+        if written.get("bind") in WILDCARDS and "address" not in written:
+            message = "binds every address of the machine: want address, that others can dial"
+            document.add((*path, "bind"), message)
+        if written.get("address") in WILDCARDS:
+            message = "nobody can dial every address: want one here, and bind: with this"
+            document.add((*path, "address"), message)
+    told = document.get("coordinator", "address")
+    if isinstance(told, str) and told.endswith(":0"):
+        document.add(("coordinator", "address"), "want the port that others dial, not 0")
+
+
 def _check_failure(document: Document) -> None:
     wanted, there = document.get("failure", "min_sites"), len(document.sequence("sites"))
     if isinstance(wanted, int) and wanted > there > 0:
@@ -229,22 +250,28 @@ def _check_security(document: Document) -> None:
     """Check that without TLS nothing listens where others reach it."""
     if document.text("security", "mode") == "mtls":
         return
-    paths = [("sites", index, "wan", "address") for index in _sites(document)]
-    for path in paths:
-        host = document.text(*path)
-        if host is not None and not is_loopback(host):
-            document.add(path, _EXPOSED.format(host))
-    try:
-        host = parse_endpoint(document.get("coordinator", "bind") or f"{LOOPBACK}:0").host
-    except ValueError:
-        host = LOOPBACK
-    if not is_loopback(host):
-        document.add(("coordinator", "bind"), _EXPOSED.format(host))
+    for index in _sites(document):
+        for key in ("address", "bind"):
+            host = document.text("sites", index, "wan", key)
+            if host is not None and not is_loopback(host):
+                document.add(("sites", index, "wan", key), _EXPOSED.format(host))
+        for place, name in enumerate(document.sequence("sites", index, "wan", "interfaces")):
+            if name != LOOPBACK_INTERFACE:
+                path = ("sites", index, "wan", "interfaces", place)
+                document.add(path, f"{name!r} is not {LOOPBACK_INTERFACE}: want {_PROTECTED}")
+    for key in ("bind", "address"):
+        try:
+            host = parse_endpoint(document.get("coordinator", key) or f"{LOOPBACK}:0").host
+        except ValueError:
+            continue
+        if not is_loopback(host):
+            document.add(("coordinator", key), _EXPOSED.format(host))
     for key in ("ca", "cert", "key"):
         if document.get("security", key) is not None:
             document.add(("security", key), "has no use with mode: insecure", at_key=True)
 
 
+_PROTECTED = "security: {mode: mtls}"
 _EXPOSED = (
     "{!r} is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {{mode: mtls}}"
 )

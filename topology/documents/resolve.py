@@ -13,6 +13,7 @@ from topology.models.topology_model import (
     LinkModel,
     MeasuredModel,
     TopologyModel,
+    WanModel,
 )
 from topology.text.yaml_document import Document
 from topology.units import format_duration
@@ -50,6 +51,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
         ),
         failure=failure,
         coordinator=model.coordinator.bind,
+        coordinator_told=model.coordinator.address,
         coordinator_site=model.coordinator.site,
         security=model.security.mode,
         tls=model.security.resolved(),
@@ -71,6 +73,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         return next((value for value in found if value is not None), None)
 
     launcher = nearest("launcher")
+    wan = own.wan or WanModel(interfaces=[])
     rates = (each.wan.nic for each in chain if each.wan is not None)
     gateways = (each.wan.gateways_per_node for each in chain if each.wan is not None)
     return Site(
@@ -79,7 +82,8 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         nodes=nearest("nodes"),
         accelerators_per_node=nearest("accelerators_per_node"),
         accelerator=_accelerator(model, nearest("accelerator")),
-        address=own.wan.address if own.wan is not None else LOOPBACK,
+        address=_address(wan),
+        listening=wan.listening(),
         location=None
         if own.location is None
         else Location(lat=own.location.lat, lon=own.location.lon),
@@ -90,10 +94,19 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
     )
 
 
+def _address(wan: WanModel) -> str:
+    """Return what peers dial, as far as the file says it."""
+    return wan.address or wan.bind or ("" if wan.interfaces else LOOPBACK)
+
+
 def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site, ...]) -> None:
-    """Add a problem where a site says one of two numbers, and its ranks cannot be divided so."""
+    """Add a problem where a node's ranks, or ports, cannot be divided among its gateways."""
     for written, site in zip(model.sites, sites, strict=True):
         ranks, gateways = site.accelerators_per_node, site.gateways_per_node
+        ports = site.listening.ports
+        if ports is not None and len(ports) < gateways:
+            message = f"{len(ports)} ports are too few for the {gateways} gateways of a node"
+            document.add(("sites", site.index, "wan", "ports"), message)
         if ranks % gateways == 0:
             continue
         fits = ", ".join(str(count) for count in range(1, ranks + 1) if ranks % count == 0)

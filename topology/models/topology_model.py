@@ -42,6 +42,8 @@ from topology.world import (
     Detection,
     Endpoint,
     Launcher,
+    Listening,
+    PortRange,
     Tls,
 )
 from topology.world import Queue as LinkQueue
@@ -68,7 +70,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 
@@ -86,6 +88,34 @@ def parse_endpoint(value: object) -> Endpoint:
     if not isinstance(value, str) or found is None or int(found[2]) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
     return Endpoint(host=found[1].strip("[]"), port=int(found[2]))
+
+
+def parse_ports(value: object) -> PortRange:
+    """Return what `29500-29600` is; ValueError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f"want FIRST-LAST, as 29500-29600; got {shown(value)}")
+    ports = PortRange(first=int(found[1]), last=int(found[2]))
+    if not 0 < ports.first <= ports.last < 65536:
+        raise ValueError(f"want ports from 1 to 65535, the lower one first; got {shown(value)}")
+    return ports
+
+
+def _host(value: str) -> str:
+    host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if re.search(r"[\s/\[\]@]", host) or (":" in host and not _is_address(host)):
+        raise ValueError(
+            f"want a host, as eu.example.org or ::1, without a port; got {shown(value)}"
+        )
+    return host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _jump(value: str) -> str:
@@ -126,6 +156,14 @@ Bind = Annotated[
     Endpoint,
     PlainValidator(parse_endpoint),
     WithJsonSchema({"type": "string", "examples": ["127.0.0.1:7443"]}),
+]
+Host = Annotated[Text, AfterValidator(_host)]
+Ports = Annotated[
+    PortRange,
+    PlainValidator(parse_ports),
+    WithJsonSchema(
+        {"type": "string", "pattern": "^[0-9]{1,5}-[0-9]{1,5}$", "examples": ["29500-29600"]}
+    ),
 ]
 Jump = Annotated[
     str,
@@ -186,8 +224,36 @@ class WanModel(Strict):
     ] = None
     nic: Annotated[Rate | None, Field(description="Of each node, towards the WAN.")] = None
     address: Annotated[
-        Text, Field(description="Host that this site's gateways bind and peers dial.")
-    ] = LOOPBACK
+        Host | None,
+        Field(
+            description="Host that peers dial, and gateways bind unless bind or interfaces say "
+            f"otherwise. [{LOOPBACK}; with interfaces theirs]"
+        ),
+    ] = None
+    bind: Annotated[
+        Host | None,
+        Field(description="Host that gateways bind, where it is not the one that peers dial."),
+    ] = None
+    interfaces: Annotated[
+        list[Text],
+        Field(
+            default_factory=list,
+            description="Network interfaces whose addresses gateways bind, those of a node in "
+            "turn; peers dial these unless there is an address.",
+        ),
+    ]
+    ports: Annotated[
+        Ports | None, Field(description="Gateways bind ports of this range. [any]")
+    ] = None
+
+    def listening(self) -> Listening:
+        """Return what gateways bind."""
+        return Listening(
+            told=self.address or "",
+            bind=self.bind or "",
+            interfaces=tuple(self.interfaces),
+            ports=self.ports,
+        )
 
 
 class LauncherModel(Strict):
@@ -241,8 +307,9 @@ class SiteModel(Strict):
     like: Annotated[
         str | None,
         Field(
-            description="Another site, whose nodes, accelerators, fabric, wan (but its address) "
-            "and launcher this one has unless it says otherwise. Never its location."
+            description="Another site, whose nodes, accelerators, fabric, wan (its nic and "
+            "gateways_per_node) and launcher this one has unless it says otherwise. Never its "
+            "location."
         ),
     ] = None
     location: LocationModel | None = None
@@ -316,6 +383,10 @@ class CoordinatorModel(Strict):
 
     site: Annotated[str | None, Field(description="The site that hosts it.")] = None
     bind: Bind = default(f"{LOOPBACK}:0", "Where it listens; port 0 lets the system choose.")
+    address: Annotated[
+        Bind | None,
+        Field(description="Where others dial it, where that is not what it binds."),
+    ] = None
 
 
 class FailureModel(Strict):

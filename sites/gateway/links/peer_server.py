@@ -6,8 +6,10 @@ peers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import wait
 from typing import Any, Final, Never, Protocol
@@ -33,7 +35,7 @@ from protos.exchange.v1.exchange_pb2 import (
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 from protos.failure import Failure
 from protos.frame import Frame, Kind, pack_ack, unpack
-from protos.security import exchange_security, require_own_site
+from protos.security import Security, exchange_security, require_own_site, require_protected
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
@@ -44,6 +46,8 @@ from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
 from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
 from sites.gateway.links.wire_loop import WireLoop
+from sites.interfaces import address_of
+from topology.world import Endpoint
 
 _log = logging.getLogger(__name__)
 
@@ -102,11 +106,12 @@ class ExchangeServer(ExchangeServicer):
         """Have another service registered, before `start`."""
         self._servicers.append(register)
 
-    def start(self) -> int:
-        """Listen on the configured host; return the port.
+    def start(self) -> Endpoint:
+        """Listen as configured; return where others dial.
 
         Raises:
-            OSError: the host's address cannot be bound.
+            InsecureAddressError: others could reach it, without TLS.
+            OSError: nothing there can be bound.
         """
         self._wire = WireLoop.acquire()
         return self._wire.run(self._start()).result(_START_S)
@@ -119,7 +124,7 @@ class ExchangeServer(ExchangeServicer):
         wait([wire.run(self._stop())], _STOP_S)
         WireLoop.release()
 
-    async def _start(self) -> int:
+    async def _start(self) -> Endpoint:
         config = self._config
         gateways = sum(
             config.gateways_per_site[config.sites.index(each.site)] for each in config.links
@@ -137,14 +142,30 @@ class ExchangeServer(ExchangeServicer):
         )
         for register in self._servicers:
             register(server)
-        try:
-            port = guard.listen(server, f"{config.bind_host}:0")
-        except RuntimeError as error:
-            raise OSError(
-                f"cannot listen on {config.bind_host}: is it an address of this machine?"
-            ) from error
+        host = config.bind_host
+        if not host:
+            host = address_of(config.interface)
+            require_protected(host)
+        port = self._listen(guard, server, host)
         await server.start()
-        return port
+        return Endpoint(host=config.told_host or host, port=port)
+
+    def _listen(self, guard: Security, server: grpc.aio.Server, host: str) -> int:
+        """Bind the first port that is free, and return it; gateways of a node begin apart."""
+        ports, family = self._config.ports, socket.AF_INET6 if ":" in host else socket.AF_INET
+        wanted = [0] if ports is None else list(range(ports.first, ports.last + 1))
+        begin = self._config.gateway % len(wanted)
+        for port in wanted[begin:] + wanted[:begin]:
+            with contextlib.suppress(RuntimeError):
+                # gRPC tells on stderr of each that it cannot bind, so it is asked for first.
+                if port == 0 or _is_free(family, host, port):
+                    return guard.listen(server, str(Endpoint(host=host, port=port)))
+        if ports is not None:
+            raise OSError(
+                f"cannot listen on {host}: no port from {ports.first} to {ports.last} is free, or "
+                "it is no address of this machine"
+            )
+        raise OSError(f"cannot listen on {host}: is it an address of this machine?")
 
     async def _stop(self) -> None:
         if self._server is not None:
@@ -291,6 +312,17 @@ class ExchangeServer(ExchangeServicer):
                     site=site,
                 )
             )
+
+
+def _is_free(family: socket.AddressFamily, host: str, port: int) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
 
 
 def session_of(context: Context) -> str:

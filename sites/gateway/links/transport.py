@@ -35,6 +35,7 @@ from protos.security import exchange_security
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import window_bytes
+from topology.world import Endpoint
 
 Options = list[tuple[str, int]]
 
@@ -76,7 +77,7 @@ class Peer:
     port: int
 
     def __str__(self) -> str:
-        return f"site {self.site} (gateway {self.gateway} at {self.host}:{self.port})"
+        return f"site {self.site} (gateway {self.gateway} at {self._target})"
 
     def channel(self, config: GatewayConfig) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
@@ -94,7 +95,7 @@ class Peer:
 
     @property
     def _target(self) -> str:
-        return f"{self.host}:{self.port}"
+        return str(Endpoint(host=self.host, port=self.port))
 
 
 def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> HelloResponse:

@@ -47,8 +47,8 @@ class ProbingGateway(EndingGateway):
 
     def start(self) -> None:
         """Listen for peers, and say where."""
-        port = self._server.start()
-        self._write({"op": "listening", "host": self._config.bind_host, "port": port})
+        told = self._server.start()
+        self._write({"op": "listening", "host": told.host, "port": told.port})
 
     def connect(self, peers: tuple[Peer, ...]) -> None:
         """Begin: greet all, measure, and wait until all others have measured too.
