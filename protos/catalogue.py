@@ -249,6 +249,14 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "SAME_DATA",
+        "Sites train on the same data.",
+        "Read by site.sampler(dataset), or by site.global_rank and site.global_world_size: "
+        "torchrun's RANK and WORLD_SIZE count one site. Where it is meant: "
+        "`verify: {same_data: warn}` in the job.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "LAYOUT_MISMATCH",
         "The sites' models or gradient buckets differ.",
         "Give every site the same script, arguments and version of torch.",

@@ -56,6 +56,9 @@ RAW_BYTES = "raw_bytes"
 """float32 bytes that this rank handed over."""
 WIRE_BYTES = "wire_bytes"
 """Bytes that the rank's gateway sent for them."""
+GRADIENT_HASH = "gradient_hash"
+"""52 bits of a hash of the site's own gradient, of its beginning; 0: it was all zeros. Where the
+exchange is off there is none."""
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
 

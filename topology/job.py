@@ -10,6 +10,8 @@ from topology.json_fields import REQUIRED
 from topology.plan_wishes import PlanWishes
 from topology.workload import DescribedModel, Parallel
 
+ON_SAME_DATA = ("refuse", "warn")
+
 CODECS = (
     "fp32",
     "bf16",
@@ -221,6 +223,8 @@ class Job:
     reduction: Reduction = Reduction()
     verify_every: int = 10
     """Steps between comparisons of all parameters across sites; 0: never."""
+    same_data: str = "refuse"
+    """One of ON_SAME_DATA: what becomes of a run whose sites train on the same data."""
     timeline_every: int = 10
     """Steps between those whose buckets' times are kept, the first three always; 0: none."""
     trainer: Trainer = Trainer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from orchestrator.core.run_metrics import RunMetrics, summarise
 from orchestrator.core.run_view import RecordedEvent, RunView
 from orchestrator.run_folder.log_files import LogWriter
 from orchestrator.run_folder.run_files import METRICS, Failing, MetricsError, RunFiles, read_metrics
+from protos import metrics
 from protos.control.v1 import control_pb2
 
 PROGRESS_S = 1.0
@@ -94,7 +96,9 @@ class ActiveRun:
             topology,
             time.monotonic(),
             may_return=job.checkpoint is not None and job.exchange.schedule != "off",
+            refuses_same_data=job.same_data == "refuse",
         )
+        self._compares_data = job.exchange.schedule != "off"
         self._progress_failing = Failing(f"{journal.path}: progress")
         self._logs_failing = Failing(f"{folder}: logs")
         if recorded:
@@ -218,6 +222,9 @@ class ActiveRun:
             reported = link_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
+            gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)
+            if self._compares_data and gradient_hash and math.isfinite(gradient_hash):
+                self.handle(run_events.GradientReported(site, metric.step, int(gradient_hash)))
             records.append(
                 {
                     "run": self.run_id,

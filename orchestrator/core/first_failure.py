@@ -22,7 +22,13 @@ _PRIORITY = {
     for priority, codes in enumerate(
         (
             # These name a cause, and what else was seen at that moment followed from it.
-            ("PARAMETERS_DIFFER", "LAYOUT_MISMATCH", "CORRUPT_DATA", "CONFIG_MISMATCH"),
+            (
+                "PARAMETERS_DIFFER",
+                "SAME_DATA",
+                "LAYOUT_MISMATCH",
+                "CORRUPT_DATA",
+                "CONFIG_MISMATCH",
+            ),
             ("RANK_STALLED",),
             ("RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED", "NEVER_JOINED"),
             ("GATEWAY_EXITED",),

@@ -197,6 +197,15 @@ class DigestReported:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientReported:
+    """The hash of a site's own gradient of a step, before it was averaged over sites."""
+
+    site: str
+    step: int
+    gradient_hash: int
+
+
+@dataclass(frozen=True, slots=True)
 class StallReported:
     """Ranks of the site have not moved for failure.stall_within."""
 
@@ -259,6 +268,7 @@ Event = (
     | SiteRunning
     | SiteEnded
     | DigestReported
+    | GradientReported
     | StallReported
     | CancelRequested
     | SiteDropped

@@ -29,6 +29,7 @@ from orchestrator.core.run_events import (
     SiteState,
 )
 from orchestrator.core.run_view import RecordedEvent
+from orchestrator.core.same_data import SameDataWatch
 from orchestrator.core.stall_watch import StallWatch
 from protos.failure import Failure
 from topology.timeouts import Timeouts
@@ -104,8 +105,19 @@ class _Verdict:
 class RunMachine:
     """Pure: events in, actions out. Messages of other generations never come here."""
 
-    def __init__(self, topology: Topology, now_s: float, *, may_return: bool = False) -> None:
-        """Begin with no site. `may_return`: a site that is lost can be given the run's state."""
+    def __init__(
+        self,
+        topology: Topology,
+        now_s: float,
+        *,
+        may_return: bool = False,
+        refuses_same_data: bool = True,
+    ) -> None:
+        """Begin with no site.
+
+        `may_return`: a site that is lost can be given the run's state. `refuses_same_data`: sites
+        that train on the same data end the run.
+        """
         self._may_return = may_return
         self.state = RunState.FORMING
         self._topology = topology
@@ -116,6 +128,8 @@ class RunMachine:
         self._wan = _WanStage(topology)
         self._ending = _Ending(self._timeouts.collect_s)
         self._stalls = StallWatch()
+        self._gradients = SameDataWatch()
+        self._refuses_same_data = refuses_same_data
         self._active_s: float | None = None
 
     @property
@@ -262,6 +276,8 @@ class RunMachine:
                 return self._ended(event, now_s)
             case run_events.DigestReported():
                 return self._compared(event, now_s)
+            case run_events.GradientReported():
+                return self._same_data(event, now_s)
             case run_events.StallReported():
                 return self._stalled(event, now_s)
             case run_events.NamespacesOpened():
@@ -405,6 +421,17 @@ class RunMachine:
             event.site, event.rank, event.step, event.combined, event.tensors, event.names
         )
         return [] if difference is None else self._differ(difference, now_s)
+
+    def _same_data(self, event: run_events.GradientReported, now_s: float) -> list[Action]:
+        """Warn of sites that train on the same data; end the run if they go on with it."""
+        if self._ending.has_begun:
+            return []
+        found = self._gradients.report(event.site, event.step, event.gradient_hash)
+        if found is None or (found.times > 1 and not self._refuses_same_data):
+            return []
+        if found.times > 1:
+            return self._fail("SAME_DATA", str(found), now_s)
+        return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
 
     def _stalled(self, event: run_events.StallReported, now_s: float) -> list[Action]:
         """Name each rank that hangs while others wait: its site cannot go on with it."""

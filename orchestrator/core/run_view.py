@@ -30,6 +30,7 @@ _NOTED = frozenset(
         "run.replanned",
         "plan.relaunch",
         "rank.stalled",
+        "data.same",
         "site.lost",
         "site.returning",
         "site.returned",

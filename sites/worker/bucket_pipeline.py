@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import xxhash
 
 from protos.errors import (
     DeadlineExceededError,
@@ -43,6 +44,8 @@ from topology.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16
 """The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""
+HASHED_NUMEL = 1024
+"""Elements of a site's gradient that are hashed in each round."""
 _CAUSE_S = 1.0
 """Time for the gateway to say, or show by its end, why another rank of the site has gone."""
 
@@ -85,8 +88,12 @@ class Round:
     """The number of its first bucket."""
     num_slots: int | None
     """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
+    is_gradient: bool = False
+    """An optimizer step takes what is averaged."""
     enters: int = 0
     """The epoch that it begins; 0: none."""
+    gradient_hash: int = 0
+    """Of gradients at the site's first rank: what `hash_of_site` says of the first bucket."""
     site_weight: float = 0.0
     """Tokens of this site."""
     weight: float = 0.0
@@ -135,6 +142,18 @@ class Round:
             if each.reduced
         )
         return RoundTimes(self.last_submit_s, self.end_s, crossings)
+
+
+def hash_of_site(region: torch.Tensor) -> int:
+    """Return 52 bits that tell what a site contributes: sites with other data have others.
+
+    Takes the first HASHED_NUMEL elements of the first rank's shard, which are the first of the
+    bucket at each site. 0: they are all zeros.
+    """
+    values = region[:HASHED_NUMEL]
+    if not bool(values.count_nonzero()):
+        return 0
+    return xxhash.xxh3_64_intdigest(values.numpy().data) >> 12
 
 
 class OpenRound:
@@ -376,7 +395,16 @@ class BucketPipeline:
         self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens)
         self._open.open(
-            Round(self.num_rounds, tokens, total, pending, first_bucket, num_slots, enters)
+            Round(
+                self.num_rounds,
+                tokens,
+                total,
+                pending,
+                first_bucket,
+                num_slots,
+                is_gradient,
+                enters,
+            )
         )
         self.num_rounds += 1
 
@@ -476,6 +504,8 @@ class BucketPipeline:
                     # Submitted long before: the device still computed what was only enqueued.
                     bucket.submitted_s = self._now_s() - computed_s
                     current.note_computed(bucket.number - current.first_bucket, bucket.submitted_s)
+            if current.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
+                current.gradient_hash = hash_of_site(buckets[0].slot.region)
             for bucket in buckets:
                 self._hand_over(current, bucket)
 

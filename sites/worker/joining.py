@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Literal
 
 import torch.distributed as dist
 
@@ -18,7 +19,7 @@ from sites.worker.site import Site
 from sites.worker.stacks import write_stacks_on_signal
 
 
-def join(*, alone: bool = False) -> Site:
+def join(*, alone: bool = False, environment: Literal["site", "global"] = "site") -> Site:
     """Enter the run that isthmus started this process for. Once a process, from every rank.
 
     Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the
@@ -27,30 +28,36 @@ def join(*, alone: bool = False) -> Site:
     Args:
         alone: outside a run, return a site without others instead of an error, so that the same
             script also runs under torchrun or python; inside a run it changes nothing.
+        environment: `global` sets RANK and WORLD_SIZE in `os.environ` to this rank among the ranks
+            of all sites, once the site's process group is there: for a script that divides its data
+            by them. torch.distributed's own ranks stay the site's.
 
     Raises:
+        ValueError: another environment.
         NotLaunchedError: outside a run.
         ConfigError: the launcher's variables or files are wrong.
         IsthmusError: the gateway refuses this rank or does not answer.
     """
+    if environment not in {"site", "global"}:
+        raise ValueError(f"sites.join: environment: want 'site' or 'global', got {environment!r}")
     try:
-        environment = Environment.read(os.environ)
+        launched = Environment.read(os.environ)
     except NotLaunchedError:
         if not alone:
             raise
         return _join_alone()
-    spec = environment.spec
+    spec = launched.spec
     timeouts = spec.timeouts
     device = choose_device()
     encodes = encodes_here(os.environ, device)
     owns_group = ensure_process_group(device, timeouts.process_group_s)
-    gateway = GatewayLink(environment.gateway, send_timeout_s=timeouts.process_group_s)
+    gateway = GatewayLink(launched.gateway, send_timeout_s=timeouts.process_group_s)
     link: Link = gateway
     try:
         welcome = gateway.join(
             rank=dist.get_rank(),
             local_rank=local_rank(),
-            generation=environment.generation,
+            generation=launched.generation,
             timeout_s=timeouts.start_s,
             encodes=encodes,
         )
@@ -58,7 +65,7 @@ def join(*, alone: bool = False) -> Site:
     except BaseException:
         gateway.close()
         raise
-    write_stacks_on_signal(environment.run_folder, dist.get_rank())
+    write_stacks_on_signal(launched.run_folder, dist.get_rank())
     is_off = spec.job.exchange.schedule == "off"
     if is_off or len(welcome.sites) == 1:
         link = SiteOnlyLink(gateway, dist.get_world_size())
@@ -67,17 +74,21 @@ def join(*, alone: bool = False) -> Site:
         welcome = dataclasses.replace(welcome, encoding=None)
     if is_off:
         welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
-    return Site(
+    site = Site(
         link=link,
         welcome=welcome,
         spec=spec,
-        run=environment.run,
-        generation=environment.generation,
-        run_folder=environment.run_folder,
+        run=launched.run,
+        generation=launched.generation,
+        run_folder=launched.run_folder,
         device=device,
         owns_group=owns_group,
-        returns=environment.returns,
+        returns=launched.returns,
     )
+    if environment == "global":
+        os.environ["RANK"] = str(site.global_rank)
+        os.environ["WORLD_SIZE"] = str(site.global_world_size)
+    return site
 
 
 def _join_alone() -> Site:

@@ -162,6 +162,7 @@ class StepLog:
             metrics.SITE_TOKENS: sum(each.site_weight for each in rounds),
             metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),
             metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),
+            metrics.GRADIENT_HASH: float(rounds[-1].gradient_hash if rounds else 0),
         }
 
     def add(self, values: Mapping[str, float]) -> None:

@@ -24,13 +24,16 @@ class World:
         emulator: str = "auto",
         needs_all: bool = True,
         may_return: bool = False,
+        refuses_same_data: bool = True,
     ) -> None:
         """`needs_all`: as where failure.min_sites is the number of the sites."""
         self.needs_all = needs_all
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
-        self.machine = RunMachine(described, self.now_s, may_return=may_return)
+        self.machine = RunMachine(
+            described, self.now_s, may_return=may_return, refuses_same_data=refuses_same_data
+        )
         self.actions: list[run_events.Action] = []
 
     def tell(self, *told: run_events.Event) -> list[run_events.Action]:

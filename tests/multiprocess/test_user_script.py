@@ -76,3 +76,20 @@ def test_one_flipped_bit_stops_the_run_and_names_the_tensor(run: Bench) -> None:
     assert "2.weight" in error["message"]
     assert "b" in error["message"]
     run.wait_for_nothing_left(20)
+
+
+@pytest.mark.exhaustive
+def test_sites_that_read_the_same_data_are_told(run: Bench) -> None:
+    job = job_yaml(entrypoint=str(SCRIPTS / "user_torchrun_data.py")) + 'arguments: ["site"]\n'
+    result = run.launch(topology_yaml([(1, 1), (1, 1)], rtt="2ms"), job).check(1)
+    error = result.envelope["error"]
+    assert error["code"] == "SAME_DATA"
+    assert "sites a and b had the same gradient in step" in error["message"]
+    run.wait_for_nothing_left(20)
+
+
+@pytest.mark.exhaustive
+def test_the_global_environment_gives_each_site_its_own_data(run: Bench) -> None:
+    job = job_yaml(entrypoint=str(SCRIPTS / "user_torchrun_data.py")) + 'arguments: ["global"]\n'
+    run.launch(topology_yaml([(1, 1), (1, 1)], rtt="2ms"), job).check()
+    run.wait_for_nothing_left(20)

@@ -193,6 +193,20 @@ def test_a_difference_that_was_never_certain_still_spoils_success() -> None:
     assert world.finish.reason_code == "PARAMETERS_DIFFER"
 
 
+@pytest.mark.parametrize("refuses", [True, False])
+def test_the_same_data_is_a_warning_first_and_then_ends_the_run(refuses: bool) -> None:
+    world = World(2, refuses_same_data=refuses)
+    world.activate()
+    for step in (1, 2, 3):
+        world.tell(*(run_events.GradientReported(site, step, 7) for site in "ab"))
+    notes = [a for a in world.actions if getattr(a, "kind", "") == "data.same"]
+    assert len(notes) == 1
+    world.wait(COLLECT_S)
+    assert world.sent(run_events.SendStop) == (["a", "b"] if refuses else [])
+    world.tell(*(run_events.SiteEnded(site, succeeded=not refuses) for site in "ab"))
+    assert world.finish.reason_code == ("SAME_DATA" if refuses else "")
+
+
 @pytest.mark.parametrize("succeeded", [False, True])
 def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
     world = World(2)

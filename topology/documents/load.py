@@ -66,6 +66,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         ),
         reduction=_made(Reduction, model.reduction),
         verify_every=model.verify.parameters_every,
+        same_data=model.verify.same_data,
         timeline_every=model.timeline.every,
         trainer=_made(Trainer, model.trainer),
         probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),

@@ -25,6 +25,7 @@ from topology.job import (
     CODECS,
     COMPUTES,
     NON_FINITE,
+    ON_SAME_DATA,
     SCHEDULES,
     TREES,
     Checkpoint,
@@ -557,6 +558,11 @@ class VerifyModel(Strict):
     parameters_every: Annotated[
         int, Field(ge=0, le=1_000_000, description="Steps between comparisons; 0: never.")
     ] = _JOB.verify_every
+    same_data: Annotated[
+        str,
+        *choice(ON_SAME_DATA),
+        Field(description="Whether sites that train on the same data end the run."),
+    ] = _JOB.same_data
 
 
 class TimelineModel(Strict):

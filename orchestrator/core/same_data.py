@@ -1,0 +1,53 @@
+"""Notices sites that train on the same data, by hashes of their own gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WINDOW_STEPS = 64
+"""Steps that are remembered: a site that is further behind is not compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameData:
+    """Two sites whose own gradients of a step were equal, bit for bit."""
+
+    step: int
+    sites: tuple[str, str]
+    times: int
+    """In how many steps that has been seen of any sites, this one included."""
+
+    def __str__(self) -> str:
+        first, second = self.sites
+        return (
+            f"sites {first} and {second} had the same gradient in step {self.step}, before it was "
+            "averaged: they read the same data"
+        )
+
+
+class SameDataWatch:
+    """Pure: hashes in, what was found out. Gradients of different data are never equal."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[int, str]] = {}
+        """By step: which site had a hash first."""
+        self._found: set[int] = set()
+        """Steps. A run that goes on in spite of it keeps a number for each."""
+        self._newest = 0
+
+    def report(self, site: str, step: int, gradient_hash: int) -> SameData | None:
+        """Take the hash of a site's own gradient; 0: there is none to compare.
+
+        Returns:
+            What was found; once a step, however many sites are alike.
+        """
+        if gradient_hash == 0 or step in self._found or step <= self._newest - WINDOW_STEPS:
+            return None
+        self._newest = max(self._newest, step)
+        for each in [each for each in self._steps if each <= self._newest - WINDOW_STEPS]:
+            del self._steps[each]
+        first = self._steps.setdefault(step, {}).setdefault(gradient_hash, site)
+        if first == site:
+            return None
+        self._found.add(step)
+        return SameData(step=step, sites=(first, site), times=len(self._found))
