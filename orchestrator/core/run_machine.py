@@ -401,9 +401,11 @@ class RunMachine:
         site.is_returning = False
         self._stalls.forget(site.name)
         site.is_successful = event.succeeded and not event.failures and not was_lost
-        actions: list[Action] = [
-            RecordEvent("site.ended", site.name, {"succeeded": site.is_successful})
-        ]
+        detail: dict[str, object] = {"succeeded": site.is_successful}
+        if site.is_out and event.failures:
+            # No failure of the run: what else would say why it did not come back?
+            detail["message"] = first_failure(event.failures).message
+        actions: list[Action] = [RecordEvent("site.ended", site.name, detail)]
         if site.is_out:
             return actions
         actions += self._take(event.failures, now_s)
@@ -591,9 +593,11 @@ class RunMachine:
                 site.state, site.is_told_to_start = SiteState.STARTING, True
                 actions.append(RecordEvent("site.starting", site.name))
                 actions.append(run_events.SendStart(site.name, self._address_book()[site.name]))
+            failure = self._topology.failure
             lately = [each for each in site.returns_s if now_s - each < _RETURNS_WITHIN_S]
             has_gone = site.is_out and site.has_agent and site.state is SiteState.ENDED
-            if has_gone and len(lately) < self._topology.failure.max_restarts:
+            has_paused = not lately or now_s - lately[-1] >= failure.detect_within_s
+            if has_gone and has_paused and len(lately) < failure.max_restarts:
                 site.returns_s = [*lately, now_s]
                 site.state, site.is_returning = SiteState.JOINED, True
                 site.is_told_to_start = site.is_told_to_stop = False

@@ -67,6 +67,7 @@ class Agent:
         self._run: SiteRun | None = None
         self._executing: asyncio.Task[None] | None = None
         self._generation = 0
+        """Of the latest run that was to be prepared here: it may be older than its coordinator."""
         self._alone_s = 0.0
         """How long the latest run goes on without a coordinator."""
 
@@ -137,8 +138,7 @@ class Agent:
             await asyncio.wait([opening])
             return None
         call, welcome = opening.result()
-        self._generation = welcome.generation
-        log.info("joined, generation %d", self._generation)
+        log.info("joined, generation %d", welcome.generation)
         return Session(call, welcome, dialler, self._patience_s)
 
     def _patience_s(self) -> float:
@@ -239,7 +239,8 @@ class Agent:
             if not self._run.is_for(prepare.run_id, prepare.generation):
                 self._refuse(prepare, "REFUSED", f"run {self._run.run_id} is going on here")
         elif prepare.generation < self._generation:
-            self._refuse(prepare, "STALE_GENERATION", f"generation {self._generation} has begun")
+            why = f"it is over: generation {self._generation} has begun"
+            self._refuse(prepare, "STALE_GENERATION", why)
         else:
             self._generation = prepare.generation
             self._run = SiteRun(prepare, self._place, self._session)

@@ -415,8 +415,13 @@ def test_a_site_is_started_again_only_so_often() -> None:
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
     lose_b(world)
+    world.tell(run_events.SiteEnded("b", False, (failure(world, "LAUNCH_FAILED", "b"),)))
+    ended = [each for each in recorded_events(world) if each.kind == "site.ended"]
+    assert ended[-1].detail["message"] == "LAUNCH_FAILED at site b", "why it did not come back"
+    world.wait(1.0)
+    assert world.sent(run_events.SendPrepare).count("b") == 1 + 1, "not again and again at once"
     for _ in range(5):
-        world.wait(1.0)
+        world.wait(LEASE_S)
         world.tell(run_events.SiteEnded("b", succeeded=False))
     assert world.sent(run_events.SendPrepare).count("b") == 1 + 3
     world.wait(3600.0)

@@ -1,0 +1,485 @@
+"""Train through a fault a minute, and tell how much of the time was training.
+
+Usage: slot python -m scripts.soak [--minutes N] [--every S] [--seed N] [--kinds KIND,..]
+
+A coordinator and the agents of three sites run on this machine as separate commands, in a network
+namespace of their own (root), each site on an address of its own. Beside them, as a service manager
+would, this script starts again whatever of these four has ended. Every so often something fails:
+drawn from the seed, each kind as often as any other.
+
+Printed: what each fault cost; goodput, which is steps times their median over the wall time; and
+descriptors, threads and memory of coordinator, agents and gateways in the first and the last fifth.
+It ends with 1 where the run has ended, goodput is below 85 %, or something has grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+SITES = {"a": "127.0.0.2", "b": "127.0.0.3", "c": "127.0.0.4"}
+COORDINATOR = "127.0.0.5"
+DETECT_S = 5.0
+RUN = "soak"
+KINDS = (
+    *("gateway", "rank", "torchrun", "agent", "site", "coordinator"),  # SIGKILL
+    *("reset-data", "reset-control"),  # all connections of one process, with a reset
+    *("outage", "blackhole"),  # between all, for less than ride_out; to and from one site, for long
+    *(
+        "stopped-rank",
+        "paused-site",
+        "frozen-site",
+    ),  # SIGSTOP; a pause is shorter than detect_within
+)
+SAMPLE_S = 5.0
+WANTED_GOODPUT = 0.85
+FLAT = 1.25
+"""Figures of the last fifth are at most so many times those of the first, or `SLACK` more."""
+SLACK = {"descriptors": 8, "threads": 8, "memory, MiB": 24}
+
+TOPOLOGY = f"""version: 1
+name: soak
+accelerators:
+  core: {{peak: {{fp32: 50GFLOP/s}}, memory: 2GiB, mfu: 0.3}}
+sites:
+  - {{name: a, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {{address: 127.0.0.2}}}}
+  - {{name: b, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {{address: 127.0.0.3}}}}
+  - {{name: c, nodes: 1, accelerators_per_node: 2, accelerator: core, wan: {{address: 127.0.0.4}}}}
+links:
+  - {{between: [a, b], bandwidth: 400Mbit/s, rtt: 2ms}}
+  - {{between: [b, c], bandwidth: 400Mbit/s, rtt: 2ms}}
+  - {{between: [a, c], bandwidth: 400Mbit/s, rtt: 2ms}}
+failure: {{detect_within: {DETECT_S:g}s, ride_out: 60s, min_sites: 1, max_restarts: 1000}}
+security: {{mode: insecure}}
+"""
+JOB = """version: 1
+name: soak
+topology: topology.yaml
+exchange: {codec: int8, chunk: 64KiB, bucket: 256KiB}
+verify: {parameters_every: 1}
+checkpoint: {every: 200 steps, keep: 2}
+trainer:
+  steps: 1000000
+  global_batch: 12
+  micro_batch: 4
+  evaluate_every: 1000000
+  evaluation_batches: 1
+  model: {layers: 2, heads: 2, width: 64, context: 64}
+  data: {max_bytes: 1MiB}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What failed, and when by the wall clock."""
+
+    kind: str
+    site: str
+    """Empty: none, or all."""
+    at_s: float
+    until_s: float
+    """When it was undone; for what is not, `at_s`."""
+
+
+def processes(*words: str) -> list[psutil.Process]:
+    """Return the soak's processes whose command lines hold all words, the oldest first."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(each.cmdline())
+            if all(word in command for word in words) and "sites.leash" not in command:
+                found.append((each.create_time(), each))
+        except psutil.Error:
+            continue
+    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+
+
+def below(agent: psutil.Process, word: str) -> list[psutil.Process]:
+    """Return an agent's descendants whose command lines hold a word."""
+    ours = {each.pid for each in agent.children(recursive=True)}
+    return [each for each in processes(word) if each.pid in ours]
+
+
+class Deployment:
+    """The four commands, started again whenever they end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "coordinator"
+        self.down_until_s: dict[str, float] = {}
+        """What is not to be started again before some time."""
+        self._commands: dict[str, tuple[str, ...]] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs = folder / "commands.log"
+
+    def start(self) -> None:
+        """Start the coordinator, the agents and the run."""
+        (self.folder / "topology.yaml").write_text(TOPOLOGY)
+        (self.folder / "job.yaml").write_text(JOB)
+        topology = ("--topology", str(self.folder / "topology.yaml"))
+        state = ("--state", str(self.state))
+        bind = f"{COORDINATOR}:7443"
+        self._commands["coordinator"] = ("coordinator", *topology, *state, "--bind", bind)
+        for site in SITES:
+            state = ("--state", str(self.folder / site))
+            dial = ("--site", site, "--coordinator", bind)
+            self._commands[site] = ("agent", *dial, *topology, *state)
+        self.keep_up()
+        deadline_s = time.monotonic() + 60
+        while not (self.state / "coordinator.json").exists():
+            if time.monotonic() > deadline_s:
+                raise SystemExit("the coordinator does not come up")
+            time.sleep(0.2)
+        self.isthmus("launch", str(self.folder / "job.yaml"), "--run-id", RUN, "--detach")
+
+    def keep_up(self) -> None:
+        """Start what has ended, a second or so after it did."""
+        for name, command in self._commands.items():
+            process = self._running.get(name)
+            if process is not None and process.poll() is None:
+                continue
+            if process is not None:
+                until_s = self.down_until_s.setdefault(name, time.monotonic() + 1.0)
+                if time.monotonic() < until_s:
+                    continue
+            self.down_until_s.pop(name, None)
+            with self._logs.open("ab") as log:
+                self._running[name] = subprocess.Popen(
+                    [*(sys.executable, "-m", "orchestrator.cli.main"), *command],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                )
+
+    def isthmus(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command about the run."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "orchestrator.cli.main", *arguments),
+                *("--coordinator", f"{COORDINATOR}:7443"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode not in (0, 6):
+            print(f"isthmus {' '.join(arguments)}: {done.stdout}{done.stderr}", flush=True)
+        return done
+
+    def agent(self, site: str) -> psutil.Process | None:
+        """Return a site's agent, if it runs."""
+        process = self._running[site]
+        return psutil.Process(process.pid) if process.poll() is None else None
+
+    def coordinator(self) -> psutil.Process | None:
+        """Return the coordinator, if it runs."""
+        process = self._running["coordinator"]
+        return psutil.Process(process.pid) if process.poll() is None else None
+
+    def stop(self) -> None:
+        """End everything."""
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return every step record of the run, oldest first."""
+        found = []
+        paths = (self.state / "runs" / RUN).glob("metrics.jsonl*")
+        for path in sorted(
+            paths, key=lambda path: int(path.suffix[1:]) if path.suffix[1:].isdigit() else 0
+        ):
+            lines = path.read_text().splitlines()
+            found += [json.loads(line) for line in lines if '"kind": "step"' in line]
+        return found
+
+
+def strike(deployment: Deployment, kind: str, site: str, rng: random.Random) -> float:
+    """Let something fail; return for how many seconds it lasts."""
+    agent = deployment.agent(site)
+    if kind == "coordinator":
+        deployment.down_until_s["coordinator"] = time.monotonic() + rng.uniform(1.0, 20.0)
+        found = deployment.coordinator()
+        if found:
+            found.kill()
+        return 0.0
+    if kind in ("outage", "blackhole"):
+        cut(SITES.values() if kind == "outage" else [SITES[site]], is_cut=True)
+        return rng.uniform(2.0, 20.0) if kind == "outage" else 3 * DETECT_S
+    if agent is None:
+        return 0.0
+    whole = [agent, *agent.children(recursive=True)]
+    match kind:
+        case "agent":
+            agent.kill()
+        case "site":
+            for each in whole:
+                kill(each)
+        case "gateway" | "rank" | "torchrun":
+            words = {"gateway": "sites.gateway", "torchrun": "sites.launcher.node"}
+            for each in below(agent, words.get(kind, "sites.launcher.rank"))[-1:]:
+                kill(each)
+        case "reset-data":
+            for each in below(agent, "sites.gateway"):
+                reset(each)
+        case "reset-control":
+            reset(agent)
+        case "stopped-rank":
+            for each in below(agent, "sites.launcher.rank")[-1:]:
+                each.suspend()
+        case _:
+            for each in whole:
+                suspend(each)
+            return rng.uniform(0.2, 0.6) * DETECT_S if kind == "paused-site" else 3 * DETECT_S
+    return 0.0
+
+
+def mend(deployment: Deployment, kind: str, site: str) -> None:
+    """Undo what lasts."""
+    if kind in ("outage", "blackhole"):
+        cut(SITES.values() if kind == "outage" else [SITES[site]], is_cut=False)
+    agent = deployment.agent(site)
+    if kind in ("paused-site", "frozen-site") and agent is not None:
+        for each in [agent, *agent.children(recursive=True)]:
+            try:
+                each.resume()
+            except psutil.Error:
+                continue
+
+
+def kill(process: psutil.Process) -> None:
+    """SIGKILL what may have ended."""
+    try:
+        process.kill()
+    except psutil.Error:
+        return
+
+
+def suspend(process: psutil.Process) -> None:
+    """SIGSTOP what may have ended."""
+    try:
+        process.suspend()
+    except psutil.Error:
+        return
+
+
+def reset(process: psutil.Process) -> None:
+    """Have the kernel abort all connections of a process."""
+    try:
+        found = process.net_connections(kind="tcp")
+    except psutil.Error:
+        return
+    for each in found:
+        if each.status == psutil.CONN_ESTABLISHED:
+            ends = [
+                *(
+                    "src",
+                    f"{each.laddr.ip.removeprefix('::ffff:')}",
+                    "sport",
+                    "=",
+                    str(each.laddr.port),
+                ),
+                *("dport", "=", str(each.raddr.port)),
+            ]
+            subprocess.run(["ss", "-K", *ends], capture_output=True, check=False)
+
+
+def cut(addresses: Iterable[str], *, is_cut: bool) -> None:
+    """Let packets to and from some addresses vanish, or cross again."""
+    for address in addresses:
+        for way in ("to", "from"):
+            rule = ["pref", "10", way, address, "blackhole"]
+            subprocess.run(["ip", "rule", "add" if is_cut else "del", *rule], check=True)
+
+
+def usage(deployment: Deployment) -> Iterator[tuple[str, str, float]]:
+    """Yield role, figure and value of every process that is to stay as it is."""
+    found = {f"agent {site}": deployment.agent(site) for site in SITES}
+    found["coordinator"] = deployment.coordinator()
+    for site in SITES:
+        agent = found[f"agent {site}"]
+        for each in below(agent, "sites.gateway") if agent else []:
+            found[f"gateway {site}"] = each
+    for role, process in found.items():
+        if process is None:
+            continue
+        try:
+            with process.oneshot():
+                yield role, "descriptors", process.num_fds()
+                yield role, "threads", process.num_threads()
+                yield role, "memory, MiB", process.memory_info().rss / 2**20
+        except psutil.Error:
+            continue
+
+
+def main() -> int:
+    """Enter a namespace, train, let things fail, and judge."""
+    options = _options()
+    if os.environ.get("ISTHMUS_SOAK") != "1":
+        os.environ["ISTHMUS_SOAK"] = "1"
+        os.execvp(  # noqa: S606 - no shell is wanted
+            "unshare", ["unshare", "--net", sys.executable, "-m", "scripts.soak", *sys.argv[1:]]
+        )
+    for line in ("link set lo up", "rule add pref 100 lookup local", "rule del pref 0"):
+        subprocess.run(["ip", *line.split()], check=True)
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["ISTHMUS_HOME"] = str(folder / "home")
+    deployment = Deployment(folder)
+    print(f"seed {options.seed}, {folder}", flush=True)
+    try:
+        deployment.start()
+        return soak(deployment, options)
+    finally:
+        deployment.stop()
+
+
+def soak(deployment: Deployment, options: argparse.Namespace) -> int:
+    """Let things fail until the time is over; return the exit status."""
+    rng = random.Random(options.seed)  # noqa: S311 - repeatable, and no secret
+    while len(deployment.records()) < 30:
+        time.sleep(1.0)
+        deployment.keep_up()
+    begun_s = time.time()
+    end_s = begun_s + 60 * options.minutes
+    faults: list[Fault] = []
+    samples: list[tuple[float, str, str, float]] = []
+    deck: list[str] = []
+    next_s = begun_s + options.every / 2
+    ends: list[tuple[float, str, str]] = []
+    sampled_s = 0.0
+    while (now_s := time.time()) < end_s:
+        deployment.keep_up()
+        for each in [each for each in ends if each[0] <= now_s]:
+            ends.remove(each)
+            mend(deployment, *each[1:])
+        if now_s >= next_s and now_s < end_s - options.every / 2:
+            next_s += options.every
+            if not deck:
+                deck = list(options.kinds)
+                rng.shuffle(deck)
+            kind, site = deck.pop(), rng.choice(list(SITES))
+            lasts_s = strike(deployment, kind, site, rng)
+            if lasts_s:
+                ends.append((now_s + lasts_s, kind, site))
+            where = "" if kind in ("coordinator", "outage") else site
+            faults.append(Fault(kind, where, now_s, now_s + lasts_s))
+            print(f"{now_s - begun_s:6.0f} s  {kind} {where}", flush=True)
+        if now_s - sampled_s >= SAMPLE_S:
+            sampled_s = now_s
+            samples += [(now_s, *each) for each in usage(deployment)]
+        time.sleep(0.2)
+    for each in ends:
+        mend(deployment, *each[1:])
+    time.sleep(2.0)
+    records = deployment.records()
+    status = json.loads(deployment.isthmus("status", RUN, "--json").stdout)["data"]
+    deployment.isthmus("cancel", RUN)
+    good = tell(records, faults, begun_s, end_s)
+    is_flat = tell_usage(samples, begun_s, end_s)
+    print(
+        f"state            {status['state']}; {status['totals']['verified_steps']} steps compared"
+    )
+    return 0 if good >= WANTED_GOODPUT and is_flat and status["state"] == "ACTIVE" else 1
+
+
+def tell(records: list[dict[str, Any]], faults: list[Fault], begun_s: float, end_s: float) -> float:
+    """Print what each fault cost, and the goodput; return that."""
+    first: dict[int, float] = {}
+    steps_s: list[float] = []
+    sites: defaultdict[int, set[str]] = defaultdict(set)
+    for each in records:
+        wall_s, step, values = float(each["wall_s"]), int(each["step"]), each["values"]
+        if not begun_s <= wall_s <= end_s or "step_s" not in values:
+            continue
+        first[step] = min(wall_s, first.get(step, wall_s))
+        sites[step].add(str(each["site"]))
+        steps_s.append(values["step_s"])
+    times = sorted(first.values())
+    usual_s: float = median(steps_s)
+    print(f"{'at':>7} {'what':14} {'site':4}  longest pause, s   all sites back after, s")
+    ends = [*(each.at_s for each in faults[1:]), end_s]
+    for fault, until_s in zip(faults, ends, strict=True):
+        inside = [fault.at_s - usual_s, *(at for at in times if fault.at_s <= at < until_s)]
+        pause_s = max((b - a for a, b in itertools.pairwise(inside)), default=until_s - fault.at_s)
+        short = [
+            at
+            for step, at in first.items()
+            if fault.at_s <= at < until_s - 1.0 and len(sites[step]) < len(SITES)
+        ]
+        back = f"{max(short) - fault.at_s:.1f}" if short else "0"
+        print(
+            f"{fault.at_s - begun_s:7.0f} {fault.kind:14} {fault.site:4} {pause_s:17.1f} {back:>24}"
+        )
+    wall_s = end_s - begun_s
+    good = len(first) * usual_s / wall_s
+    lost = len(set(range(min(first), max(first) + 1)) - first.keys())
+    print(
+        f"steps            {len(first)} in {wall_s:.0f} s, {lost} missing; median {1e3 * usual_s:.1f} ms"
+    )
+    print(f"goodput          {good:.1%}")
+    return good
+
+
+def tell_usage(samples: list[tuple[float, str, str, float]], begun_s: float, end_s: float) -> bool:
+    """Print what processes had in the first and the last fifth; return whether nothing grew."""
+    fifth_s = (end_s - begun_s) / 5
+    early: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    late: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for at_s, role, figure, value in samples:
+        if at_s < begun_s + fifth_s:
+            early[role, figure].append(value)
+        if at_s >= end_s - fifth_s:
+            late[role, figure].append(value)
+    is_flat = True
+    print(f"{'':16} " + "".join(f"{figure + ': first, last':>28}" for figure in SLACK))
+    for role in dict.fromkeys(role for role, _ in early):
+        cells = []
+        for figure, slack in SLACK.items():
+            if not late[role, figure]:
+                cells.append("gone")
+                continue
+            before, after = median(early[role, figure]), median(late[role, figure])
+            has_grown = after > max(before * FLAT, before + slack)
+            is_flat = is_flat and not has_grown
+            cells.append(f"{before:.0f}, {after:.0f}{' GROWN' if has_grown else ''}")
+        print(f"{role:16} " + "".join(f"{cell:>28}" for cell in cells))
+    return is_flat
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds from fault to fault")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=KINDS)
+    parser.add_argument("--folder", help="keep what is written here; else a temporary folder")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"--kinds: no {', '.join(sorted(unknown))}; want some of {', '.join(KINDS)}")
+    return options
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())
