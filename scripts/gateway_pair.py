@@ -17,10 +17,10 @@ from typing import IO
 
 from orchestrator.core.run_events import SiteNamespace
 from protos.errors import IsthmusError
-from sites.agent.site_gateways import MALLOC
 from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from sites.local.rank_messages import Reduce, Reduced, Region
 from sites.local.regions import create_region
+from sites.node.gateway_process import MALLOC
 from sites.worker.gateway_link import GatewayLink
 from topology.json_fields import to_json
 from topology.trees.trees import ReductionPlan

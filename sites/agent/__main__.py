@@ -27,10 +27,10 @@ from protos.private_files import keep_private, private_folder
 from protos.security import require_protected
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
-from sites.agent.children import adopt_orphans
 from sites.agent.logs import OwnLines
 from sites.agent.run import Place
-from sites.agent.sockets import socket_folder
+from sites.node.children import adopt_orphans
+from sites.node.sockets import socket_folder
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
 from topology.world import Detection

@@ -1,35 +1,28 @@
 """Ships a run's log lines to the coordinator, without ever holding up the run.
 
-The files on disk are the buffer: nothing is read before what was read is shipped. A source that
-writes more than the rate allows is read with gaps, and each gap says how many lines it left out.
+The files on disk are the buffer (`sites/node/log_files.py`): nothing is read before what was read
+is shipped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
 
 from protos.control.v1.control_pb2 import LogLine, ShipLogsRequest
-from protos.disk import Beginning
 from protos.errors import IsthmusError
-from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
+from protos.limits import LOG_BATCH_BYTES
+from sites.node.log_files import KEEP_BYTES, Lines
 
 RATE_BYTES_PER_S = 1 << 20
 """What all sources of a site together may write."""
 TICK_S = 0.2
 _OWN_LINES = 1000
 """Lines of the agent's own log that are kept between two ticks, at most."""
-
-LAG_BYTES = 1 << 20
-"""A reader that is further behind leaves lines out."""
-KEEP_BYTES = 128 << 10
-"""How much of the end it keeps then."""
-_COUNT_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +47,16 @@ class OwnLines(logging.Handler):
         return [line for text in taken for line in text.splitlines()]
 
 
+class Reader(Protocol):
+    """Reads the log files of a node (`sites.node.node.Node`)."""
+
+    async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
+        """Return new lines, and how many bytes they were: at most the budget."""
+
+    async def read_log_ends(self, first: Sequence[str]) -> Lines:
+        """Return the end of every source, `first` those that matter most."""
+
+
 class LogShipper:
     """Ships the log lines of one run at one site."""
 
@@ -65,23 +68,23 @@ class LogShipper:
         generation: int,
         site: str,
         own: OwnLines,
-        find: Callable[[], Iterable[tuple[str, Path]]],
+        readers: Callable[[], Sequence[Reader]],
     ) -> None:
         """`ship` sends one request, and raises IsthmusError when it did not arrive.
 
-        `find` returns the sources' names and files as far as there are any yet; it is asked every
-        tick. The agent's `own` lines are another source.
+        `readers` returns the site's nodes as far as there are any yet; it is asked every tick. The
+        agent's `own` lines are another source.
         """
         self._ship = ship
         self._run_id = run_id
         self._generation = generation
         self._site = site
         self._own = own
-        self._find = find
-        self._tails: dict[Path, tuple[str, Tail]] = {}
+        self._readers = readers
         self._sequences: dict[str, int] = {}
         self._pending: deque[LogLine] = deque()
         self._allowance_bytes = float(RATE_BYTES_PER_S)
+        self._collecting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Ship until cancelled."""
@@ -90,7 +93,9 @@ class LogShipper:
             refill = self._allowance_bytes + TICK_S * RATE_BYTES_PER_S
             self._allowance_bytes = min(refill, RATE_BYTES_PER_S)
             if not self._pending:
-                await asyncio.to_thread(self._collect)
+                # What was read is not read again: it is kept even if this task is cancelled.
+                self._collecting = asyncio.create_task(self._collect(), name="collect-logs")
+                await asyncio.shield(self._collecting)
             await self._send()
 
     async def finish(self, deadline_s: float, first: Iterable[str] = ()) -> None:
@@ -98,7 +103,9 @@ class LogShipper:
 
         What does not arrive by `deadline_s`, on time.monotonic's clock, stays in the site's files.
         """
-        await asyncio.to_thread(self._collect_ends, set(first))
+        if self._collecting is not None:
+            await self._collecting
+        await self._collect_ends(set(first))
         while self._pending and time.monotonic() < deadline_s:
             try:
                 async with asyncio.timeout(deadline_s - time.monotonic()):
@@ -108,30 +115,28 @@ class LogShipper:
             if self._pending:
                 await asyncio.sleep(min(TICK_S, max(0.0, deadline_s - time.monotonic())))
 
-    def _discover(self) -> None:
-        for source, path in self._find():
-            self._tails.setdefault(path, (source, Tail(path)))
-
-    def _collect(self) -> None:
-        """Read what the allowance permits, a fair share of each source."""
-        self._discover()
+    async def _collect(self) -> None:
+        """Read what the allowance permits, a fair share of each node."""
         self._add("agent", self._own.take())
-        for place, (source, tail) in enumerate(self._tails.values()):
-            share = self._allowance_bytes / (len(self._tails) - place)
-            if share >= 1:
-                tail.free()  # nothing is pending: what was read has been shipped
-                lines, read_bytes = tail.read(int(share))
-                self._allowance_bytes -= read_bytes
+        readers = self._readers()
+        for place, reader in enumerate(readers):
+            share = int(self._allowance_bytes / (len(readers) - place))
+            found, read_bytes = await reader.read_logs(share)
+            self._allowance_bytes -= read_bytes
+            for source, lines in found:
                 self._add(source, lines)
 
-    def _collect_ends(self, first: set[str]) -> None:
-        self._discover()
+    async def _collect_ends(self, first: set[str]) -> None:
+        found = await asyncio.gather(
+            *(reader.read_log_ends(sorted(first)) for reader in self._readers())
+        )
         waiting, self._pending = self._pending, deque()
-        for source, tail in sorted(self._tails.values(), key=lambda each: each[0] not in first):
+        ends = [end for of_node in found for end in of_node]
+        for source, lines in sorted(ends, key=lambda each: each[0] not in first):
             earlier = [line for line in waiting if line.source == source]
             waiting = deque(line for line in waiting if line.source != source)
             self._pending.extend(_latest(earlier))
-            self._add(source, tail.finish())
+            self._add(source, lines)
         self._pending.extend(waiting)
         self._add("agent", self._own.take())
 
@@ -178,83 +183,3 @@ def _latest(lines: list[LogLine]) -> list[LogLine]:
             gap.text = f"… {place + 1} lines dropped"
             return [gap, *lines[place + 1 :]]
     return lines
-
-
-class Tail:
-    """Reads one file from its beginning. Never loads more than it was allowed to."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._rest = b""
-        self._cut_bytes = 0
-        self._beginning = Beginning(path)
-
-    def free(self) -> None:
-        """Give back the disk space of what was read long ago: processes write for weeks."""
-        self._beginning.free(self._offset)
-
-    def read(self, budget_bytes: int) -> tuple[list[str], int]:
-        """Return the complete lines in the next `budget_bytes` bytes, and how many bytes were read.
-
-        A file that is not there (yet) has no lines.
-        """
-        try:
-            with self.path.open("rb") as file:
-                skipped = self._catch_up(file.fileno(), LAG_BYTES)
-                data = os.pread(file.fileno(), budget_bytes, self._offset)
-        except OSError:
-            return [], 0
-        self._offset += len(data)
-        return skipped + self._lines(data), len(data)
-
-    def finish(self) -> list[str]:
-        """Return what is left, at most the last KEEP_BYTES of it, with an unfinished line."""
-        try:
-            with self.path.open("rb") as file:
-                skipped = self._catch_up(file.fileno(), KEEP_BYTES)
-        except OSError:
-            return []
-        lines, _ = self.read(KEEP_BYTES)
-        rest = [self._text(self._rest)] if self._rest else []
-        self._rest = b""
-        return skipped + lines + rest
-
-    def _catch_up(self, descriptor: int, lag_bytes: int) -> list[str]:
-        """Go to a line near the end when too much is unread; say how many were left out."""
-        end = os.fstat(descriptor).st_size
-        if end - self._offset <= lag_bytes:
-            return []
-        dropped = 0
-        target = end - KEEP_BYTES
-        while self._offset < target:
-            data = os.pread(descriptor, min(_COUNT_BYTES, target - self._offset), self._offset)
-            if not data:
-                break
-            self._offset += len(data)
-            dropped += data.count(b"\n")
-        # The line in which the target lies is incomplete: its rest goes too.
-        data = os.pread(descriptor, KEEP_BYTES, self._offset)
-        self._offset += data.find(b"\n") + 1
-        self._rest, self._cut_bytes = b"", 0
-        return [f"… {dropped + 1} lines dropped"]
-
-    def _lines(self, data: bytes) -> list[str]:
-        """Return the lines that `data` completes; keep the unfinished one, in bounded space."""
-        *complete, rest = data.split(b"\n")
-        lines = []
-        for piece in complete:
-            self._keep(piece)
-            lines.append(self._text(self._rest))
-            self._rest, self._cut_bytes = b"", 0
-        self._keep(rest)
-        return lines
-
-    def _keep(self, piece: bytes) -> None:
-        room = LOG_LINE_BYTES - len(self._rest)
-        self._rest += piece[:room]
-        self._cut_bytes += max(0, len(piece) - room)
-
-    def _text(self, line: bytes) -> str:
-        text = line.decode(errors="replace").rstrip("\r")
-        return f"{text}… [{self._cut_bytes} bytes cut]" if self._cut_bytes else text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,16 @@ from protos.control.v1.control_pb2 import (
     Stall,
 )
 from protos.failure import Failure
-from sites.agent.children import kill_descendants
 from sites.agent.logs import LogShipper, OwnLines
-from sites.agent.order import SiteOrder, read_order
 from sites.agent.session import Session
-from sites.agent.site_failures import SiteError, order_failures
-from sites.agent.site_gateways import EpochChange, Listeners, Opinions, PlanSwitch
+from sites.agent.site_failures import order_failures
+from sites.agent.site_gateways import EpochChange, Opinions, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
 from sites.agent.stalls import Stalls
+from sites.node.children import kill_descendants
+from sites.node.failures import SiteError
+from sites.node.node import Listener
+from sites.node.order import SiteOrder, read_order
 
 _LOOK_S = 0.2
 _JOINED_S = 2.0
@@ -96,6 +98,7 @@ class SiteRun:
         self._switch: PlanSwitch | None = None
         self._epochs: EpochChange | None = None
         self._opinions = Opinions()
+        self._stalls: Stalls | None = None
 
     @property
     def coordinator_s(self) -> float:
@@ -200,7 +203,7 @@ class SiteRun:
             generation=self.generation,
             site=self._place.site,
             own=self._place.own_lines,
-            find=self._log_files,
+            readers=lambda: self._processes.nodes if self._processes else (),
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -224,28 +227,15 @@ class SiteRun:
                 read_order, self._prepare, self._place.site, self._place.state
             )
             self._order = order
-            stalls = Stalls(order.folder, self._put_stall)
-
-            def on_stalled(gateway: int, message: Mapping[str, Any]) -> None:
-                tasks.create_task(stalls.take(gateway, message), name="stalls")
-
-            listeners = Listeners(
-                on_metric=self._on_metric,
-                on_digest=self._on_digest,
-                on_plan=self._on_plan,
-                on_epoch=self._on_epoch,
-                on_opinion=self._on_opinion,
-                on_failed=self.fail,
-                on_stalled=on_stalled,
-            )
             processes = SiteProcesses(
                 order,
                 self._place.sockets,
                 self._place.bind_host,
                 self._prepare.namespace if self._prepare.HasField("namespace") else None,
-                listeners,
+                Listener(lambda *said: self._on_said(tasks, *said), self.fail),
                 tasks,
             )
+            self._stalls = Stalls(processes.look, self._put_stall)
             self._processes = processes
             self._epochs = EpochChange(
                 order.site.num_gateways, processes.tell_gateways, self._put_switch
@@ -353,6 +343,29 @@ class SiteRun:
             )
         )
 
+    def _on_said(self, tasks: asyncio.TaskGroup, gateway: int, message: Mapping[str, Any]) -> None:
+        """A gateway says something to the agent.
+
+        Raises:
+            KeyError, TypeError, ValueError: it makes no sense.
+        """
+        match message["op"]:
+            case "metric":
+                self._on_metric(message)
+            case "digest":
+                self._on_digest(message)
+            case "plan_prepared" | "plan_begun":
+                self._on_plan(message)
+            case "settled" | "resumed":
+                self._on_epoch(message)
+            case "suspect" | "reached":
+                self._on_opinion({**message, "gateway": gateway})
+            case "stalled":
+                assert self._stalls is not None, "it is there before any gateway"
+                tasks.create_task(self._stalls.take(gateway, message), name="stalls")
+            case other:
+                raise ValueError(f"unknown op {other!r}")
+
     def _on_metric(self, message: Mapping[str, Any]) -> None:
         if message["kind"] == metrics.STEP:
             self._latest_step = message["step"]
@@ -411,10 +424,6 @@ class SiteRun:
     def _put_stall(self, stall: Stall) -> None:
         stall.run_id, stall.generation = self.run_id, self.generation
         self._put(stall=stall)
-
-    def _log_files(self) -> Iterator[tuple[str, Path]]:
-        if self._processes is not None:
-            yield from self._processes.log_files()
 
     @property
     def _name(self) -> Mapping[str, Any]:

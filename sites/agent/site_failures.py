@@ -5,39 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from protos.failure import Failure, name_exit, one_line
+from protos.failure import Failure
 
 SIMULTANEOUS_S = 0.25
 """Closer together than this, the order in which ends were seen says little on a busy machine."""
 
 _EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED"})
 """Codes that tell of the end of a process of this site, even where its status was 0."""
-
-
-class SiteError(Exception):
-    """A step of a run cannot be done; `code` is a key of protos/catalogue.py."""
-
-    def __init__(
-        self, code: str, message: str, *, node: int = -1, gateway: int = -1, log_path: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.node = node
-        self.gateway = gateway
-        self.log_path = log_path
-
-
-def rank_failure(found: Failure, site: str, node: int) -> Failure:
-    """Return a rank's failure, as its launcher left it, with its place and in a whole sentence."""
-    said = f": {found.message}" if found.message else ""
-    message = f"rank {found.rank} of site {site} {describe_end(found.exit_code)}{said}"
-    return dataclasses.replace(found, message=one_line(message), site=site, node=node)
-
-
-def describe_end(exit_code: int) -> str:
-    """Return how a process ended, as the rest of a sentence."""
-    how = "exited with" if exit_code >= 0 else "was killed by"
-    return f"{how} {name_exit(exit_code)}"
 
 
 def order_failures(failures: Sequence[Failure]) -> list[Failure]:

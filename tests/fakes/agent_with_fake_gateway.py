@@ -2,9 +2,9 @@
 
 import sys
 
-import sites.agent.site_gateways
+import sites.node.gateway_process
 from sites.agent.__main__ import main
 
 if __name__ == "__main__":
-    sites.agent.site_gateways.MODULE = "tests.fakes.agent_gateway"
+    sites.node.gateway_process.MODULE = "tests.fakes.agent_gateway"
     sys.exit(main())

@@ -28,7 +28,6 @@ from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
 from protos.failure import Failure
-from sites.agent.site_gateways import Gateway, Listeners
 from sites.gateway.agent_port import read_commands, read_configuration
 from sites.gateway.config import Proposal
 from sites.launcher.rank_failures import (
@@ -39,6 +38,8 @@ from sites.launcher.rank_failures import (
     write_failures,
 )
 from sites.local.rank_messages import decode_from_rank
+from sites.node.gateway_process import Gateway
+from sites.node.node import Listener
 from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
 from topology.errors import ConfigError
@@ -149,7 +150,7 @@ def _hear_gateway(data: bytes) -> None:
         gateway = Gateway(config, 0, cast("asyncio.subprocess.Process", process), Path("/run/log"))
         told: list[object] = []
         note = told.append
-        await gateway.read(Listeners(note, note, note, note, note, note, lambda *_: None))
+        await gateway.read(Listener(lambda *_: None, note))
 
     asyncio.run(hear())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sites.agent.site_processes import SiteProcesses
+from sites.node.supervisor import Supervisor
 
 
 def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
@@ -23,10 +23,13 @@ def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
         gateway_log=lambda gateway: tmp_path / f"node{gateway // 2}" / f"gateway{gateway}.log",
     )
     unused = cast("Any", None)
-    processes = SiteProcesses(
-        cast("Any", order), tmp_path, None, None, listeners=unused, tasks=unused
-    )
-    found = [(source, path.name) for source, path in processes.log_files()]
+    found = [
+        (source, path.name)
+        for node in range(2)
+        for source, path in Supervisor(
+            cast("Any", order), node, tmp_path, "127.0.0.1", None, unused, unused
+        ).log_files()
+    ]
     assert found == [
         ("rank0", "stderr.log"),
         ("rank1", "stderr.log"),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from protos import disk
 from protos.control.v1.control_pb2 import ShipLogsRequest
 from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
-from sites.agent.logs import KEEP_BYTES, LAG_BYTES, LogShipper, OwnLines, Tail
+from sites.agent.logs import LogShipper, OwnLines
+from sites.node.log_files import KEEP_BYTES, LAG_BYTES, Lines, LogFiles, Tail
 from tests.fakes.holes import has_holes
 
 PLENTY = 1 << 20
@@ -94,15 +96,29 @@ class Receiver:
         return [line.text for line in lines]
 
 
+class FilesReader:
+    """A node whose log files are these."""
+
+    def __init__(self, files: LogFiles) -> None:
+        self.files = files
+
+    async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
+        return self.files.read(budget_bytes)
+
+    async def read_log_ends(self, first: Sequence[str]) -> Lines:
+        return self.files.read_ends(first)
+
+
 def shipper(receiver: Receiver, files: dict[Path, str], own: OwnLines | None = None) -> LogShipper:
     """Return a shipper of these files."""
+    reader = FilesReader(LogFiles(lambda: [(source, path) for path, source in files.items()]))
     return LogShipper(
         receiver.ship,
         run_id="r1",
         generation=1,
         site="a",
         own=own or OwnLines(),
-        find=lambda: [(source, path) for path, source in files.items()],
+        readers=lambda: [reader],
     )
 
 
@@ -136,9 +152,13 @@ def test_the_end_of_a_source_comes_before_a_long_backlog_of_it(tmp_path: Path) -
     path = tmp_path / "log"
     append(path, b"talk\n" * 50_000)
     ships = shipper(receiver, {path: "rank0"})
-    ships._collect()  # they wait, for nothing is taken
-    append(path, b"the last words\n")
-    asyncio.run(ships.finish(time.monotonic() + 20))
+
+    async def story() -> None:
+        await ships._collect()  # they wait, for nothing is taken
+        append(path, b"the last words\n")
+        await ships.finish(time.monotonic() + 20)
+
+    asyncio.run(story())
     lines = [line for request in receiver.requests for line in request.lines]
     assert lines[0].text.endswith("lines dropped")
     assert lines[-1].text == "the last words"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from protos.control.v1 import control_pb2 as control
-from sites.agent.order import SiteOrder, read_order
-from sites.agent.site_failures import SiteError
-from sites.agent.site_gateways import gateway_config
 from sites.gateway.config import GatewayConfig
+from sites.node.failures import SiteError
+from sites.node.gateway_configs import gateway_config
+from sites.node.order import SiteOrder, read_order
 from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology

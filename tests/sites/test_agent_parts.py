@@ -12,7 +12,7 @@ import pytest
 from protos.control.v1 import control_pb2 as control
 from protos.limits import CONTROL_MESSAGE_BYTES
 from sites.agent.session import BULK_BYTES, Outbox
-from sites.agent.sockets import SOCKET_PATH_BYTES, socket_folder
+from sites.node.sockets import SOCKET_PATH_BYTES, socket_folder
 
 
 def metric(step: int) -> control.Metric:

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from protos.failure import Failure
-from sites.agent.site_failures import describe_end, order_failures, rank_failure
+from sites.agent.site_failures import order_failures
+from sites.node.failures import describe_end, rank_failure
 
 
 def failure(name: str, at_s: float, **fields: object) -> Failure:

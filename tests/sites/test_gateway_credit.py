@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from protos.errors import RemoteProtocolError
-from sites.agent.site_gateways import gateway_config as gateway_config_of
 from sites.gateway.config import GatewayConfig
 from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
 from sites.local.chunk_grid import grid
+from sites.node.gateway_configs import gateway_config as gateway_config_of
 from tests.fakes.gateway_sites import gateway_config
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology_text

@@ -14,12 +14,12 @@ import pytest
 
 from protos import metrics
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
-from sites.agent.site_gateways import probing_config
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
 from sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
 from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
 from sites.gateway.probing.probing_gateway import ProbingGateway
+from sites.node.gateway_configs import probing_config
 from tests.fakes.gateway_sites import SITES, gateway_config
 from topology.documents.load import load_topology
 from topology.job import Probe

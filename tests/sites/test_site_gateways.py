@@ -17,10 +17,10 @@ from protos.control.v1.control_pb2 import (
     Settle,
     Settled,
 )
-from sites.agent.site_failures import SiteError
 from sites.agent.site_gateways import EpochChange, PlanSwitch
 from sites.gateway import agent_port
 from sites.gateway.config import Proposal
+from sites.node.failures import SiteError
 from topology.epoch import (
     Epoch,
     Finished,

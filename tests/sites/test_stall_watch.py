@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sites.agent.rank_stacks import look_at
 from sites.gateway.config import StallLimits
 from sites.gateway.ranks.stall_watch import StallWatch, Standing
 from sites.local.stack_files import stack_file
+from sites.node.rank_stacks import look_at
 from tests.fakes.waiting import wait_for
 
 LIMITS = StallLimits(least_s=5.0, rounds=3, first_s=60.0)

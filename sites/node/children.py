@@ -1,7 +1,7 @@
-"""Children of the agent: started on a leash, and all gone after any end of a run.
+"""Children of an agent or a supervisor: started on a leash, and all gone after any end of a run.
 
-The agent adopts whatever its children leave behind (PR_SET_CHILD_SUBREAPER), so that everything a
-run ever started is a descendant that can be found and ended. One run at a time, so all descendants
+Their parent adopts whatever they leave behind (PR_SET_CHILD_SUBREAPER), so that everything a run
+ever started is a descendant that can be found and ended. One run at a time, so all descendants
 belong to it.
 """
 
@@ -41,8 +41,7 @@ def adopt_orphans() -> None:
 
 
 async def start_leashed(
-    module: str,
-    arguments: Sequence[str],
+    command: Sequence[str],
     *,
     env: Mapping[str, str],
     log: IO[bytes],
@@ -50,7 +49,7 @@ async def start_leashed(
     namespaces: tuple[str, str] | None = None,
     umask: int = -1,
 ) -> asyncio.subprocess.Process:
-    """Start `python -m module arguments` in a process group of its own that dies with the agent.
+    """Start a command in a process group of its own that dies with this process.
 
     Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
     caller closes. A child that `talks` has pipes for stdin and stdout; else stdin is empty and
@@ -62,7 +61,7 @@ async def start_leashed(
         *(sys.executable, "-m", "sites.leash", str(os.getpid())),
         *(("--enter", *namespaces) if namespaces else ()),
         "--",
-        *(sys.executable, "-m", module, *arguments),
+        *command,
         stdin=pipe if talks else null,
         stdout=pipe if talks else log,
         stderr=log,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protos.control.v1.control_pb2 import Prepare
 from protos.failure import one_line
-from sites.agent.site_failures import SiteError
+from sites.node.failures import SiteError
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.run_spec import RunSpec, spec_hash

@@ -1,0 +1,1 @@
+"""One machine of a site: its gateways, its torchrun and their logs, under one supervisor."""

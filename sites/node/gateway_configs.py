@@ -1,0 +1,113 @@
+"""What each gateway of a site has to know of a run, made from the run's spec. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sites.gateway.config import GatewayConfig, PeerLink, StallLimits
+from topology.channels import FLOWS_MAX
+from topology.job import Probe
+from topology.run_spec import RunSpec
+from topology.world import Link, Topology
+
+_PROBE_WINDOW_MIN_BYTES = 2 << 20
+_PROBE_WINDOW_MAX_BYTES = 16 << 20
+"""A connection may hold twice that much which was not yet read. With the kernel's own limits (6 MiB
+by default) one connection never gets beyond it, and many together must not fill a machine's
+memory."""
+
+
+def gateway_config(
+    spec: RunSpec,
+    *,
+    run_id: str,
+    generation: int,
+    config_hash: str,
+    site: str,
+    gateway: int,
+    bind_host: str | None = None,
+    told_host: str | None = None,
+    socket_path: str,
+) -> GatewayConfig:
+    """Return what one gateway has to know of a run.
+
+    `bind_host` and `told_host` win over what the topology says of its site.
+
+    Raises:
+        ConfigError: it is more than a gateway can do.
+    """
+    exchange, sites = spec.job.exchange, spec.topology.sites
+    described = spec.topology.site(site)
+    listening = described.listening
+    interfaces = () if bind_host else listening.interfaces
+    config = GatewayConfig(
+        run_id=run_id,
+        generation=generation,
+        config_hash=config_hash,
+        site=site,
+        gateway=gateway,
+        sites=spec.site_names,
+        gateways_per_site=tuple(each.num_gateways for each in sites),
+        ranks_per_gateway=tuple(each.ranks_per_gateway for each in sites),
+        plan=spec.reduction.plan,
+        codecs=spec.reduction.codecs,
+        error_feedback=exchange.error_feedback,
+        non_finite=exchange.non_finite,
+        chunk_bytes=spec.chunk_bytes,
+        channels_per_link=exchange.channels_per_link,
+        window_bytes=exchange.window_bytes,
+        pipeline_bytes=spec.pipeline_bytes,
+        verify_every=spec.job.verify_every,
+        bind_host="" if interfaces else bind_host or listening.bind or described.address,
+        interface=interfaces[gateway % len(interfaces)] if interfaces else "",
+        told_host=listening.told if told_host is None else told_host,
+        ports=listening.ports,
+        socket_path=socket_path,
+        links=tuple(
+            PeerLink(
+                site=link.target,
+                bytes_per_s=link.bytes_per_s,
+                rtt_s=link.rtt_s,
+                max_flows=link.max_flows or FLOWS_MAX,
+                is_shared=link.share < 1,
+                congestion=link.congestion or "",
+            )
+            for link in _links_of(spec, site)
+        ),
+        peer_lost_s=spec.timeouts.peer_lost_s,
+        rank_wait_s=spec.timeouts.process_group_s,
+        stall=StallLimits(
+            least_s=spec.timeouts.stall_s,
+            rounds=spec.timeouts.stall_steps,
+            first_s=spec.timeouts.start_s,
+        ),
+        keepalive_time_s=spec.timeouts.keepalive_time_s,
+        keepalive_timeout_s=spec.timeouts.keepalive_timeout_s,
+    )
+    if spec.job.probe is not None:
+        return probing_config(config, spec.job.probe, spec.topology)
+    return config
+
+
+def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> GatewayConfig:
+    """Return a site's configuration for a probe: one gateway, and all links that lead both ways."""
+    links = [
+        PeerLink(site=link.target, bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s)
+        for link in topology.links
+        if link.source == config.site and topology.link(link.target, link.source) is not None
+    ]
+    held = max((int(link.bytes_per_s * link.rtt_s) for link in links), default=0)
+    return dataclasses.replace(
+        config,
+        links=tuple(links),
+        gateways_per_site=(1,) * len(config.sites),
+        window_bytes=min(max(held, _PROBE_WINDOW_MIN_BYTES), _PROBE_WINDOW_MAX_BYTES),
+        probe=probe,
+    )
+
+
+def _links_of(spec: RunSpec, site: str) -> list[Link]:
+    """Return the links to all sites that could be neighbours: members and trees may change."""
+    topology, names = spec.topology, spec.site_names
+    links = [topology.link(site, other) for other in names if topology.link(other, site)]
+    return [link for link in links if link is not None]

@@ -1,0 +1,168 @@
+"""One gateway as the process that started it sees it: configured, told lines, and listened to.
+
+docs/protocols.md has what both say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protos.control.v1.control_pb2 import GatewayEndpoint
+from protos.failure import Failure
+from sites.gateway.config import GatewayConfig
+from sites.node.children import start_leashed
+from sites.node.failures import describe_end
+from sites.node.node import Listener
+from topology.json_fields import to_json
+
+MODULE = "sites.gateway"
+"""What runs as a gateway."""
+MALLOC = (
+    "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
+    ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
+)
+"""Buffers of megabytes come and go.
+
+Without this each is an mmap and its page faults, half the throughput. One arena, for frames pass
+from thread to thread: with an arena each, all keep what one frees. glibc reads it only when a
+process starts.
+"""
+_EXIT_S = 2.0
+"""Between the end of a gateway's output and that of its process."""
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """A running gateway. `read` tells of what it says; the events are set as it goes along."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        node: int,
+        process: asyncio.subprocess.Process,
+        log_path: Path,
+    ) -> None:
+        self.index = config.gateway
+        """Its number at the site."""
+        self.node = node
+        self.log_path = log_path
+        self.process = process
+        self.endpoint: GatewayEndpoint | None = None
+        self.listening = asyncio.Event()
+        self.connected = asyncio.Event()
+        self.joined = asyncio.Event()
+        self.probed = asyncio.Event()
+        self.closing = False
+        self._site = config.site
+        self._failed = False
+
+    @classmethod
+    async def start(
+        cls,
+        config: GatewayConfig,
+        node: int,
+        log_path: Path,
+        namespaces: tuple[str, str] | None = None,
+    ) -> Gateway:
+        """Start a gateway of a node, in namespaces if so asked, and tell it its configuration."""
+        env = {**os.environ, "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
+        with log_path.open("ab") as log_file:
+            process = await start_leashed(
+                [sys.executable, "-m", MODULE],
+                env=env,
+                log=log_file,
+                talks=True,
+                namespaces=namespaces,
+            )
+        gateway = cls(config, node, process, log_path)
+        gateway.tell({"op": "configure", **to_json(config)})
+        return gateway
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Write one line; a gateway that has ended is noticed by `read`."""
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        """Have it leave. Idempotent."""
+        self.closing = True
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    async def read(self, listener: Listener) -> None:
+        """Handle what the gateway says until it has ended.
+
+        An end that nobody asked for is a failure, and so is a status other than 0.
+        """
+        on_failed = listener.on_failed
+        assert self.process.stdout is not None
+        while True:
+            try:
+                line = await self.process.stdout.readline()
+            except ValueError:  # longer than any line of the protocol
+                on_failed(self._found("PROTOCOL_VIOLATION", "its gateway wrote too long a line"))
+                break
+            if not line:
+                break
+            try:
+                self._handle(json.loads(line), listener)
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+                text = line[:200].decode(errors="replace").strip()
+                log.warning("gateway %d said %r: %r", self.index, text, error)
+                on_failed(self._found("INTERNAL", f"its gateway said {text!r}"))
+        try:
+            async with asyncio.timeout(None if self.closing else _EXIT_S):
+                exit_code = await self.process.wait()
+        except TimeoutError:
+            on_failed(self._found("GATEWAY_EXITED", "its gateway closed its output"))
+            return
+        if not self._failed and (exit_code != 0 or not self.closing):
+            on_failed(self._ended(exit_code))
+
+    def _handle(self, message: Mapping[str, Any], listener: Listener) -> None:
+        match message["op"]:
+            case "listening":
+                self.endpoint = GatewayEndpoint(
+                    site=self._site, gateway=self.index, host=message["host"], port=message["port"]
+                )
+                self.listening.set()
+            case "connected":
+                self.connected.set()
+            case "joined":
+                self.joined.set()
+            case "probed":
+                self.probed.set()
+            case "failed":
+                self._failed = True
+                listener.on_failed(self._reported(Failure.from_json(message)))
+            case _:
+                listener.on_said(self.index, message)
+
+    def _reported(self, failure: Failure) -> Failure:
+        """Return what the gateway tells of, with where and when: now, and here unless it says."""
+        return dataclasses.replace(
+            failure,
+            at_s=time.monotonic(),
+            site=failure.site or self._site,
+            node=self.node,
+            gateway=self.index,
+            log_path=str(self.log_path),
+        )
+
+    def _found(self, code: str, message: str) -> Failure:
+        return self._reported(Failure(code=code, message=message))
+
+    def _ended(self, exit_code: int) -> Failure:
+        message = f"gateway {self.index} of site {self._site} {describe_end(exit_code)}"
+        return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))

@@ -1,0 +1,136 @@
+"""Reads a node's log files from their beginnings, within what it is allowed to read.
+
+The files on disk are the buffer: who asks has shipped what was read before. A source that writes
+more than that is read with gaps, and each gap says how many lines it left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from protos.disk import Beginning
+from protos.limits import LOG_LINE_BYTES
+
+LAG_BYTES = 1 << 20
+"""A reader that is further behind leaves lines out."""
+KEEP_BYTES = 128 << 10
+"""How much of the end it keeps then."""
+_COUNT_BYTES = 1 << 20
+
+Lines = list[tuple[str, list[str]]]
+"""Lines by their source, as `rank0`."""
+
+
+class LogFiles:
+    """Reads all of a node's log files."""
+
+    def __init__(self, find: Callable[[], Iterable[tuple[str, Path]]]) -> None:
+        """`find` returns the sources' names and files as far as there are any; asked each time."""
+        self._find = find
+        self._tails: dict[Path, tuple[str, Tail]] = {}
+
+    def read(self, budget_bytes: int) -> tuple[Lines, int]:
+        """Return new lines, a fair share of each source, and how many bytes were read."""
+        self._discover()
+        found: Lines = []
+        left_bytes = budget_bytes
+        for place, (source, tail) in enumerate(self._tails.values()):
+            share = left_bytes // (len(self._tails) - place)
+            if share >= 1:
+                tail.free()  # what was read has been shipped
+                lines, read_bytes = tail.read(share)
+                left_bytes -= read_bytes
+                found.append((source, lines))
+        return found, budget_bytes - left_bytes
+
+    def read_ends(self, first: Collection[str]) -> Lines:
+        """Return the end of every source, `first` those that matter most."""
+        self._discover()
+        tails = sorted(self._tails.values(), key=lambda each: each[0] not in first)
+        return [(source, tail.finish()) for source, tail in tails]
+
+    def _discover(self) -> None:
+        for source, path in self._find():
+            self._tails.setdefault(path, (source, Tail(path)))
+
+
+class Tail:
+    """Reads one file from its beginning. Never loads more than it was allowed to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+        self._cut_bytes = 0
+        self._beginning = Beginning(path)
+
+    def free(self) -> None:
+        """Give back the disk space of what was read long ago: processes write for weeks."""
+        self._beginning.free(self._offset)
+
+    def read(self, budget_bytes: int) -> tuple[list[str], int]:
+        """Return the complete lines in the next `budget_bytes` bytes, and how many bytes were read.
+
+        A file that is not there (yet) has no lines.
+        """
+        try:
+            with self.path.open("rb") as file:
+                skipped = self._catch_up(file.fileno(), LAG_BYTES)
+                data = os.pread(file.fileno(), budget_bytes, self._offset)
+        except OSError:
+            return [], 0
+        self._offset += len(data)
+        return skipped + self._lines(data), len(data)
+
+    def finish(self) -> list[str]:
+        """Return what is left, at most the last KEEP_BYTES of it, with an unfinished line."""
+        try:
+            with self.path.open("rb") as file:
+                skipped = self._catch_up(file.fileno(), KEEP_BYTES)
+        except OSError:
+            return []
+        lines, _ = self.read(KEEP_BYTES)
+        rest = [self._text(self._rest)] if self._rest else []
+        self._rest = b""
+        return skipped + lines + rest
+
+    def _catch_up(self, descriptor: int, lag_bytes: int) -> list[str]:
+        """Go to a line near the end when too much is unread; say how many were left out."""
+        end = os.fstat(descriptor).st_size
+        if end - self._offset <= lag_bytes:
+            return []
+        dropped = 0
+        target = end - KEEP_BYTES
+        while self._offset < target:
+            data = os.pread(descriptor, min(_COUNT_BYTES, target - self._offset), self._offset)
+            if not data:
+                break
+            self._offset += len(data)
+            dropped += data.count(b"\n")
+        # The line in which the target lies is incomplete: its rest goes too.
+        data = os.pread(descriptor, KEEP_BYTES, self._offset)
+        self._offset += data.find(b"\n") + 1
+        self._rest, self._cut_bytes = b"", 0
+        return [f"… {dropped + 1} lines dropped"]
+
+    def _lines(self, data: bytes) -> list[str]:
+        """Return the lines that `data` completes; keep the unfinished one, in bounded space."""
+        *complete, rest = data.split(b"\n")
+        lines = []
+        for piece in complete:
+            self._keep(piece)
+            lines.append(self._text(self._rest))
+            self._rest, self._cut_bytes = b"", 0
+        self._keep(rest)
+        return lines
+
+    def _keep(self, piece: bytes) -> None:
+        room = LOG_LINE_BYTES - len(self._rest)
+        self._rest += piece[:room]
+        self._cut_bytes += max(0, len(piece) - room)
+
+    def _text(self, line: bytes) -> str:
+        text = line.decode(errors="replace").rstrip("\r")
+        return f"{text}… [{self._cut_bytes} bytes cut]" if self._cut_bytes else text

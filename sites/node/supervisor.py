@@ -1,0 +1,222 @@
+"""Supervises one node's part of a run in this process: its gateways, its torchrun, their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
+from protos.security import InsecureAddressError, require_protected
+from sites.node.children import send, wait_ended
+from sites.node.failures import SiteError
+from sites.node.gateway_configs import gateway_config
+from sites.node.gateway_process import Gateway
+from sites.node.log_files import Lines, LogFiles
+from sites.node.node import Listener
+from sites.node.order import SiteOrder
+from sites.node.rank_stacks import RankStack, is_stopped, look_at
+from sites.node.torchrun import TORCHRUN_LOG, Torchrun, rank_files
+from topology.errors import ConfigError
+
+LEAVE_S = 1.0
+"""Time for gateways to leave once the ranks were stopped: nobody waits for what they still hold."""
+
+
+class Supervisor:
+    """A node (sites/node/node.py). Whoever owns the process ends what `end` leaves below it."""
+
+    def __init__(
+        self,
+        order: SiteOrder,
+        node: int,
+        sockets: Path,
+        bind_host: str | None,
+        namespace: Namespace | None,
+        listener: Listener,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            order: The run.
+            node: Which node of the site.
+            sockets: Folder for its gateways' sockets.
+            bind_host: What its gateways bind; None: as the topology says. In a `namespace` they
+                bind its address.
+            namespace: Where its gateways run; None: where this process does.
+            listener: Told what the node's processes say.
+            tasks: Owns the tasks that listen to the processes; they end with those.
+        """
+        self._order = order
+        self._node = node
+        self._sockets = sockets
+        self._namespaces = (namespace.user, namespace.net) if namespace else None
+        # Not loopback, but nothing outside the emulated WAN reaches it.
+        self._bind_host = namespace.address if namespace else bind_host
+        self._listener = listener
+        self._tasks = tasks
+        self._gateways: list[Gateway] = []
+        self._torchrun: Torchrun | None = None
+        self._logs = LogFiles(self.log_files)
+
+    @property
+    def children(self) -> list[asyncio.subprocess.Process]:
+        """Every process that was started here; theirs are below them."""
+        torchruns = [] if self._torchrun is None else [self._torchrun.process]
+        return [*torchruns, *(gateway.process for gateway in self._gateways)]
+
+    async def start_gateways(self) -> list[GatewayEndpoint]:
+        """Start the node's gateways and return where they listen, for others to dial.
+
+        Raises:
+            SiteError: one does not listen in time.
+        """
+        order = self._order
+        for index in order.node_gateways(self._node):
+            try:
+                config = gateway_config(
+                    order.spec,
+                    run_id=order.run_id,
+                    generation=order.generation,
+                    config_hash=order.spec_hash,
+                    site=order.site.name,
+                    gateway=index,
+                    bind_host=self._bind_host,
+                    told_host=self._bind_host if self._namespaces else None,
+                    socket_path=str(self._socket_path(index)),
+                )
+            except ConfigError as error:
+                raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error
+            if config.bind_host and not self._namespaces:
+                try:
+                    require_protected(config.bind_host)
+                except InsecureAddressError as error:
+                    raise SiteError(error.code, str(error)) from error
+            log_path = order.gateway_log(index)
+            gateway = await Gateway.start(config, self._node, log_path, self._namespaces)
+            self._gateways.append(gateway)
+            self._tasks.create_task(gateway.read(self._listener), name=f"gateway{index}")
+        await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
+        endpoints = [gateway.endpoint for gateway in self._gateways]
+        return [endpoint for endpoint in endpoints if endpoint is not None]
+
+    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+        """Write one line to each gateway."""
+        for gateway in self._gateways:
+            gateway.tell(message)
+
+    async def wait_connected(self) -> None:
+        """Return once the gateways have reached all that they need.
+
+        Raises:
+            SiteError: it was not in time.
+        """
+        await self._wait_for_gateways("connect", [each.connected for each in self._gateways])
+
+    async def wait_probed(self) -> None:
+        """Return once the gateways have measured their links, and all others have that meet here.
+
+        Gateways bound it themselves: one that waits too long for another fails.
+        """
+        for gateway in self._gateways:
+            await gateway.probed.wait()
+
+    async def wait_joined(self) -> None:
+        """Return once all ranks of the node have joined their gateways."""
+        for gateway in self._gateways:
+            await gateway.joined.wait()
+
+    async def run_ranks(self, endpoint: str) -> None:
+        """Start torchrun and return when it has ended, well or not.
+
+        Args:
+            endpoint: host:port of the rendezvous, on node 0.
+        """
+        sockets = [self._socket_path(index) for index in self._order.node_gateways(self._node)]
+        self._torchrun = await Torchrun.start(self._order, self._node, endpoint, sockets)
+        watching = self._torchrun.watch(self._listener.on_failed)
+        await asyncio.wait([self._tasks.create_task(watching, name="torchrun")])
+
+    async def leave(self) -> None:
+        """Have the gateways leave after the ranks have, and wait until they have gone.
+
+        Raises:
+            SiteError: one did not go in time.
+        """
+        for gateway in self._gateways:
+            gateway.close()
+        deadline_s = time.monotonic() + self._order.spec.timeouts.peer_lost_s
+        if not await wait_ended([each.process for each in self._gateways], deadline_s):
+            late = next(each for each in self._gateways if each.process.returncode is None)
+            raise self._of_gateway(
+                "GATEWAY_EXITED", late, "did not leave after the ranks had ended"
+            )
+
+    async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
+        """Return what a rank is doing; None: it is not stopped, and only that was asked."""
+        folder = self._order.folder
+        if only_stopped and not await asyncio.to_thread(is_stopped, folder, rank):
+            return None
+        return await asyncio.to_thread(look_at, folder, rank)
+
+    async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
+        """Return new lines, and how many bytes they were: at most the budget."""
+        return await asyncio.to_thread(self._logs.read, budget_bytes)
+
+    async def read_log_ends(self, first: Sequence[str]) -> Lines:
+        """Return the end of every source, `first` those that matter most."""
+        return await asyncio.to_thread(self._logs.read_ends, first)
+
+    async def end(self, grace_s: float) -> bool:
+        """End ranks, then gateways; `grace_s` lies between SIGTERM and SIGKILL."""
+        deadline_s = time.monotonic() + grace_s
+        if self._torchrun is not None:
+            send(self._torchrun.process, SIGTERM)
+            await wait_ended([self._torchrun.process], deadline_s)
+        gateways = [each.process for each in self._gateways]
+        for gateway in self._gateways:
+            gateway.close()
+        await wait_ended(gateways, min(deadline_s, time.monotonic() + LEAVE_S))
+        for index in self._order.node_gateways(self._node):
+            self._socket_path(index).unlink(missing_ok=True)
+        return True
+
+    async def close(self) -> None:
+        """Nothing is held here beyond the processes."""
+
+    def log_files(self) -> Iterator[tuple[str, Path]]:
+        """Return source and path of every log that there is by now."""
+        order, node = self._order, self._node
+        folder = order.node_folder(node)
+        yield from rank_files(folder, order.name, node * order.site.accelerators_per_node)
+        yield f"torchrun{node}", folder / TORCHRUN_LOG
+        for index in order.node_gateways(node):
+            yield f"gateway{index}", order.gateway_log(index)
+
+    def _socket_path(self, gateway: int) -> Path:
+        return self._sockets / f"gateway{gateway}.sock"
+
+    async def _wait_for_gateways(self, what: str, events: Sequence[asyncio.Event]) -> None:
+        within_s = self._order.spec.timeouts.start_s
+        try:
+            async with asyncio.timeout(within_s):
+                for event in events:
+                    await event.wait()
+        except TimeoutError:
+            pairs = zip(self._gateways, events, strict=True)
+            late = next(gateway for gateway, event in pairs if not event.is_set())
+            said = f"did not {what} within {within_s:g} s"
+            raise self._of_gateway("START_TIMED_OUT", late, said) from None
+
+    def _of_gateway(self, code: str, gateway: Gateway, said: str) -> SiteError:
+        return SiteError(
+            code,
+            f"gateway {gateway.index} of site {self._order.site.name} {said}",
+            node=gateway.node,
+            gateway=gateway.index,
+            log_path=str(gateway.log_path),
+        )

@@ -1,0 +1,107 @@
+"""A node's torchrun as its supervisor sees it: started, watched, and its ranks' ends told of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from protos.failure import Failure
+from protos.private_files import users_umask
+from sites.launcher.rank_failures import read_failures
+from sites.node.children import start_leashed
+from sites.node.failures import describe_end, rank_failure
+from sites.node.order import SiteOrder
+
+TORCHRUN_LOG = "torchrun.log"
+"""The file in a node's folder with what the launcher itself writes."""
+_LOOK_S = 0.05
+"""Between two looks at failures.json."""
+
+
+class Torchrun:
+    """A node's launcher and, below it, the node's ranks."""
+
+    def __init__(self, order: SiteOrder, node: int, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._site = order.site.name
+        self._node = node
+        self._folder = order.node_folder(node)
+        self._told: set[int] = set()
+
+    @classmethod
+    async def start(
+        cls, order: SiteOrder, node: int, endpoint: str, sockets: Sequence[Path]
+    ) -> Torchrun:
+        """Start the ranks of one node.
+
+        Args:
+            order: The run.
+            node: Which node.
+            endpoint: host:port of the rendezvous, on node 0.
+            sockets: Those of the node's gateways.
+        """
+        site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
+        (folder / "failures.json").unlink(missing_ok=True)
+        arguments = [
+            *("--nodes", str(site.nodes), "--node", str(node)),
+            *("--ranks", str(site.accelerators_per_node)),
+            *("--endpoint", endpoint, "--name", order.name, "--folder", str(folder)),
+            *("--start-within", str(timeouts.start_s), "--grace", str(timeouts.stop_grace_s)),
+            *("--", *order.command),
+        ]
+        # All nodes of a local launcher are this machine; Gloo would pick the interface by hostname.
+        defaults = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+        with (folder / TORCHRUN_LOG).open("ab") as log_file:
+            process = await start_leashed(
+                [sys.executable, "-m", "sites.launcher.node", *arguments],
+                env={**defaults, **os.environ, **order.environment(sockets)},
+                log=log_file,
+                talks=False,
+                umask=users_umask(),
+            )
+        return cls(order, node, process)
+
+    async def watch(self, on_failed: Callable[[Failure], None]) -> None:
+        """Tell of each rank that fails, as soon as it is known, until the launcher has ended."""
+        ended = asyncio.ensure_future(self.process.wait())
+        try:
+            while not ended.done():
+                await asyncio.wait([ended], timeout=_LOOK_S)
+                self._tell_new(on_failed)
+        finally:
+            ended.cancel()
+        exit_code = ended.result()
+        if exit_code != 0 and not self._told:
+            on_failed(self._launcher_ended(exit_code))
+
+    def _tell_new(self, on_failed: Callable[[Failure], None]) -> None:
+        for failure in read_failures(self._folder / "failures.json"):
+            if failure.rank not in self._told:
+                self._told.add(failure.rank)
+                on_failed(rank_failure(failure, self._site, self._node))
+
+    def _launcher_ended(self, exit_code: int) -> Failure:
+        """Return the failure of torchrun itself.
+
+        Killed, it counts as the training process that it stands for: its ranks die with it.
+        """
+        end = describe_end(exit_code)
+        return Failure(
+            code="RANK_KILLED" if exit_code < 0 else "LAUNCH_FAILED",
+            message=f"torchrun of node {self._node} of site {self._site} {end}",
+            at_s=time.monotonic(),
+            site=self._site,
+            node=self._node,
+            exit_code=exit_code,
+            log_path=str(self._folder / TORCHRUN_LOG),
+        )
+
+
+def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:
+    """Return the log files of a node's ranks that are there by now, with their sources' names."""
+    for path in sorted(folder.glob(f"ranks/{name}_*/attempt_0/*/std*.log")):
+        yield f"rank{first_rank + int(path.parent.name)}", path
