@@ -36,7 +36,7 @@ NAME: Final = "{name}"
 WARN_DAYS: Final = 14
 _DAY_S: Final = 86_400.0
 
-Options = Sequence[tuple[str, int]]
+Options = Sequence[tuple[str, int | str]]
 OnRefused = Callable[[str], None]
 """Is told of each call that was refused, in one line."""
 

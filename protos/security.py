@@ -38,7 +38,7 @@ HEADER: Final = "authorization"
 
 log = logging.getLogger(__name__)
 
-Options = Sequence[tuple[str, int]]
+Options = Sequence[tuple[str, int | str]]
 _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 if TYPE_CHECKING:
     from protos.mutual_tls import Context, Handler

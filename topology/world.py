@@ -113,6 +113,8 @@ class Site:
     from their `interfaces`."""
     listening: Listening = field(default=Listening(), compare=False)
     """What its gateways bind, which changes no run."""
+    proxy: str = field(default="", compare=False)
+    """URL of the HTTP proxy between its agent and the coordinator; empty: there is none."""
     location: Location | None = None
     fabric: Fabric | None = None
     launcher: Launcher = field(default=Launcher(), compare=False)

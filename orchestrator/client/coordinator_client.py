@@ -23,6 +23,7 @@ from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import DeadlineExceededError, IsthmusError, error_for
 from protos.identities import COORDINATOR
 from protos.limits import CONTROL_CHANNEL_BYTES
+from protos.proxies import proxy_options
 from protos.security import control_security, require_protected
 from topology.errors import ConfigError, Problem
 
@@ -37,8 +38,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", CONTROL_CHANNEL_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.enable_retries", 0),
-    # The environment's HTTP proxy is for the web: it cannot reach this machine's loopback.
-    ("grpc.enable_http_proxy", 0),
 )
 
 Message = TypeVar("Message")
@@ -66,7 +65,9 @@ class Client:
         self.address = address
         self._call_s = call_s
         self._silence_s = silence_s
-        self._channel = control_security().channel(address, OPTIONS, COORDINATOR)
+        self._channel = control_security().channel(
+            address, [*OPTIONS, *proxy_options()], COORDINATOR
+        )
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         self._held = ExitStack()
 

@@ -33,13 +33,14 @@ OnEnd = Callable[[str, str], None]
 
 def agent_arguments(topology: Topology, site: str, coordinator: str, state: Path) -> list[str]:
     """Return what an agent's command line says: all that it needs before a run's spec comes."""
-    detection = topology.failure
+    detection, proxy = topology.failure, topology.site(site).proxy
     return [
         *("--site", site, "--coordinator", coordinator),
         *("--state", str(state), "--address", topology.site(site).address),
         *("--topology-hash", topology_hash(topology)),
         *("--detect-within", repr(detection.detect_within_s)),
         *("--start-within", repr(detection.start_within_s)),
+        *(("--proxy", proxy) if proxy else ()),
     ]
 
 

@@ -24,6 +24,7 @@ from protos.control.v1.control_pb2 import Hello
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
 from protos.private_files import keep_private, private_folder
+from protos.proxies import PROXY
 from protos.security import require_protected
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     """Check what the operator gave, then serve."""
+    if options.proxy:
+        os.environ.setdefault(PROXY, options.proxy)
     require_protected(options.coordinator.rpartition(":")[0])
     if address := options.bind or options.address:  # else a network interface's
         require_protected(address)
@@ -138,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--start-within", required=True, type=float, metavar="S")
     parser.add_argument("--state", required=True, type=Path, metavar="DIR", help="logs go here")
     parser.add_argument("--bind", metavar="HOST", help="gateways bind this, not the site's address")
+    parser.add_argument("--proxy", metavar="URL", help=f"to the coordinator; ${PROXY} wins")
     parser.add_argument("--join-within", type=float, default=60.0, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser

@@ -42,6 +42,7 @@ from protos.control.v1.control_pb2_grpc import CoordinatorStub
 from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError, error_for
 from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from protos.numbered import Numbered
+from protos.proxies import proxy_options
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.silence import Silence, Standstills
 from topology.timeouts import Timeouts
@@ -106,7 +107,7 @@ def _backoff_max_s(timeouts: Timeouts) -> float:
     return min(_BACKOFF_MAX_S, timeouts.heartbeat_s / 2)
 
 
-def channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
+def channel_options(timeouts: Timeouts) -> list[tuple[str, int | str]]:
     """Return the arguments of a channel that pings its connection and so notices a dead path."""
     return [
         ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
@@ -123,8 +124,7 @@ def channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
         ("grpc.min_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(_backoff_max_s(timeouts) * 1000)),
         ("grpc.enable_retries", 0),
-        # The environment's HTTP proxy is for the web, not for this.
-        ("grpc.enable_http_proxy", 0),
+        *proxy_options(),
     ]
 
 

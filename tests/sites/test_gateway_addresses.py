@@ -48,6 +48,14 @@ def test_ipv6_with_mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {host for host, _ in reduced_between(tmp_path, bind_host="::1")} == {"::1"}
 
 
+def test_the_environments_proxy_is_not_for_gateways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    assert reduced_between(tmp_path)
+
+
 def test_others_dial_another_host_than_is_bound(tmp_path: Path) -> None:
     told = reduced_between(tmp_path, bind_host="127.0.0.1", told_host="localhost")
     assert {host for host, _ in told} == {"localhost"}

@@ -20,6 +20,7 @@ def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float)
     config = gateway_config(tmp_path, ReductionPlan(2, (), ""), 0)
     far = replace(config, links=tuple(replace(link, rtt_s=rtt_s) for link in config.links))
     attempt_ms = dict(client_options(far))["grpc.min_reconnect_backoff_ms"]
+    assert isinstance(attempt_ms, int)
     # The handshake, and the server's settings half a round trip later; and as much for queues.
     assert attempt_ms >= 100 + 1000 * 3 * rtt_s
 

@@ -12,6 +12,7 @@ from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_trees_packing import script
 from topology.job import Job, Reduction
 from topology.member_plans import plan_for
+from topology.planner.reductions import menu
 from topology.run_spec import RunSpec
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
@@ -58,6 +59,23 @@ def test_trees_go_around_dead_links() -> None:
     used = {frozenset(hop) for tree in found.plan.trees for hop in tree.hops()}
     assert used == {frozenset({1, 2}), frozenset({2, 3}), frozenset({0, 3})}
     assert plan_for(given, given.site_names, [("s0", "s1"), ("s3", "s2")]) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_ever_crosses_where_no_link_is_described(seed: int) -> None:
+    chance = random.Random(seed)
+    given = spec(random_world(chance, 6))
+    names = given.site_names
+    linked = {(link.source, link.target) for link in given.topology.links}
+    left = [name for name in names if chance.random() < 0.7]
+    dead = chance.sample(sorted(linked), 2)
+    plans = [given.reduction.plan]
+    plans += [each.plan for each in menu(given.job, given.topology)]
+    plans += [found.plan for found in [plan_for(given, left or names, dead)] if found is not None]
+    for plan in plans:
+        for tree in range(max(1, len(plan.trees))):
+            hops = {(names[one], names[other]) for one, other in plan.hops(tree)}
+            assert hops <= linked, f"{seed=} {plan.why}"
 
 
 @pytest.mark.parametrize("seed", range(10))

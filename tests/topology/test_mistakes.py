@@ -119,6 +119,21 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "nic: 100Gbit/s",
+        "proxy: http://proxy.example:3128",
+        [
+            "12:40 would read all that the agent says: want security: {mode: mtls} [sites.0.wan.proxy]"
+        ],
+    ),
+    (
+        "nic: 100Gbit/s",
+        "proxy: 'http://me:secret@proxy.example:3128'",
+        [
+            "12:40 want http://HOST:PORT; user and password only in $ISTHMUS_PROXY [sites.0.wan.proxy]",
+            "12:40 would read all that the agent says: want security: {mode: mtls} [sites.0.wan.proxy]",
+        ],
+    ),
+    (
+        "nic: 100Gbit/s",
         "ports: 29500",
         ["12:40 want FIRST-LAST, as 29500-29600; got 29500 [sites.0.wan.ports]"],
     ),

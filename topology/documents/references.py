@@ -255,6 +255,9 @@ def _check_security(document: Document) -> None:
             host = document.text("sites", index, "wan", key)
             if host is not None and not is_loopback(host):
                 document.add(("sites", index, "wan", key), _EXPOSED.format(host))
+        if document.get("sites", index, "wan", "proxy") is not None:
+            message = f"would read all that the agent says: want {_PROTECTED}"
+            document.add(("sites", index, "wan", "proxy"), message)
         for place, name in enumerate(document.sequence("sites", index, "wan", "interfaces")):
             if name != LOOPBACK_INTERFACE:
                 path = ("sites", index, "wan", "interfaces", place)

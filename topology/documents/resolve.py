@@ -84,6 +84,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         accelerator=_accelerator(model, nearest("accelerator")),
         address=_address(wan),
         listening=wan.listening(),
+        proxy=wan.proxy or "",
         location=None
         if own.location is None
         else Location(lat=own.location.lat, lon=own.location.lon),

@@ -62,6 +62,7 @@ Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783
 """
 
 _JUMP = r"^([^\s@:]+@)?[^\s@:]+(:[0-9]{1,5})?$"
+_PROXY = r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@]+):[0-9]{1,5}/?$"
 _CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
 
 
@@ -108,6 +109,13 @@ def _host(value: str) -> str:
             f"want a host, as eu.example.org or ::1, without a port; got {shown(value)}"
         )
     return host
+
+
+def _proxy(value: str) -> str:
+    if re.fullmatch(_PROXY, value) is None:
+        # The value is not shown, for it may have a password.
+        raise ValueError("want http://HOST:PORT; user and password only in $ISTHMUS_PROXY")
+    return value
 
 
 def _is_address(host: str) -> bool:
@@ -158,6 +166,13 @@ Bind = Annotated[
     WithJsonSchema({"type": "string", "examples": ["127.0.0.1:7443"]}),
 ]
 Host = Annotated[Text, AfterValidator(_host)]
+Proxy = Annotated[
+    str,
+    AfterValidator(_proxy),
+    WithJsonSchema(
+        {"type": "string", "pattern": _PROXY, "examples": ["http://proxy.example:3128"]}
+    ),
+]
 Ports = Annotated[
     PortRange,
     PlainValidator(parse_ports),
@@ -242,6 +257,10 @@ class WanModel(Strict):
             "turn; peers dial these unless there is an address.",
         ),
     ]
+    proxy: Annotated[
+        Proxy | None,
+        Field(description="HTTP proxy through which the site's agent reaches the coordinator."),
+    ] = None
     ports: Annotated[
         Ports | None, Field(description="Gateways bind ports of this range. [any]")
     ] = None

@@ -31,13 +31,14 @@ from protos.exchange.v1.exchange_pb2 import HelloRequest, HelloResponse
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.identities import GATEWAY
 from protos.limits import EXCHANGE_CHANNEL_BYTES
+from protos.proxies import NO_PROXY
 from protos.security import exchange_security
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import window_bytes
 from topology.world import Endpoint
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 SERVICE: Final = "isthmus.exchange.v1.Exchange"
 PUSH_METHOD: Final = f"/{SERVICE}/Push"
@@ -140,6 +141,7 @@ def client_options(config: GatewayConfig) -> Options:
         *_common(config),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
+        *NO_PROXY,
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", attempt_ms),
         ("grpc.max_reconnect_backoff_ms", 1000),
