@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Sequence
 
 from orchestrator.launchers.launcher import LaunchError
@@ -39,11 +40,13 @@ class LocalStream:
         return await self._process.wait()
 
     async def abandon(self) -> None:
-        """Kill it, if it still runs."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        """End it, if it still runs. An srun that is killed would leave its job in the queue."""
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(signum)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), WAIT_S)
 
 
 class LocalLauncher:

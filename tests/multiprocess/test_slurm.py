@@ -1,0 +1,123 @@
+"""Sites under a real Slurm: `up` by srun, batch jobs, time limits and requeues."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes.slurm import Slurm, slurm
+from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from tests.multiprocess.test_up import credentials, of_run
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(400),
+]
+
+SITES = "abc"
+
+
+@pytest.fixture
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Slurm]:
+    folder = tmp_path_factory.mktemp("slurm") / "here"
+    with slurm(folder, *(f"part_{site}=1" for site in SITES)) as made:
+        monkeypatch.setenv("SLURM_CONF", str(made.folder / "slurm.conf"))
+        yield made
+
+
+def written(run: Bench, *options: str, steps: int = 3, checkpoint: str = "") -> str:
+    """Write the topology of three sites, each in a partition of its own; return its path."""
+    text = topology_yaml(
+        [(1, 1)] * len(SITES),
+        emulate=False,
+        addresses=[f"127.0.0.{2 + index}" for index in range(len(SITES))],
+        min_sites=1,
+        detect_within="5s",
+    )
+    for site in SITES:
+        words = ", ".join(f'"{each}"' for each in (f"--partition=part_{site}", *options))
+        launcher = f"{{kind: slurm, python: {sys.executable}, folder: {run.folder}/at-{site}, options: [{words}]}}"
+        text = text.replace(f"name: {site}, ", f"name: {site}, launcher: {launcher}, ")
+    run.write(text, job_yaml(steps=steps) + checkpoint)
+    return str(run.folder / "topology.yaml")
+
+
+def test_three_sites_from_up_to_down_leave_nothing_in_the_queue(run: Bench, cluster: Slurm) -> None:
+    topology = written(run)
+    up = run.isthmus("up", topology, "--json").check()
+    assert {each["state"] for each in up.envelope["data"]["sites"]} == {"up"}
+    assert sorted(cluster.jobs("%P:%j")) == [f"part_{site}:isthmus-site-{site}" for site in SITES]
+    launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
+    assert launched.envelope["data"]["verified_steps"] == 1 + 3
+    run.isthmus("down", topology).check()
+    assert cluster.jobs() == []
+    assert of_run(run) == []
+    assert credentials(run) == []
+
+
+def test_a_job_that_still_waits_is_taken_out_of_the_queue(run: Bench, cluster: Slurm) -> None:
+    """One partition is full, so that site's allocation cannot begin."""
+    cluster.said("sbatch", "--partition=part_c", "--exclusive", "--wrap", "sleep 600")
+    topology = written(run)
+    failed = run.isthmus("up", topology, "--timeout", "15s", "--json").check(4)
+    (part,) = failed.envelope["error"]["where"]["parts"]
+    assert part["part"] == "site c"
+    assert cluster.jobs() == ["wrap"]
+    assert of_run(run) == []
+
+
+def test_sites_whose_srun_is_killed_are_started_again(run: Bench, cluster: Slurm) -> None:
+    topology = written(run)
+    run.isthmus("up", topology).check()
+    state = run.home / "up" / "test" / "keeper.json"
+    for process in map(psutil.Process, run.pids("--kill-on-bad-exit=1")):
+        if process.parent().name() != "srun":  # it has a child that sees to the job's end
+            process.kill()
+
+    def are_up_again() -> bool:
+        parts = json.loads(state.read_text())["parts"]
+        return all(
+            parts[f"site {site}"]["state"] == "up" and parts[f"site {site}"]["restarts"] == 1
+            for site in SITES
+        )
+
+    run.wait_for("agents that are started again", are_up_again, 60)
+    run.wait_for("one job a site", lambda: len(cluster.jobs()) == len(SITES), 60)
+    run.isthmus("down", topology).check()
+    assert cluster.jobs() == []
+    assert of_run(run) == []
+
+
+def test_before_the_time_limit_a_checkpoint_is_written_and_the_site_comes_back(
+    run: Bench, cluster: Slurm
+) -> None:
+    topology = Path(written(run, steps=100_000, checkpoint="checkpoint: {every: 100000 steps}\n"))
+    limited = topology.read_text().replace(
+        '"--partition=part_c"', '"--partition=part_c", "--time=2"'
+    )
+    topology.write_text(limited)
+    run.isthmus("up", str(topology)).check()
+    job = run.folder / "job.yaml"
+    run.isthmus("launch", str(job), "--run-id", "r", "--detach").check()
+
+    def kinds() -> list[str]:
+        events = run.isthmus("events", "r", "--json").check().envelope["data"]["events"]
+        return [each["kind"] for each in events if each["site"] == "c"]
+
+    run.wait_for("the return of the site", lambda: "site.returned" in kinds(), 240)
+    log = (run.home / "up" / "test" / "logs" / "c.log").read_text()
+    assert "waiting for the checkpoint of step" in log
+    assert "no checkpoint of step" not in log
+    run.isthmus("cancel", "r").check()
+    run.isthmus("down", str(topology)).check()
+    assert cluster.jobs() == []
+    assert of_run(run) == []
