@@ -21,8 +21,8 @@ from topology.world import Site, Topology
 REMOTE_FOLDER = "~/.local/state/isthmus/up"
 REMOTE_PYTHON = "python3"
 GREET_S = 60.0
-QUEUE_S = 3600.0
-"""Slurm may let a site wait."""
+QUEUE_S = 7 * 86400.0
+"""Slurm may let a site wait; `up --timeout` says for how long a person does."""
 
 
 def launcher_of(described: Described, name: str, documents: Path) -> Launcher:

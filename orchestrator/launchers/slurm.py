@@ -11,7 +11,6 @@ from orchestrator.launchers.launcher import Launcher
 from orchestrator.launchers.local import LocalLauncher
 from topology.world import Launcher as Described
 
-
 SIGNAL_S = 60
 """Before the time limit. Slurm may be up to a minute early."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def test_sites_whose_srun_is_killed_are_started_again(run: Bench, cluster: Slurm
     run.isthmus("up", topology).check()
     state = run.home / "up" / "test" / "keeper.json"
     for process in map(psutil.Process, run.pids("--kill-on-bad-exit=1")):
-        if process.parent().name() != "srun":  # it has a child that sees to the job's end
+        parent = process.parent()
+        if parent is None or parent.name() != "srun":  # its child sees to the job's end
             process.kill()
 
     def are_up_again() -> bool:
@@ -121,3 +123,34 @@ def test_before_the_time_limit_a_checkpoint_is_written_and_the_site_comes_back(
     run.isthmus("down", str(topology)).check()
     assert cluster.jobs() == []
     assert of_run(run) == []
+
+
+def test_the_manual_followed_literally(
+    run: Bench,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the addresses and the number of accelerators are this machine's."""
+    manual = Path(__file__).parents[2] / "docs" / "operating.md"
+    section = manual.read_text().partition('<a id="two-sites-under-slurm">')[2]
+    topology, commands = (
+        textwrap.dedent(section.partition(f"   ```{kind}\n")[2].partition("   ```")[0])
+        for kind in ("yaml", "sh")
+    )
+    for described, here in {
+        "203.0.113.7": "127.0.0.2",
+        "198.51.100.9": "127.0.0.3",
+        "192.0.2.3:7443": "127.0.0.4:0",
+        "accelerators_per_node: 8": "accelerators_per_node: 1",
+    }.items():
+        assert described in topology
+        topology = topology.replace(described, here)
+    run.write(topology, job_yaml(steps=3))
+    monkeypatch.chdir(run.folder)
+    with slurm(tmp_path_factory.mktemp("slurm") / "here", "eu=1", "us=1") as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
+        for command in commands.splitlines():
+            if " down " in command:
+                assert sorted(cluster.jobs()) == ["isthmus-site-eu", "isthmus-site-us"]
+            run.isthmus(*command.removeprefix("isthmus ").split()).check()  # 0: it succeeded
+        assert cluster.jobs() == []
