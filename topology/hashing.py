@@ -3,11 +3,9 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
 
 from topology.job import Job, Trainer
 from topology.json_fields import to_json
-from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 
@@ -54,20 +52,6 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
     )
     world = {"sites": _compared(topology.sites), "links": _compared(topology.links)}
     return _sha256({"job": _compared(asked)}), _sha256(world)
-
-
-def reduction_hash(plan: ReductionPlan, codecs: Sequence[str]) -> str:
-    """Return the sha256, in hex, of what carries chunks: trees, weights and codecs, in order.
-
-    Builds that do not know `down` or `only` come to the same hash where they are not in use.
-    """
-    trees = [
-        {"root": tree.root, "parent": dict(tree.parent), "weight": tree.weight}
-        | ({} if tree.down is None else {"down": dict(tree.down)})
-        for tree in plan.trees
-    ]
-    only = {} if plan.only is None else {"only": list(plan.only)}
-    return _sha256({"num_sites": plan.num_sites, "trees": trees, "codecs": list(codecs)} | only)
 
 
 def _sha256(value: object) -> str:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from topology.errors import ConfigError
-from topology.hashing import reduction_hash
 from topology.job import Job
 from topology.json_fields import json_bytes, json_of, read_json, to_json
 from topology.plan_wishes import Replan
@@ -34,17 +33,12 @@ _LIST = "required"
 
 @dataclass(frozen=True, slots=True)
 class CodedPlan:
-    """The reduction's trees and their codecs. A switch of plans replaces this, and no more."""
+    """The reduction's trees and their codecs. Replanning replaces this, and no more."""
 
     plan: ReductionPlan
     """The reduction plan; sites are given by their place in the run's order."""
     codecs: tuple[str, ...]
     """The codec of each tree; for a gather, one."""
-
-    @property
-    def hash(self) -> str:
-        """The sha256, in hex, that tells whether two sites understood the same."""
-        return reduction_hash(self.plan, self.codecs)
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes.

@@ -165,7 +165,7 @@ class ActiveRun:
             told = membership.SiteEnters(event.site)
         if told is not None:
             self.tell_epochs(told)
-        if isinstance(event, run_events.Ticked | run_events.SiteEnded | run_events.SiteLost):
+        if isinstance(event, run_events.Ticked):
             self.replan(event)
 
     def tell_epochs(self, event: membership.Event) -> None:
@@ -343,22 +343,20 @@ class ActiveRun:
                     self.handle(run_events.SiteDropped(site, outcome.why))
                 else:
                     self.handle(run_events.SiteEntered(site, outcome.epoch.from_round))
+            case membership.EndChange():
+                self.replan(outcome)
             case membership.EndRun():
                 self.handle(run_events.CannotGoOn(outcome.code, outcome.why))
 
     def _watch_links(self) -> None:
         submission = self._submission
         spec = submission.spec
-        assert self._epochs is not None, "a run has epochs once it is active"
         if spec.replan is not None:
             self._replanning = Replanning(
-                {"run_id": self.run_id, "generation": self.generation},
                 spec,
                 Replanner(spec, submission.described, on_answer=self.replan),
-                send=self._send,
                 record=self._record,
-                next_epoch=self._epochs.next_number,
-                on_switched=self._epochs.note_switched,
+                want=self.tell_epochs,
             )
 
     def _prepare(self, action: run_events.SendPrepare) -> control_pb2.CoordinatorMessage:

@@ -11,7 +11,6 @@ from typing import Any
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
 from orchestrator.coordinator.journal import Journal
-from orchestrator.coordinator.replanning import prepared_from
 from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Connection, Session, Sessions
@@ -19,7 +18,6 @@ from orchestrator.coordinator.submission import decided, submitted_before
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.core.membership import Reached
-from orchestrator.core.replan_machine import ReductionBegun
 from orchestrator.core.run_view import RecordedEvent
 from orchestrator.run_folder.home import is_folder_name
 from orchestrator.run_folder.run_files import RunFiles
@@ -317,11 +315,6 @@ class Control:
                 run.tell_epochs(Reached(site, message.reached.site))
             case "stall":
                 run.handle(stall_from(site, message.stall))
-            case "reduction_prepared":
-                run.replan(prepared_from(site, message.reduction_prepared))
-            case "reduction_begun":
-                begun = message.reduction_begun
-                run.replan(ReductionBegun(site, begun.epoch, begun.round))
 
     def fenced(self, run_id: str, generation: int) -> ActiveRun:
         """Return the latest run, if a message is about it.

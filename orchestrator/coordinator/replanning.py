@@ -13,17 +13,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.coordinator.journal import JournalError
 from orchestrator.coordinator.replan_process import Drifted, Question
 from orchestrator.core import replan_machine
+from orchestrator.core.membership import TreesWanted
 from orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
-    ReductionPrepared,
     RelaunchPlanned,
     ReplanMachine,
     SwitchPlanned,
@@ -43,44 +43,31 @@ LINE_BYTES = 4 << 20
 log = logging.getLogger(__name__)
 
 Answer = SwitchPlanned | RelaunchPlanned | PlanningFailed
-SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
-MAX_WHY = 500
-"""Characters of a site's reason that are kept."""
 Record = Callable[[str, str, dict[str, Any]], None]
 """Writes an event: kind, site, detail."""
 
 
 class Replanning:
-    """Watches one run's links and switches its plan, from when it is active until `close`."""
+    """Watches one run's links and asks for other trees, from when it is active until `close`."""
 
     def __init__(
         self,
-        name: Mapping[str, Any],
         spec: RunSpec,
         planner: Replanner,
         *,
-        send: SendTo,
         record: Record,
-        next_epoch: Callable[[], int],
-        on_switched: Callable[[int, int, CodedPlan], None],
+        want: Callable[[TreesWanted], None],
     ) -> None:
         """Begin to watch.
 
         Args:
-            name: `run_id` and `generation`, for every message.
             spec: The run; its plan may be made again.
             planner: Tells `handle`; closed with this.
-            send: To a site's agent.
             record: In the journal.
-            next_epoch: Gives a number that no proposal of the run has had.
-            on_switched: Told of each switch: its epoch, its first round, and the plan.
+            want: Asks for other trees; `handle` is told what came of it.
         """
-        self._name = name
-        self._machine = ReplanMachine(spec, next_epoch)
-        self._on_switched = on_switched
-        self._planner = planner
-        self._send = send
-        self._record = record
+        self._machine = ReplanMachine(spec)
+        self._planner, self._record, self._want = planner, record, want
 
     def handle(self, event: replan_machine.Event) -> None:
         """Let the core decide on an event, and do what it says.
@@ -88,36 +75,18 @@ class Replanning:
         Raises:
             JournalError: it cannot be written down.
         """
-        before = self._machine.switched
         for action in self._machine.handle(event, time.monotonic()):
-            self._do(action)
-        switched = self._machine.switched
-        if switched is not None and switched != before:
-            self._on_switched(*switched)
+            match action:
+                case RecordEvent():
+                    self._record(action.kind, action.site, dict(action.detail))
+                case PlanAgain():
+                    self._planner.plan(action)
+                case TreesWanted():
+                    self._want(action)
 
     async def close(self) -> None:
         """End what plans. Idempotent."""
         await self._planner.close()
-
-    def _do(self, action: replan_machine.Action) -> None:
-        match action:
-            case RecordEvent():
-                self._record(action.kind, action.site, dict(action.detail))
-            case replan_machine.PlanAgain():
-                self._planner.plan(action)
-            case replan_machine.SendPrepareReduction():
-                prepare = control_pb2.PrepareReduction(
-                    **self._name,
-                    epoch=action.epoch,
-                    from_round=action.from_round,
-                    reduction=action.reduction.to_bytes(),
-                )
-                self._send(action.site, control_pb2.CoordinatorMessage(prepare_reduction=prepare))
-            case replan_machine.SendDecideReduction():
-                decide = control_pb2.DecideReduction(
-                    **self._name, epoch=action.epoch, commit=action.commit
-                )
-                self._send(action.site, control_pb2.CoordinatorMessage(decide_reduction=decide))
 
 
 def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkReported | None:
@@ -126,21 +95,7 @@ def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkR
     if metric.kind != metrics.LINK or labels.get("source") != site:
         return None
     target, gateway = labels.get("target", ""), labels.get("gateway", "")
-    return replan_machine.LinkReported(site, target, gateway, metric.step, dict(metric.values))
-
-
-def prepared_from(site: str, message: control_pb2.ReductionPrepared) -> ReductionPrepared:
-    """Return a site's answer to a proposal."""
-    return ReductionPrepared(
-        site=site,
-        epoch=message.epoch,
-        is_accepted=message.accepted,
-        plan_hash=message.plan_hash,
-        round=message.round,
-        is_late=message.late,
-        why=" ".join(message.why.split())[:MAX_WHY],
-        must_keep_codecs=message.codecs_fixed,
-    )
+    return replan_machine.LinkReported(site, target, gateway, dict(metric.values))
 
 
 class Replanner:

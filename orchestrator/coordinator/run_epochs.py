@@ -87,21 +87,17 @@ class RunEpochs:
         for action in self._machine.handle(event, time.monotonic()):
             self._do(action)
 
-    def next_number(self) -> int:
-        """Return a number that no proposal of the run has had."""
-        return self._machine.next_number()
-
-    def note_switched(self, number: int, from_round: int, reduction: CodedPlan) -> None:
-        """All members have other trees, which were agreed on another way (replan_machine.py)."""
-        self._machine.note_switched(number, from_round, reduction)
-
     def _do(self, action: membership.Action) -> None:
         match action:
             case RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
             case membership.SendSettle():
                 settle = control_pb2.Settle(
-                    **self._name, epoch=action.epoch, lost=action.lost, stops=action.is_redo
+                    **self._name,
+                    epoch=action.epoch,
+                    lost=action.lost,
+                    stops=action.is_redo,
+                    reduction=action.reduction.to_bytes() if action.reduction else b"",
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(settle=settle))
             case membership.SendResume():
@@ -159,6 +155,7 @@ def settled_from(site: str, message: control_pb2.Settled) -> membership.SiteSett
         chain=message.chain,
         chain_round=message.chain_round,
         why=_line(message.why),
+        must_keep_codecs=message.codecs_fixed,
     )
 
 

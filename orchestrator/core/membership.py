@@ -140,6 +140,8 @@ class SiteSettled:
     """The latest that it has completed; -1: none."""
     why: str = ""
     """Why it cannot take part; empty: it can."""
+    must_keep_codecs: bool = False
+    """Why it cannot: its ranks encode, and a chunk would have another codec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,8 @@ class SendSettle:
     lost: tuple[str, ...]
     is_redo: bool
     """Whether chunks of older epochs stop crossing; else the rounds that have begun go on."""
+    reduction: CodedPlan | None = None
+    """The trees that are wanted: the site says whether it can have them. None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +273,8 @@ class EndChange:
     site: str = ""
     """Who could not."""
     why: str = ""
+    must_keep_codecs: bool = False
+    """It could not because its ranks encode, and a chunk would have had another codec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,8 +417,6 @@ class Membership:
                 case "epoch.proposed" | "epoch.entering":
                     self._number = int(str(each.detail["epoch"]))
                     self._is_unfinished = True
-                case "plan.proposed":
-                    self._number = int(str(each.detail["epoch"]))
                 case "epoch.cancelled":
                     self._is_unfinished, self._cancelled = False, self._number
                 case "epoch.begun":
@@ -427,20 +431,6 @@ class Membership:
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
         for site in self._members():
             site.is_unheard = True
-
-    def next_number(self) -> int:
-        """Return a number that no proposal has had."""
-        self._number += 1
-        return self._number
-
-    def note_switched(self, number: int, from_round: int, reduction: CodedPlan) -> None:
-        """All members have other trees, which were agreed on another way.
-
-        A proposal that is open supersedes them: sites have heard of that before.
-        """
-        if self._proposal is None and number > self.epoch.number:
-            epoch = Epoch(number, self.epoch.members, reduction, from_round)
-            self._begin(epoch, (), (), is_redo=False)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -568,7 +558,10 @@ class Membership:
         return []
 
     def _entry_begun(self, event: EntryBegun) -> list[Action]:
-        """Begin the epoch in which a site enters; it hears of it now."""
+        """Begin the epoch in which a site enters; it hears of it now.
+
+        So do the others, once more: a later change must not come before it anywhere.
+        """
         entry = self._entry
         if entry is None or event.epoch != entry.epoch.number:
             return []
@@ -577,8 +570,9 @@ class Membership:
         why = f"site {entry.change.site} takes part again"
         begun = RecordEvent("epoch.begun", detail=_described(epoch, why))
         self._begin(epoch, (), (), is_redo=False)
-        resume = SendResume(entry.change.site, epoch, (), (entry.change.site,))
-        return [begun, resume, EndChange(entry.change, epoch)]
+        told = [SendResume(name, epoch, ()) for name in entry.asked]
+        enters = SendResume(entry.change.site, epoch, (), (entry.change.site,))
+        return [begun, *told, enters, EndChange(entry.change, epoch)]
 
     def _resume_entry(self, site: str, entry: _Entry) -> SendResume:
         return SendResume(site, entry.epoch, (), (entry.change.site,))
@@ -680,7 +674,8 @@ class Membership:
         needed = {*proposal.asked, *proposal.members}
         gone = next((name for name in needed if self._is_dead(self._sites[name])), None)
         if refusing is not None:
-            return self._cancel(proposal, change, refusing.site, refusing.why)
+            must_keep = refusing.must_keep_codecs
+            return self._cancel(proposal, change, refusing.site, refusing.why, must_keep)
         if gone is not None:
             return self._cancel(proposal, change, gone, "it has ended or is lost")
         if not self._is_linked(proposal, now_s):
@@ -885,7 +880,9 @@ class Membership:
         return self._limits.detect_s * (UNANSWERED if change is None else 1.0)
 
     def _settle(self, site: str, proposal: _Proposal) -> SendSettle:
-        return SendSettle(site, proposal.number, proposal.lost, proposal.change is None)
+        change = proposal.change
+        reduction = change.reduction if isinstance(change, TreesWanted) else None
+        return SendSettle(site, proposal.number, proposal.lost, change is None, reduction)
 
     def _why(self, proposal: _Proposal) -> str:
         match proposal.change:
@@ -934,12 +931,19 @@ class Membership:
             return self._propose(wanted, change, now_s)
         return []
 
-    def _cancel(self, proposal: _Proposal, change: Change, site: str, why: str) -> list[Action]:
+    def _cancel(
+        self,
+        proposal: _Proposal,
+        change: Change,
+        site: str,
+        why: str,
+        must_keep_codecs: bool = False,
+    ) -> list[Action]:
         """Give up a change that nobody needs."""
         self._proposal, self._cancelled = None, proposal.number
         detail = {"epoch": proposal.number, "why": why}
         cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
-        ended = EndChange(change, None, site, why)
+        ended = EndChange(change, None, site, why, must_keep_codecs)
         return [RecordEvent("epoch.cancelled", site, detail), *cancel, ended]
 
     def _refused(self, proposal: _Proposal, site: str, why: str) -> RecordEvent:

@@ -98,7 +98,14 @@ def read(metrics: list[Mapping[str, Any]], notes: list[str], told: list[dict[str
     """Return a run's steps, and when what happened to it."""
     steps = [each for each in metrics if each["kind"] == "step" and each["site"] == "a"]
     cut_s = next(each["wall_s"] for each in metrics if each["kind"] == "fault")
-    begun = [each for each in told if each["kind"] == "site.replanned" and each["site"] == "a"]
+    switched = {each["detail"]["epoch"] for each in told if each["kind"] == "run.replanned"}
+    begun = [
+        each
+        for each in told
+        if each["kind"] == "site.resumed"
+        and each["site"] == "a"
+        and each["detail"]["epoch"] in switched
+    ]
 
     def first_after(wall_s: float) -> int:
         return min(int(each["step"]) for each in steps if each["wall_s"] > wall_s)

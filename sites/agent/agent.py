@@ -16,10 +16,8 @@ from protos.control.v1.control_pb2 import (
     AgentMessage,
     CancelSettle,
     CoordinatorMessage,
-    DecideReduction,
     Hello,
     Prepare,
-    PrepareReduction,
     Resume,
     RunReport,
     Settle,
@@ -221,14 +219,6 @@ class Agent:
             case "cancel_settle":
                 if (run := self._run_of(message.cancel_settle)) is not None:
                     run.cancel_settle(message.cancel_settle)
-            case "prepare_reduction":
-                asked = message.prepare_reduction
-                if (run := self._run_of(asked)) is not None:
-                    run.prepare_reduction(asked)
-            case "decide_reduction":
-                decided = message.decide_reduction
-                if (run := self._run_of(decided)) is not None:
-                    run.decide_reduction(decided)
             case other:
                 log.warning("the coordinator sent %s: ignored", other or "something newer")
 
@@ -246,10 +236,7 @@ class Agent:
             self._run = SiteRun(prepare, self._place, self._session)
             self._executing = asyncio.create_task(self._run.execute(), name=prepare.run_id)
 
-    def _run_of(
-        self,
-        message: Start | Settle | Resume | CancelSettle | PrepareReduction | DecideReduction,
-    ) -> SiteRun | None:
+    def _run_of(self, message: Start | Settle | Resume | CancelSettle) -> SiteRun | None:
         """Return the run that a message is about; None if it is not prepared here."""
         run = self._run
         if run is not None and run.is_for(message.run_id, message.generation):

@@ -20,15 +20,11 @@ from protos.checkpoint.store import joined
 from protos.control.v1.control_pb2 import (
     AgentMessage,
     CancelSettle,
-    DecideReduction,
     Digest,
     GatewayEndpoint,
     Metric,
     Prepare,
-    PrepareReduction,
     Reached,
-    ReductionBegun,
-    ReductionPrepared,
     Resume,
     Resumed,
     RunReport,
@@ -43,7 +39,7 @@ from protos.failure import Failure
 from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.session import Session
 from sites.agent.site_failures import order_failures
-from sites.agent.site_gateways import EpochChange, Opinions, PlanSwitch
+from sites.agent.site_gateways import EpochChange, Opinions
 from sites.agent.site_processes import SiteProcesses
 from sites.agent.stalls import Stalls
 from sites.node.children import kill_descendants
@@ -95,7 +91,6 @@ class SiteRun:
         self._step_s = 0.0
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
-        self._switch: PlanSwitch | None = None
         self._epochs: EpochChange | None = None
         self._opinions = Opinions()
         self._stalls: Stalls | None = None
@@ -148,16 +143,6 @@ class SiteRun:
         """The run's epoch does not change."""
         if self._epochs is not None:
             self._epochs.cancel(message.epoch)
-
-    def prepare_reduction(self, message: PrepareReduction) -> None:
-        """Ask the gateways that the coordinator has heard of whether they can use other trees."""
-        if self._switch is not None:
-            self._switch.prepare(message)
-
-    def decide_reduction(self, message: DecideReduction) -> None:
-        """Tell the gateways what came of it."""
-        if self._switch is not None:
-            self._switch.decide(message)
 
     async def save(self, within_s: float) -> None:
         """Have all sites write a checkpoint, if the run keeps any, and wait at most so long."""
@@ -238,12 +223,7 @@ class SiteRun:
             self._stalls = Stalls(processes.look, self._put_stall)
             self._processes = processes
             self._epochs = EpochChange(
-                order.site.num_gateways, processes.tell_gateways, self._put_switch
-            )
-            self._switch = PlanSwitch(
-                order.site.num_gateways,
-                processes.tell_gateways,
-                self._put_switch,
+                order.site.num_gateways, processes.tell_gateways, self._put_epoch
             )
             endpoints = await processes.start_gateways()
             self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
@@ -354,8 +334,6 @@ class SiteRun:
                 self._on_metric(message)
             case "digest":
                 self._on_digest(message)
-            case "plan_prepared" | "plan_begun":
-                self._on_plan(message)
             case "settled" | "resumed":
                 self._on_epoch(message)
             case "suspect" | "reached":
@@ -390,13 +368,6 @@ class SiteRun:
         )
         self._session.outbox.put_digest(digest)
 
-    def _on_plan(self, message: Mapping[str, Any]) -> None:
-        assert self._switch is not None, "it is there before any gateway"
-        if message["op"] == "plan_prepared":
-            self._switch.prepared(message)
-        else:
-            self._switch.begun(message)
-
     def _on_epoch(self, message: Mapping[str, Any]) -> None:
         assert self._epochs is not None, "it is there before any gateway"
         self._epochs.answered(message)
@@ -410,16 +381,12 @@ class SiteRun:
             told.run_id, told.generation = self.run_id, self.generation
             self._put(suspect=told)
 
-    def _put_switch(self, message: ReductionPrepared | ReductionBegun | Settled | Resumed) -> None:
+    def _put_epoch(self, message: Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation
         if isinstance(message, Settled):
             self._put(settled=message)
-        elif isinstance(message, Resumed):
-            self._put(resumed=message)
-        elif isinstance(message, ReductionPrepared):
-            self._put(reduction_prepared=message)
         else:
-            self._put(reduction_begun=message)
+            self._put(resumed=message)
 
     def _put_stall(self, stall: Stall) -> None:
         stall.run_id, stall.generation = self.run_id, self.generation

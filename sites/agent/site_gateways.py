@@ -1,24 +1,18 @@
-"""A site's gateways as one: changes of epochs and plans pass on to all, and answers back as one."""
+"""A site's gateways as one: changes of the epoch pass on to all, and answers back as one."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from protos.control.v1.control_pb2 import (
-    DecideReduction,
-    PrepareReduction,
     Reached,
-    ReductionBegun,
-    ReductionPrepared,
     Resume,
     Resumed,
     Settle,
     Settled,
     Suspect,
 )
-from sites.gateway.config import Proposal
 from sites.node.failures import SiteError
 from topology.epoch import Epoch, Finished, finished_to_bytes, handovers_from_bytes, merged
 from topology.errors import ConfigError
@@ -27,7 +21,7 @@ from topology.run_spec import CodedPlan
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one line to all of the site's gateways."""
-Put = Callable[[ReductionPrepared | ReductionBegun | Settled | Resumed], None]
+Put = Callable[[Settled | Resumed], None]
 """Sends a message to the coordinator; run and generation are filled in on the way."""
 
 
@@ -50,7 +44,14 @@ class EpochChange:
     def settle(self, message: Settle) -> None:
         """Have the gateways begin no new round, and stop chunks if so asked."""
         self._expect("settled", message.epoch)
-        self._tell({"op": "settle", "epoch": message.epoch, "stops": message.stops})
+        line = {"op": "settle", "epoch": message.epoch, "stops": message.stops}
+        if message.reduction:
+            try:
+                line["reduction"] = to_json(CodedPlan.from_bytes(message.reduction))
+            except ConfigError as error:
+                self._put(Settled(epoch=message.epoch, round=-1, why=error.problems[0].message))
+                return
+        self._tell(line)
 
     def cancel(self, epoch: int) -> None:
         """Have them go on as before."""
@@ -104,6 +105,8 @@ class EpochChange:
                 finished=finished_to_bytes(merged(each for part in parts for each in part)),
                 chain=chain,
                 chain_round=chain_round,
+                why=next((each["why"] for each in self._answers if each["why"]), ""),
+                codecs_fixed=any(each["codecs_fixed"] for each in self._answers),
             )
         )
 
@@ -155,69 +158,3 @@ def _chain(chains: Sequence[Mapping[str, int]]) -> tuple[int, int]:
         return -1, 0
     latest = max(complete)
     return latest, sum(each[str(latest)] for each in chains) % (1 << 64)
-
-
-class PlanSwitch:
-    """Passes one run's proposals on to the gateways of this site, and their answers back."""
-
-    def __init__(self, num_gateways: int, tell: Tell, put: Put) -> None:
-        """`tell` reaches all of the site's gateways, `put` the coordinator."""
-        self._num_gateways = num_gateways
-        self._tell, self._put = tell, put
-        self._epoch = 0
-        self._answers: list[Mapping[str, Any]] = []
-        self._begun_epoch = 0
-
-    def prepare(self, message: PrepareReduction) -> None:
-        """Ask the gateways whether they can use a plan; a mistake in it is the answer at once."""
-        self._epoch, self._answers = message.epoch, []
-        try:
-            reduction = CodedPlan.from_bytes(message.reduction)
-        except ConfigError as error:
-            why = error.problems[0].message
-            self._put(ReductionPrepared(epoch=message.epoch, round=-1, why=why))
-            return
-        proposal = Proposal(
-            epoch=message.epoch,
-            from_round=message.from_round,
-            plan=reduction.plan,
-            codecs=reduction.codecs,
-        )
-        self._tell({"op": "prepare_plan", **dataclasses.asdict(proposal)})
-
-    def decide(self, message: DecideReduction) -> None:
-        """Pass on what came of it."""
-        self._tell({"op": "decide_plan", "epoch": message.epoch, "commit": message.commit})
-
-    def prepared(self, answer: Mapping[str, Any]) -> None:
-        """A gateway answers `prepare_plan`; once all have, the site does."""
-        if answer["epoch"] != self._epoch:
-            return
-        self._answers.append(answer)
-        if len(self._answers) < self._num_gateways:
-            return
-        refusals = [each for each in self._answers if not each["accepted"]]
-        hashes = {str(each["hash"]) for each in self._answers}
-        why = str(refusals[0]["why"]) if refusals else ""
-        if not refusals and len(hashes) > 1:
-            why = "its gateways understood different plans"
-        self._put(
-            ReductionPrepared(
-                epoch=self._epoch,
-                accepted=not why,
-                plan_hash=min(hashes),
-                round=max(int(each["round"]) for each in self._answers),
-                late=bool(refusals) and all(each["late"] for each in refusals),
-                why=why,
-                codecs_fixed=any(each["codecs_fixed"] for each in refusals),
-            )
-        )
-
-    def begun(self, message: Mapping[str, Any]) -> None:
-        """A gateway has got to the first round of a plan.
-
-        The first one of the site to say so counts.
-        """
-        if message["epoch"] > self._begun_epoch:
-            self._begun_epoch = message["epoch"]
-            self._put(ReductionBegun(epoch=message["epoch"], round=message["round"]))

@@ -12,11 +12,12 @@ from io import IOBase
 from typing import Any, BinaryIO, Final, TypeVar
 
 from protos.errors import LocalProtocolError
-from sites.gateway.config import GatewayConfig, Proposal
+from sites.gateway.config import GatewayConfig
 from sites.gateway.links.transport import Peer
 from topology.epoch import Handover
 from topology.errors import ConfigError
 from topology.json_fields import read_json
+from topology.run_spec import CodedPlan
 from topology.trees.trees import ReductionPlan
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ class Settle:
     epoch: int
     stops: bool
     """Let no chunk move either: a site is lost, or a link that chunks need."""
+    reduction: CodedPlan | None = None
+    """The trees to come, if this gateway can have them; None: it is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +71,7 @@ class Cancel:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decide:
-    """What came of a proposal."""
-
-    epoch: int
-    commit: bool
-
-
-Command = Connect | Settle | Resume | Cancel | Proposal | Decide
+Command = Connect | Settle | Resume | Cancel
 
 
 class AgentWriter:
@@ -159,10 +154,6 @@ def read_commands(stream: IOBase) -> Iterator[Command]:
                 yield _read(Resume, op, fields)
             case "cancel":
                 yield _read(Cancel, op, fields)
-            case "prepare_plan":
-                yield _read(Proposal, op, fields)
-            case "decide_plan":
-                yield _read(Decide, op, fields)
             case _:
                 raise LocalProtocolError(f"stdin: unknown op {op!r}")
 

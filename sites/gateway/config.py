@@ -1,4 +1,4 @@
-"""What a gateway is told by its agent: its configuration first, and later plans to switch to."""
+"""What a gateway is told by its agent first: its configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from protos.frame import MAX_PAYLOAD_BYTES
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
-from topology.hashing import reduction_hash
 from topology.job import Probe
 from topology.trees.trees import ReductionPlan
 from topology.world import PortRange
@@ -176,19 +175,3 @@ class GatewayConfig:
     def chunk_numel(self) -> int:
         """float32 elements of a chunk, at most."""
         return self.chunk_bytes // 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """Another plan that all sites may switch to while a run goes on: docs/invariants.md."""
-
-    epoch: int
-    """Rises from proposal to proposal."""
-    from_round: int
-    plan: ReductionPlan
-    codecs: tuple[str, ...]
-
-    @property
-    def hash(self) -> str:
-        """Trees and codecs, hashed: what all sites must have understood alike."""
-        return reduction_hash(self.plan, self.codecs)

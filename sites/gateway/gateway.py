@@ -12,22 +12,21 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from protos.errors import LocalProtocolError
-from protos.failure import Failure
+from protos.errors import IsthmusError, LocalProtocolError
+from protos.failure import Failure, one_line
 from protos.frame import Frame
 from protos.metrics import LINK
 from sites.codecs.codec import Floats
 from sites.gateway.agent_port import Resume, Settle
-from sites.gateway.config import GatewayConfig, GatewayId, Proposal
+from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side
 from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.send_queue import link_values
 from sites.gateway.links.transport import Peer
-from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.ranks.rank_server import LocalServer
 from sites.gateway.ranks.stall_watch import StallWatch
 from sites.gateway.reduction.epochs import Gift
-from sites.gateway.reduction.executor import Executor
+from sites.gateway.reduction.executor import Executor, Settled
 from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.residuals import Owed
@@ -35,6 +34,8 @@ from sites.local.rank_messages import Members, Reduce, Reduced
 from topology.epoch import Handover, Runs
 from topology.errors import ConfigError
 from topology.json_fields import to_json
+from topology.run_spec import CodedPlan
+from topology.trees.trees import ReductionPlan
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,12 @@ _FAREWELL_S: Final = 2.0
 _LAST_WORDS_S: Final = 0.25
 """The wait for what ranks said just before the agent saw them end."""
 _THREADS_MAX = 4
+_OPEN_SHARE: Final = 1 / 3
+"""Share of `peer_lost_s` that the first answer over a link for other trees may take. The attempt
+that is under way then may take as much again.
+
+The coordinator waits for `peer_lost_s` in all, and ranks elsewhere wait meanwhile. So a link that
+cannot be had is reported before that, by name."""
 
 Write = Callable[[Mapping[str, Any]], None]
 """Sends one message to the agent; may be called from any thread."""
@@ -104,10 +111,10 @@ class Gateway(EndingGateway):
             needs=self._executor.needs,
             on_opinion=self._tell_opinion,
         )
-        self._switches = PlanSwitches(
-            config, self._executor, self._links, self._local.encoding, write
-        )
         self._connecting: threading.Thread | None = None
+        self._preparing = threading.Lock()
+        """Held while links are opened for trees to come: a second change would count on those that
+        the first is still opening, and closes again."""
 
     def start(self) -> None:
         """Listen for ranks and peers, and say where."""
@@ -145,20 +152,66 @@ class Gateway(EndingGateway):
     def settle(self, command: Settle) -> None:
         """Hold new rounds, and stop all chunks if so asked. The agent is told how far it has got.
 
-        Waits for the chunks that are being worked on.
+        Waits for the chunks that are being worked on, but not for links that trees to come need:
+        rounds go on until these are there. If they cannot be had, the agent is told why.
         """
-        if command.stops:
-            self._links.drop_before(command.epoch)
-        settled = self._executor.settle(command.epoch, stops=command.stops)
-        if command.stops:
-            self._links.drop_before(command.epoch)  # what was made meanwhile
+        if command.reduction is None:
+            self._settle(command.epoch, stops=command.stops)
+        else:
+            threading.Thread(
+                target=self._settle_for,
+                args=(command.epoch, command.reduction),
+                name="settle",
+                daemon=True,
+            ).start()
+
+    def _settle(self, epoch: int, *, stops: bool) -> None:
+        if stops:
+            self._links.drop_before(epoch)
+        settled = self._executor.settle(epoch, stops=stops)
+        if stops:
+            self._links.drop_before(epoch)  # what was made meanwhile
+        self._tell_settled(epoch, settled)
+
+    def _settle_for(self, epoch: int, reduction: CodedPlan) -> None:
+        """Open the links that other trees need, and settle for them; or say why not."""
+        why = fixed = ""
+        try:
+            with self._preparing:
+                dataclasses.replace(self._config, plan=reduction.plan, codecs=reduction.codecs)
+                fixed = self._local.encoding.problem_with(reduction.plan, reduction.codecs)
+                why = fixed or self._connect(reduction.plan)
+            if not why:
+                self._settle(epoch, stops=False)
+        except ConfigError as error:
+            why = error.problems[0].message
+        except IsthmusError as error:
+            why = one_line(str(error))
+        if why:
+            settled = Settled(self._executor.round, (), {})
+            self._tell_settled(epoch, settled, why, codecs_fixed=bool(fixed))
+
+    def _connect(self, plan: ReductionPlan) -> str:
+        """Open the links that a plan needs beside those there are; return why not, or nothing."""
+        added = self._links.add(plan.neighbours(self._config.site_index))
+        failures = self._links.open(added.values(), _OPEN_SHARE * self._config.peer_lost_s)
+        if failures:
+            self._links.drop(added)
+            return failures[0].message
+        return ""
+
+    def _tell_settled(
+        self, epoch: int, settled: Settled, why: str = "", *, codecs_fixed: bool = False
+    ) -> None:
         self._write(
             {
                 "op": "settled",
-                "epoch": command.epoch,
+                "epoch": epoch,
                 "round": settled.round,
                 "finished": to_json(settled.finished),
                 "chains": to_json(settled.chains),
+                "why": why,
+                "codecs_fixed": codecs_fixed,
             }
         )
 
@@ -211,18 +264,6 @@ class Gateway(EndingGateway):
         _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
         if not awaits_entry:
             self._tell_resumed(command.epoch)
-
-    def prepare(self, proposal: Proposal) -> None:
-        """Begin to make ready for another plan; the agent is told whether it can be used."""
-        self._switches.prepare(proposal)
-
-    def decide(self, epoch: int, *, commit: bool) -> None:
-        """All sites use a plan that was prepared, or none does.
-
-        Raises:
-            LocalProtocolError: it was never prepared here.
-        """
-        self._executor.decide(epoch, commit=commit)
 
     def close(self) -> None:
         """Take leave of ranks, peers and agent, and end every thread. Idempotent."""
@@ -302,7 +343,6 @@ class Gateway(EndingGateway):
         """A rank's part of a bucket is there."""
         if epoch := self._executor.post(rank, request, values):
             self._tell_resumed(epoch)
-        self._switches.note_begun()
 
     def _tell_resumed(self, epoch: int) -> None:
         self._write({"op": "resumed", "epoch": epoch, "round": self._executor.round})

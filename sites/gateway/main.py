@@ -20,13 +20,12 @@ from sites.gateway.agent_port import (
     Cancel,
     Command,
     Connect,
-    Decide,
     Resume,
     Settle,
     read_commands,
     read_configuration,
 )
-from sites.gateway.config import GatewayConfig, Proposal
+from sites.gateway.config import GatewayConfig
 from sites.gateway.gateway import Gateway
 from sites.gateway.probing.probing_gateway import ProbingGateway
 from topology.errors import ConfigError
@@ -120,10 +119,6 @@ def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
             gateway.resume(command)
         case Cancel() if isinstance(gateway, Gateway):
             gateway.cancel(command.epoch)
-        case Proposal() if isinstance(gateway, Gateway):
-            gateway.prepare(command)
-        case Decide() if isinstance(gateway, Gateway):
-            gateway.decide(command.epoch, commit=command.commit)
         case _:
             raise LocalProtocolError("stdin: a probe has no epochs")
 

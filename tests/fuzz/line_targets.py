@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -29,7 +28,6 @@ from orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
 from protos.failure import Failure
 from sites.gateway.agent_port import read_commands, read_configuration
-from sites.gateway.config import Proposal
 from sites.launcher.rank_failures import (
     cause_first,
     describe_failure,
@@ -45,6 +43,7 @@ from tests.fuzz.target import KIB, Target
 from topology.errors import ConfigError
 from topology.faults.script import Change
 from topology.json_fields import to_json
+from topology.run_spec import CodedPlan
 from topology.trees.trees import ReductionPlan, Tree, star
 
 
@@ -110,12 +109,12 @@ def _configuration_samples() -> list[bytes]:
 def _command_samples() -> list[bytes]:
     peer = {"site": "ash", "gateway": 0, "host": "127.0.0.1", "port": 4000}
     plan = ReductionPlan(3, (star(3, 1), Tree(0, {1: 0, 2: 1}, 2)), "trees")
-    proposed = Proposal(epoch=2, from_round=40, plan=plan, codecs=("int8", "fp32"))
+    wanted = to_json(CodedPlan(plan, ("int8", "fp32")))
     return [
         line({"op": "connect", "peers": [peer, peer]}),
         line({"op": "connect", "peers": []}),
-        line({"op": "prepare_plan", **dataclasses.asdict(proposed)}),
-        line({"op": "decide_plan", "epoch": 2, "commit": True}),
+        line({"op": "settle", "epoch": 2, "stops": False, "reduction": wanted}),
+        line({"op": "cancel", "epoch": 2}),
     ]
 
 

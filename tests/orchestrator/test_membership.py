@@ -186,7 +186,7 @@ def test_other_trees_begin_with_a_round_that_nobody_has_begun() -> None:
     core = machine()
     trees = plan_of(NAMES, NAMES, frozenset(), 1)
     actions = core.handle(TreesWanted(NAMES, trees, "a link is slow"), 10)
-    assert actions[1] == SendSettle("ap", 1, (), is_redo=False)
+    assert actions[1] == SendSettle("ap", 1, (), is_redo=False, reduction=trees)
     for name, round_ in (("ap", 5), ("eu", 6)):
         core.handle(settled(name, 1, round_), 10)
     actions = core.handle(settled("sa", 1, 5), 10)
@@ -198,11 +198,12 @@ def test_other_trees_begin_with_a_round_that_nobody_has_begun() -> None:
 def test_a_change_that_nobody_needs_is_cancelled_when_a_site_cannot() -> None:
     core = machine()
     core.handle(TreesWanted(NAMES, plan_of(NAMES, NAMES, frozenset(), 1), "slow"), 10)
-    refused = dataclasses.replace(settled("eu", 1, 5), why="ranks encode")
+    refused = dataclasses.replace(settled("eu", 1, 5), why="ranks encode", must_keep_codecs=True)
     actions = core.handle(refused, 10)
     assert kinds(actions) == ["epoch.cancelled", *["SendCancel"] * 3, "EndChange"]
     assert isinstance(actions[-1], EndChange)
     assert (actions[-1].site, actions[-1].why) == ("eu", "ranks encode")
+    assert actions[-1].must_keep_codecs
 
 
 def test_a_dropped_site_is_lost_like_any_other() -> None:
@@ -263,16 +264,6 @@ def test_different_results_of_one_round_end_the_run() -> None:
     ]
 
 
-def test_trees_that_were_agreed_on_another_way_count_and_so_does_their_number() -> None:
-    core = machine()
-    other = plan_of(NAMES, NAMES, frozenset(), 1)
-    number = core.next_number()
-    core.note_switched(number, 7, other)
-    assert (core.epoch.number, core.epoch.reduction) == (1, other)
-    actions = core.handle(SiteGone("sa", "gone"), 10)
-    assert [each.epoch for each in actions if isinstance(each, SendSettle)] == [2, 2]
-
-
 def let_sa_enter(core: Membership) -> list[Action]:
     """Have a lost site be ready, and return what the last answer led to."""
     assert kinds(core.handle(SiteEnters("sa"), 20)) == [
@@ -296,9 +287,14 @@ def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
     assert (resume[0].epoch.members, resume[0].epoch.from_round) == (NAMES, 10)
     before = core.epoch
     actions = core.handle(EntryBegun("eu", 2, 75), 40)
-    assert kinds(actions) == ["epoch.begun", "SendResume", "EndChange"]
-    assert isinstance(actions[1], SendResume)
-    assert (actions[1].site, actions[1].epoch.from_round) == ("sa", 75)
+    assert kinds(actions) == ["epoch.begun", *["SendResume"] * 3, "EndChange"]
+    resume = [each for each in actions if isinstance(each, SendResume)]
+    assert {each.epoch.from_round for each in resume} == {75}
+    assert [(each.site, each.enters) for each in resume] == [
+        ("ap", ()),
+        ("eu", ()),
+        ("sa", ("sa",)),
+    ]
     assert core.handle(EntryBegun("ap", 2, 75), 41) == []
     assert (before.members, core.epoch.members) == (NAMES[:2], NAMES)
 

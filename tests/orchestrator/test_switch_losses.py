@@ -1,7 +1,4 @@
-"""A site that goes away in the midst of a switch.
-
-The others hear one outcome, and the run names the site.
-"""
+"""Other trees for a run, over the wire: wanted, settled for, and had by all sites or none."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from protos import metrics
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
 from tests.fakes.worlds import JOB, topology_text
+from topology.epoch import Epoch
 from topology.run_spec import CodedPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]  # a planner's process
@@ -38,7 +36,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.PrepareReduction]:
+async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.Settle]:
     """Return the agents of an active run, and what they were asked once a link became narrow."""
     agents = await bench.join(*SITES)
     await bench.submit(job=PLANNED_JOB)
@@ -47,7 +45,7 @@ async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.PrepareReduction]:
     for agent in agents:
         await agent.run()
     await bench.until(lambda now: now.state == pb.RUN_STATE_ACTIVE)
-    asked = [asyncio.create_task(agent.hear("prepare_reduction")) for agent in agents]
+    asked = [asyncio.create_task(agent.hear("settle")) for agent in agents]
     sent = 0
     async with asyncio.timeout(DEADLINE_S):
         while not all(each.done() for each in asked):
@@ -55,9 +53,10 @@ async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.PrepareReduction]:
             for agent, target in zip(agents, "caa", strict=True):
                 await agent.say(metrics=_link(agent.site, target, sent))
             await asyncio.wait(asked, timeout=0.05)
-    prepares = [each.result().prepare_reduction for each in asked]
-    assert {each.from_round for each in prepares} == {prepares[0].from_round}
-    return agents, prepares[0]
+    settles = [each.result().settle for each in asked]
+    assert {(each.epoch, each.stops) for each in settles} == {(1, False)}
+    assert CodedPlan.from_bytes(settles[0].reduction).plan.trees
+    return agents, settles[0]
 
 
 def _link(source: str, target: str, count: int) -> pb.MetricBatch:
@@ -72,26 +71,8 @@ def _link(source: str, target: str, count: int) -> pb.MetricBatch:
     return pb.MetricBatch(metrics=[link])
 
 
-def hash_of(prepare: pb.PrepareReduction) -> str:
-    """Return what a site answers that has understood a proposal."""
-    return CodedPlan.from_bytes(prepare.reduction).hash
-
-
-async def accept(agent: FakeAgent, prepare: pb.PrepareReduction) -> None:
-    answer = pb.ReductionPrepared(
-        epoch=prepare.epoch, accepted=True, plan_hash=hash_of(prepare), round=1
-    )
-    await agent.say(reduction_prepared=answer)
-
-
-async def ends_without(bench: Bench, lost: FakeAgent, others: list[FakeAgent]) -> None:
-    """The others are stopped, and the run names the site that is lost."""
-    for agent in others:
-        await agent.hear("stop")
-        await agent.end()
-    ended = await bench.ended()
-    assert ended.state == pb.RUN_STATE_FAILED
-    assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", lost.site)
+async def settle(agent: FakeAgent, asked: pb.Settle, round_: int = 1) -> None:
+    await agent.say(settled=pb.Settled(epoch=asked.epoch, round=round_, chain_round=-1))
 
 
 def kinds(folder: Path) -> list[str]:
@@ -99,35 +80,48 @@ def kinds(folder: Path) -> list[str]:
         return [event.kind for event in journal.events("run-1")]
 
 
-def test_nobody_switches_when_a_site_goes_away_before_it_has_answered(tmp_path: Path) -> None:
+def test_nobody_switches_when_a_site_goes_away_before_it_has_settled(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3)) as bench:
-            (a, b, c), prepare = await proposed(bench)
-            await accept(a, prepare)
-            await accept(b, prepare)
+        async with coordinating(tmp_path, topology_text(3, min_sites=1)) as bench:
+            (a, b, c), asked = await proposed(bench)
+            await settle(a, asked)
+            await settle(b, asked)
             await c.end(GONE)
             for agent in (a, b):
-                decided = (await agent.hear("decide_reduction")).decide_reduction
-                assert (decided.epoch, decided.commit) == (prepare.epoch, False)
-            await ends_without(bench, c, [a, b])
-
-    run(scenario())
-    assert "run.replanned" not in kinds(tmp_path)
-
-
-def test_all_others_switch_when_a_site_goes_away_after_the_last_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3)) as bench:
-            (a, b, c), prepare = await proposed(bench)
-            for agent in (a, b, c):
-                await accept(agent, prepare)
-            await c.hear("decide_reduction")
-            await c.end(GONE)
-            for agent in (a, b):
-                decided = (await agent.hear("decide_reduction")).decide_reduction
-                assert (decided.epoch, decided.commit) == (prepare.epoch, True)
-            await ends_without(bench, c, [a, b])
+                again = (await agent.hear("settle")).settle
+                assert (again.epoch, again.stops, list(again.lost)) == (2, True, ["c"])
 
     run(scenario())
     told = kinds(tmp_path)
-    assert told.index("run.replanned") < told.index("site.ended")
+    assert "run.replanned" not in told
+    assert "plan.kept" in told
+
+
+def test_all_switch_once_all_have_settled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, topology_text(3, min_sites=1)) as bench:
+            agents, asked = await proposed(bench)
+            for agent, round_ in zip(agents, (4, 5, 4), strict=True):
+                await settle(agent, asked, round_)
+            for agent in agents:
+                epoch = Epoch.from_bytes((await agent.hear("resume")).resume.record)
+                assert (epoch.number, epoch.from_round, epoch.members) == (1, 6, SITES)
+                assert epoch.reduction == CodedPlan.from_bytes(asked.reduction)
+
+    run(scenario())
+    told = kinds(tmp_path)
+    assert told.index("epoch.begun") < told.index("run.replanned")
+
+
+def test_a_site_that_cannot_have_other_trees_keeps_the_others_from_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, topology_text(3, min_sites=1)) as bench:
+            (a, b, c), asked = await proposed(bench)
+            await settle(a, asked)
+            why = "site b has not answered"
+            await c.say(settled=pb.Settled(epoch=asked.epoch, round=1, why=why))
+            for agent in (a, b, c):
+                assert (await agent.hear("cancel_settle")).cancel_settle.epoch == asked.epoch
+
+    run(scenario())
+    assert "plan.kept" in kinds(tmp_path)

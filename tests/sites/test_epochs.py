@@ -28,7 +28,7 @@ def epochs_in_round(round_: int, site: int = 0) -> Epochs:
 
 def test_a_planned_change_waits_for_a_later_round_and_old_ones_end_as_they_began() -> None:
     epochs = epochs_in_round(4)
-    assert epochs.settle(1, stops=False)
+    epochs.settle(1, stops=False)
     assert (epochs.may_begin(4), epochs.may_begin(5)) == (True, False)
     assert epochs.verdict(0, 4) is Verdict.TAKE
     assert epochs.verdict(1, 6) is Verdict.WAIT, "others may be sooner"
@@ -44,7 +44,7 @@ def test_a_planned_change_waits_for_a_later_round_and_old_ones_end_as_they_began
 
 def test_a_change_that_does_not_come_leaves_no_trace() -> None:
     epochs = epochs_in_round(4)
-    assert epochs.settle(3, stops=False)
+    epochs.settle(3, stops=False)
     epochs.cancel(2)
     assert not epochs.may_begin(5)
     epochs.cancel(3)
@@ -56,12 +56,12 @@ def test_a_change_that_does_not_come_leaves_no_trace() -> None:
 def test_where_a_site_is_lost_nothing_moves_until_the_resume() -> None:
     epochs = epochs_in_round(4)
     epochs.finish((4, 0, 1), ("r",), 5)
-    assert epochs.settle(1, stops=True)
+    epochs.settle(1, stops=True)
     assert epochs.verdict(0, 4) is Verdict.DROP
     epochs.cancel(1)
     assert epochs.is_stopped, "frames have been dropped"
-    assert epochs.settle(2, stops=False)
-    assert not epochs.settle(1, stops=True)
+    epochs.settle(2, stops=False)
+    epochs.settle(1, stops=True)
     assert epochs.is_stopped
     gifts = [Gift(1, 0, 4, 0, ((0, 1),)), Gift(0, 1, 4, 0, ((1, 2),)), Gift(1, 2, 4, 0, ((0, 0),))]
     assert epochs.resume(plan(2, 4), gifts)
@@ -81,11 +81,11 @@ def test_where_a_site_is_lost_nothing_moves_until_the_resume() -> None:
 
 def test_what_is_handed_over_still_comes_after_a_planned_change() -> None:
     epochs = epochs_in_round(4)
-    assert epochs.settle(1, stops=True)
+    epochs.settle(1, stops=True)
     gifts = [Gift(1, 0, 4, 0, ((0, 0),)), Gift(0, 2, 4, 0, ((0, 0),))]
     assert epochs.resume(plan(1, 4, ALL), gifts)
     assert epochs.due() == []
-    assert epochs.settle(2, stops=False)
+    epochs.settle(2, stops=False)
     assert epochs.resume(plan(2, 5, ALL))
     assert epochs.donor((4, 0, 0)) == 1
     assert epochs.verdict(2, 4) is Verdict.TAKE, "the donor has changed already"
@@ -130,14 +130,14 @@ def test_gateways_of_sites_have_one_chain_however_chunks_are_divided(seed: int) 
 
 def test_the_first_round_without_a_site_is_told_whatever_comes_after() -> None:
     epochs = epochs_in_round(4)
-    assert epochs.settle(1, stops=True)
+    epochs.settle(1, stops=True)
     assert epochs.resume(plan(1, 4))
     assert epochs.missing == {2: 4}
     epochs.begin(5)
-    assert epochs.settle(2, stops=False)
+    epochs.settle(2, stops=False)
     assert epochs.resume(plan(2, 6)), "other trees, the same members"
     assert epochs.missing == {2: 4}
-    assert epochs.settle(3, stops=False)
+    epochs.settle(3, stops=False)
     assert epochs.resume(plan(3, 8, ALL)), "it has returned"
     assert epochs.missing == {}
 
@@ -146,7 +146,7 @@ def test_a_site_enters_with_the_round_that_ranks_mark() -> None:
     epochs = epochs_in_round(4)
     epochs.settle(1, stops=True)
     assert epochs.resume(plan(1, 4, LEFT))
-    assert epochs.settle(2, stops=False)
+    epochs.settle(2, stops=False)
     assert epochs.await_entry(plan(2, 6, ALL))
     assert not epochs.await_entry(plan(2, 6, ALL)), "told twice"
     assert epochs.may_begin(5), "rounds go on meanwhile"
@@ -165,10 +165,10 @@ def test_a_site_enters_with_the_round_that_ranks_mark() -> None:
 
 def test_a_loss_takes_the_place_of_an_entry() -> None:
     epochs = epochs_in_round(4)
-    assert epochs.settle(1, stops=False)
+    epochs.settle(1, stops=False)
     assert epochs.await_entry(plan(1, 6, ALL))
-    assert not epochs.settle(1, stops=True)
-    assert epochs.settle(2, stops=True)
+    epochs.settle(1, stops=True)
+    epochs.settle(2, stops=True)
     assert not epochs.await_entry(plan(1, 6, ALL)), "late"
     assert epochs.resume(plan(2, 4, LEFT))
     assert not epochs.enter(1, 6)

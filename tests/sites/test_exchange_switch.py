@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sites.gateway.config import Proposal
 from sites.gateway.links.peer_links import Link
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
@@ -20,6 +19,10 @@ from topology.trees.trees import ReductionPlan
 ROUNDS = 4
 BUCKETS = (500, 33)
 """Elements of each bucket of a round."""
+COMMITS = 0.8
+"""How often a change comes that sites have settled for."""
+SETTLES = 0.1
+"""How often one settles when it could."""
 CODECS = ("fp32", "bf16", "int8-zstd", "topk")
 
 
@@ -33,13 +36,6 @@ def a_bench(
         links = {(other, 0): _Wire(site, other, bench.wire) for other in others}
         exchange.connect(cast("dict[tuple[int, int], Link]", links))
     return bench
-
-
-def a_proposal(
-    plan: ReductionPlan, codec: str | tuple[str, ...], *, epoch: int = 1, from_round: int = 3
-) -> Proposal:
-    codecs = codec if isinstance(codec, tuple) else (codec,) * max(1, len(plan.trees))
-    return Proposal(epoch=epoch, from_round=from_round, plan=plan, codecs=codecs)
 
 
 class Training:
@@ -61,10 +57,12 @@ class Training:
         self.first = 0
         self.places = [(0, 0)] * self.num_sites
         """The next round and bucket that a site posts."""
-        self.proposal: Proposal | None = None
-        self.proposed: set[int] = set()
+        self.switch: tuple[ReductionPlan, tuple[str, ...]] | None = None
+        """The plan and codecs to go over to in the middle."""
+        self.begun: dict[int, int] = {}
+        """The latest round at each site that has settled."""
         self.decided: set[int] = set()
-        self.commit = True
+        self.commit = chance.random() < COMMITS
 
     def run(self, first: int = 0) -> None:
         """Go on until every site has had every round, from `first` on."""
@@ -73,7 +71,7 @@ class Training:
             steps = [
                 *([self.deliver] * 3 if self.bench.wire else []),
                 *([self.post] if any(map(self.may_post, range(self.num_sites))) else []),
-                *([self.propose, self.decide] if self.proposal else []),
+                *([self.settle, self.decide] if self.switch else []),
             ]
             if not steps:
                 break
@@ -121,26 +119,29 @@ class Training:
         weight, name = float(site + round_ + 1), self.name(round_)
         self.bench.post_site(site, part, weight, round=name, bucket=bucket)
 
-    def propose(self) -> None:
-        """Ask a site before it gets to the round."""
-        assert self.proposal is not None
-        for site in range(self.num_sites):
-            if site not in self.proposed:
-                exchange = self.bench.exchanges[site]
-                in_time, _ = exchange.propose(self.proposal)
-                assert in_time == (exchange.round < self.proposal.from_round)
-                self.commit = self.commit and in_time
-                self.proposed.add(site)
-                return
+    @property
+    def from_round(self) -> int:
+        """The first of the other plan, once all have settled."""
+        return max(self.begun.values()) + 1
+
+    def settle(self) -> None:
+        """Have a site begin no further round, at some moment."""
+        left = [site for site in range(self.num_sites) if site not in self.begun]
+        if left and self.chance.random() < SETTLES:
+            settled = self.bench.exchanges[left[0]].settle(1, stops=False)
+            self.begun[left[0]] = settled.round
 
     def decide(self) -> None:
-        """Once all have answered, tell one of them what came of it."""
-        assert self.proposal is not None
+        """Once all have settled, tell one of them what came of it."""
+        assert self.switch is not None
         left = [site for site in range(self.num_sites) if site not in self.decided]
-        if left and len(self.proposed) == self.num_sites:
+        if left and len(self.begun) == self.num_sites:
             site = self.chance.choice(left)
             self.decided.add(site)
-            self.bench.exchanges[site].decide(self.proposal.epoch, commit=self.commit)
+            if self.commit:
+                self.bench.exchanges[site].resume(1, self.from_round, *self.switch)
+            else:
+                self.bench.exchanges[site].cancel(1)
             self.bench.pools[site].run()
 
     def result(self, round_: int) -> bytes:
@@ -171,17 +172,18 @@ def test_before_and_after_a_switch_sites_have_the_bits_of_each_plan_alone(seed: 
         tuple(one if seed < 10 else chance.choice(CODECS) for _ in range(max(1, len(each.trees))))
         for each in (before, after)
     )
-    from_round = chance.randint(1, ROUNDS - 1)
     feedback = {"error_feedback": chance.random() < 0.5}
 
     switched = Training(a_bench(before, before_codecs, ranks, **feedback), chance, seed)
-    switched.proposal = a_proposal(after, after_codecs, from_round=from_round)
+    switched.switch = after, after_codecs
     switched.run()
+    from_round = switched.from_round if switched.begun else ROUNDS
 
     old = Training(a_bench(before, before_codecs, ranks, **feedback), chance, seed)
     old.run()
     new = Training(a_bench(after, after_codecs, ranks, **feedback), chance, seed)
-    new.run(from_round)
+    if from_round < ROUNDS:
+        new.run(from_round)
     for round_ in range(ROUNDS):
         is_new = switched.commit and round_ >= from_round
         found, alone = switched.result(round_), (new if is_new else old).result(round_)

@@ -9,17 +9,15 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 
-from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+from protos.errors import DeadlineExceededError, PeerLostError
 from protos.frame import HEADER_BYTES, Frame, pack
 from sites.codecs.codec import Floats
-from sites.gateway.config import Proposal
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction import executor
 from sites.gateway.reduction.credit import FRAME_BYTES
@@ -118,10 +116,6 @@ def test_buckets_are_sent_in_order_once_all_ranks_have_posted_them() -> None:
     assert [order[:3] for order, _ in sorted(links[0].unsent)] == [(0, 0, c) for c in range(4)]
 
 
-def a_proposal(plan: ReductionPlan, *, from_round: int) -> Proposal:
-    return Proposal(epoch=1, from_round=from_round, plan=plan, codecs=("fp32",))
-
-
 def a_post(round_: int) -> tuple[int, Reduce, Floats]:
     return 0, request_of(8, round=round_), np.ones(8, dtype=np.float32)
 
@@ -129,28 +123,28 @@ def a_post(round_: int) -> tuple[int, Reduce, Floats]:
 def test_a_rank_waits_at_the_first_round_until_the_outcome_is_known() -> None:
     plan = ReductionPlan(2, (star(2, 0),), "")
     exchange = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
-    assert exchange.propose(a_proposal(plan, from_round=1)) == (True, -1)
+    exchange.post(*a_post(0))
+    assert exchange.settle(1, stops=False).round == 0
     posting = threading.Thread(target=exchange.post, args=a_post(1), daemon=True)
     posting.start()
     posting.join(0.05)
     assert posting.is_alive(), "it has to wait"
-    assert exchange.round == -1
-    exchange.decide(1, commit=True)
+    assert exchange.round == 0
+    exchange.resume(1, 1, plan, ("fp32",))
     posting.join(DEADLINE_S)
     assert not posting.is_alive()
-    assert exchange.begun is not None
-    assert (exchange.begun.epoch, exchange.begun.round) == (1, 1)
+    assert exchange.round == 1
 
 
 def test_nobody_waits_for_an_outcome_for_ever() -> None:
     plan = ReductionPlan(2, (star(2, 0),), "")
     exchange = Exchanges(plan, "fp32", (1, 1), rank_wait_s=0.01).exchanges[0]
-    exchange.propose(a_proposal(plan, from_round=1))
+    exchange.settle(1, stops=False)
     with pytest.raises(DeadlineExceededError, match="round 1 has waited"):
         exchange.post(*a_post(1))
     exchange.close()
     patient = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
-    patient.propose(a_proposal(plan, from_round=1))
+    patient.settle(1, stops=False)
     patient.close()
     with pytest.raises(PeerLostError, match="stopping"):
         patient.post(*a_post(1))
@@ -159,7 +153,7 @@ def test_nobody_waits_for_an_outcome_for_ever() -> None:
 def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = ReductionPlan(2, (star(2, 0),), "")
     exchange = Exchanges(plan, "fp32", (1, 1), peer_lost_s=10.0).exchanges[0]
-    exchange.propose(a_proposal(plan, from_round=1))
+    exchange.settle(1, stops=False)
     now_s, num_waits = 100.0, 0
 
     def wait(wait_s: float) -> None:
@@ -167,7 +161,7 @@ def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> 
         num_waits += 1
         now_s += wait_s if num_waits > 1 else 3600.0
         if num_waits > 25:
-            exchange.decide(1, commit=True)
+            exchange.cancel(1)
 
     clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: 0.0)
     monkeypatch.setattr(executor, "time", clock)
@@ -177,34 +171,15 @@ def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> 
     exchange.close()
 
 
-def test_what_comes_too_late_or_twice_is_not_kept() -> None:
-    plan = ReductionPlan(2, (star(2, 1),), "")
-    exchange = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
-    exchange.post(*a_post(0))
-    plans = exchange
-    proposal = a_proposal(plan, from_round=5)
-    assert plans.propose(replace(proposal, from_round=0)) == (False, 0), "it has begun"
-    assert plans.propose(replace(proposal, epoch=2)) == (True, 0)
-    assert plans.propose(replace(proposal, epoch=1)) == (False, 0), "a later one came first"
-    plans.decide(3, commit=False)
-    assert plans.propose(replace(proposal, epoch=3)) == (False, 0), "given up before it came"
-    assert plans.propose(replace(proposal, epoch=4)) == (True, 0)
-    with pytest.raises(LocalProtocolError, match="not kept here"):
-        plans.decide(5, commit=True)
-    assert plans.propose(replace(proposal, epoch=6)) == (True, 0)
-    plans.decide(6, commit=True)
-    assert plans.propose(replace(proposal, epoch=7)) == (False, 0), "two plans for one round"
-    assert plans.propose(replace(proposal, epoch=8, from_round=6)) == (True, 0)
-
-
 def test_links_are_needed_for_as_long_as_a_plan_is() -> None:
     before, after = (ReductionPlan(3, (star(3, hub),), "") for hub in (1, 2))
     exchange = Exchanges(before, "fp32", (1, 1, 1)).exchanges[0]
     plans = exchange
     assert [plans.needs(site) for site in (1, 2)] == [True, False]
-    plans.propose(a_proposal(after, from_round=1))
+    exchange.post(*a_post(0))
+    plans.settle(1, stops=False)
+    plans.resume(1, 1, after, ("fp32",))
     assert plans.needs(2)
-    plans.decide(1, commit=True)
-    for round_, needed in ((0, [True, True]), (1, [True, True]), (2, [False, True])):
+    for round_, needed in ((1, [True, True]), (2, [False, True])):
         exchange.post(*a_post(round_))
         assert [plans.needs(site) for site in (1, 2)] == needed, round_

@@ -16,18 +16,14 @@ from typing import Any
 import pytest
 
 from protos.failure import Failure
-from sites.gateway.agent_port import Decide, read_commands
-from sites.gateway.config import GatewayConfig, GatewayId, PeerLink, Proposal
+from sites.gateway.agent_port import Resume, Settle, read_commands
+from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links import peer_watch
 from sites.gateway.links.congestion.rate import window_bytes
 from sites.gateway.links.peer_links import Link, PeerLinks
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
-from sites.gateway.plan_switches import PlanSwitches
-from sites.gateway.ranks.rank_encoding import RankEncoding
-from sites.gateway.reduction.executor import Executor
-from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import (
     SITES,
     Member,
@@ -38,6 +34,7 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.waiting import wait_for
+from topology.run_spec import CodedPlan
 from topology.trees.trees import ReductionPlan, star
 
 STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]
@@ -61,25 +58,26 @@ def configs_of(
     return found
 
 
-def propose(
-    members: list[Member],
-    plan: ReductionPlan,
-    *,
-    epoch: int,
-    from_round: int,
-    codec: str = "fp32",
-) -> list[Mapping[str, Any]]:
-    """Ask all gateways and return their answers."""
-    codecs = (codec,) * max(1, len(plan.trees))
-    proposal = Proposal(epoch=epoch, from_round=from_round, plan=plan, codecs=codecs)
-    for member in members:
-        member.gateway.prepare(proposal)
-    return [member.wait("plan_prepared", epoch=epoch) for member in members]
+def coded(plan: ReductionPlan, codec: str = "fp32") -> CodedPlan:
+    return CodedPlan(plan, (codec,) * max(1, len(plan.trees)))
 
 
-def decide(members: list[Member], epoch: int, *, commit: bool) -> None:
+def settle(members: list[Member], reduction: CodedPlan, *, epoch: int) -> list[Mapping[str, Any]]:
+    """Ask all gateways to settle for other trees, and return their answers."""
     for member in members:
-        member.gateway.decide(epoch, commit=commit)
+        member.gateway.settle(Settle(epoch=epoch, stops=False, reduction=reduction))
+    return [member.wait("settled", epoch=epoch) for member in members]
+
+
+def cancel(members: list[Member], epoch: int) -> None:
+    for member in members:
+        member.gateway.cancel(epoch)
+
+
+def resume(members: list[Member], reduction: CodedPlan, *, epoch: int, from_round: int) -> None:
+    command = Resume(epoch, from_round, SITES[:3], reduction.plan, reduction.codecs)
+    for member in members:
+        member.gateway.resume(command)
 
 
 @pytest.mark.slow
@@ -93,19 +91,18 @@ def test_rounds_go_over_to_trees_whose_links_were_not_there(tmp_path: Path) -> N
         for round_ in (0, 1):
             reduce_once(ranks, round_, 5000, WEIGHTS, seed=round_)
 
-        late = propose(members, STARS[1], epoch=1, from_round=1)
-        assert [(each["accepted"], each["late"]) for each in late] == [(False, True)] * 3
-        assert {each["round"] for each in late} == {1}
-        decide(members, 1, commit=False)
-        kept = propose(members, STARS[1], epoch=2, from_round=3, codec="bf16")
-        assert all(each["accepted"] for each in kept), kept
-        assert len({each["hash"] for each in kept}) == 1
-        reduce_once(ranks, 2, 5000, WEIGHTS, seed=2)  # before it, nobody waits
-        decide(members, 2, commit=True)
+        given_up = settle(members, coded(STARS[1]), epoch=1)
+        assert {(each["why"], each["round"]) for each in given_up} == {("", 1)}
+        cancel(members, 1)
+        reduce_once(ranks, 2, 5000, WEIGHTS, seed=2)
+        other = coded(STARS[1], "bf16")
+        kept = settle(members, other, epoch=2)
+        assert {(each["why"], each["round"]) for each in kept} == {("", 2)}
+        resume(members, other, epoch=2, from_round=3)
         for round_ in (3, 4, 5):
             reduce_once(ranks, round_, 5000, WEIGHTS, seed=round_)
         for member in members:
-            assert member.wait("plan_begun")["round"] == 3
+            assert member.wait("resumed")["epoch"] == 2
         assert [len(member.gateway._links.all) for member in members] == [2, 2, 2]
         assert members[2].gateway._links.to(SITES[1])[0].totals().sent_frames > 0
         leave(members, ranks)
@@ -131,20 +128,19 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
             member.wait("connected")
         reduce_once(ranks, 0, 500, WEIGHTS, seed=0)
 
-        unreached = propose(members, STARS[1], epoch=1, from_round=10, codec="bf16")
-        assert [each["accepted"] for each in unreached] == [True, False, False]
+        unreached = settle(members, coded(STARS[1], "bf16"), epoch=1)
+        assert [bool(each["why"]) for each in unreached] == [False, True, True]
         assert "has not answered" in unreached[1]["why"]
-        assert not unreached[1]["late"]
-        decide(members, 1, commit=False)
+        cancel(members, 1)
         circle = replace(STARS[0].trees[0], parent={1: 2, 2: 1})
-        wrong = propose(members, ReductionPlan(3, (circle,), ""), epoch=2, from_round=10)
+        wrong = settle(members, coded(ReductionPlan(3, (circle,), "")), epoch=2)
         assert {each["why"] for each in wrong} == {"plan.trees.0: site 1 never gets to the root"}
         members[1].gateway._local.encoding.take(0)
-        coded = propose(members, STARS[0], epoch=3, from_round=10, codec="int8")
-        assert [each["accepted"] for each in coded] == [True, False, True]
-        assert "ranks of site" in coded[1]["why"]
-        assert [each["codecs_fixed"] for each in coded] == [False, True, False]
-        decide(members, 3, commit=False)
+        other = settle(members, coded(STARS[0], "int8"), epoch=3)
+        assert [bool(each["why"]) for each in other] == [False, True, False]
+        assert "ranks of site" in other[1]["why"]
+        assert [each["codecs_fixed"] for each in other] == [False, True, False]
+        cancel(members, 3)
 
         for round_ in (1, 2):
             reduce_once(ranks, round_, 500, WEIGHTS, seed=round_)
@@ -154,7 +150,7 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_proposal_does_not_count_on_a_link_that_another_is_still_opening(tmp_path: Path) -> None:
+def test_a_change_does_not_count_on_a_link_that_another_is_still_opening(tmp_path: Path) -> None:
     with ExitStack() as stack:
         mute = stack.enter_context(socket.socket())
         mute.bind(("127.0.0.1", 0))
@@ -171,44 +167,10 @@ def test_a_proposal_does_not_count_on_a_link_that_another_is_still_opening(tmp_p
         for member in members:
             member.wait("connected")
         for epoch in (1, 2):
-            proposal = Proposal(epoch=epoch, from_round=10, plan=STARS[1], codecs=("fp32",))
-            members[1].gateway.prepare(proposal)
-        answers = [members[1].wait("plan_prepared", epoch=epoch) for epoch in (1, 2)]
-        assert [(each["accepted"], each["late"]) for each in answers] == [(False, False)] * 2
+            members[1].gateway.settle(Settle(epoch, stops=False, reduction=coded(STARS[1])))
+        answers = [members[1].wait("settled", epoch=epoch) for epoch in (1, 2)]
         assert all("has not answered" in each["why"] for each in answers), answers
         assert members[1].gateway._links.all.keys() == {(0, 0)}
-
-
-def test_a_plan_is_not_kept_whose_link_was_lost_just_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, after = STARS[1], STARS[2]
-    config = configs_of(tmp_path, before)[0]
-    executor = Executor(config, StepPool(), on_reduced=lambda *_: None, on_failure=lambda _: None)
-    links = PeerLinks(
-        config,
-        on_change=executor.connect,
-        on_failure=lambda failure: pytest.fail(str(failure)),
-        on_progress=executor.pump,
-        needs=executor.needs,
-    )
-    links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
-    links.add([1, 2])  # the latter for an earlier plan
-    propose_now = executor.propose
-
-    def lose_then_propose(proposal: Proposal) -> tuple[bool, int]:
-        links.all[2, 0]._on_failure(Failure(code="PEER_LOST", message="it is gone"))
-        return propose_now(proposal)
-
-    monkeypatch.setattr(executor, "propose", lose_then_propose)
-    answers: list[Mapping[str, Any]] = []
-    switches = PlanSwitches(config, executor, links, RankEncoding(config), answers.append)
-    switches._prepare(Proposal(epoch=1, from_round=1, plan=after, codecs=("fp32",)))
-    (answer,) = answers
-    assert (answer["accepted"], answer["late"]) == (False, False)
-    assert answer["why"] == f"the link to site {SITES[2]} was lost just now"
-    assert not executor.needs(2)
-    links.close()
 
 
 def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
@@ -295,16 +257,17 @@ def test_a_peer_that_has_lost_its_own_link_is_noticed_by_who_waits_for_it(tmp_pa
         ranks = [join(stack, member) for member in members]
         for member in members:
             member.wait("connected")
-        assert all(each["accepted"] for each in propose(members, STARS[1], epoch=1, from_round=1))
-        decide(members, 1, commit=True)
         reduce_once(ranks, 0, 50, WEIGHTS, seed=0)
+        assert not any(each["why"] for each in settle(members, coded(STARS[1]), epoch=1))
+        resume(members, coded(STARS[1]), epoch=1, from_round=1)
+        reduce_once(ranks, 1, 50, WEIGHTS, seed=1)
         # By a greeting over its own link: the first ones may come before there is one here.
         watch = members[2].gateway._links.all[1, 0]._watch
         wait_for(lambda: watch._reached is not None)
         members[1].gateway._links.drop([(2, 0)])  # as one does that no plan needs
         (rank,) = ranks[2]
         rank.share(0, 50)
-        rank.reduce(1, 0, 50, 1.0)
+        rank.reduce(2, 0, 50, 1.0)
         suspect = members[2].wait("suspect")
         assert (suspect["site"], suspect["is_gone"]) == (SITES[1], False)
         assert "has sent nothing by itself" in suspect["why"], suspect
@@ -313,15 +276,12 @@ def test_a_peer_that_has_lost_its_own_link_is_noticed_by_who_waits_for_it(tmp_pa
 def test_lines_of_the_agent(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text(
-        '{"op": "prepare_plan", "epoch": 2, "from_round": 9, "codecs": ["fp32"], "plan": '
-        '{"num_sites": 2, "trees": [{"root": 0, "parent": {"1": 0}, "weight": 1}], "why": ""}}\n'
-        '{"op": "decide_plan", "epoch": 2, "commit": true}\n'
+        '{"op": "settle", "epoch": 2, "stops": false, "reduction": {"codecs": ["fp32"], "plan": '
+        '{"num_sites": 2, "trees": [{"root": 0, "parent": {"1": 0}, "weight": 1}], "why": ""}}}\n'
+        '{"op": "settle", "epoch": 3, "stops": true}\n'
     )
     with path.open("rb", buffering=0) as stream:
-        prepare, decided = read_commands(stream)
+        planned, lost = read_commands(stream)
     plan = ReductionPlan(2, (star(2, 0),), "")
-    expected = Proposal(epoch=2, from_round=9, plan=plan, codecs=("fp32",))
-    assert prepare == expected
-    assert isinstance(prepare, Proposal)
-    assert prepare.hash == expected.hash
-    assert decided == Decide(2, commit=True)
+    assert planned == Settle(epoch=2, stops=False, reduction=CodedPlan(plan, ("fp32",)))
+    assert lost == Settle(epoch=3, stops=True)

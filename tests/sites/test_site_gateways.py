@@ -1,4 +1,4 @@
-"""A site's gateways answer a proposal as one."""
+"""A site's gateways answer a change of the epoch as one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 
 from protos.control.v1.control_pb2 import (
-    DecideReduction,
-    PrepareReduction,
-    ReductionBegun,
-    ReductionPrepared,
     Resume,
     Resumed,
     Settle,
     Settled,
 )
-from sites.agent.site_gateways import EpochChange, PlanSwitch
+from sites.agent.site_gateways import EpochChange
 from sites.gateway import agent_port
-from sites.gateway.config import Proposal
 from sites.node.failures import SiteError
 from topology.epoch import (
     Epoch,
@@ -33,10 +28,6 @@ from topology.run_spec import CodedPlan
 from topology.trees.trees import ReductionPlan, star
 
 STAR = CodedPlan(ReductionPlan(3, (star(3, 1),), "x"), ("int8",))
-GATHER = CodedPlan(ReductionPlan(3, (), "x"), ("fp32",))
-
-
-Answer = ReductionPrepared | ReductionBegun | Settled | Resumed
 
 
 class Site:
@@ -44,76 +35,8 @@ class Site:
 
     def __init__(self) -> None:
         self.told: list[Mapping[str, Any]] = []
-        self.put: list[Answer] = []
-        self.switch = PlanSwitch(2, self.told.append, self.put.append)
+        self.put: list[Settled | Resumed] = []
         self.epochs = EpochChange(2, self.told.append, self.put.append)
-
-    def prepare(self, epoch: int, reduction: CodedPlan) -> None:
-        written = reduction.to_bytes()
-        self.switch.prepare(PrepareReduction(epoch=epoch, from_round=9, reduction=written))
-
-
-def answer(epoch: int, **changes: object) -> Mapping[str, Any]:
-    fields = {"accepted": True, "hash": "h", "round": 4, "late": False, "codecs_fixed": False}
-    return {"op": "plan_prepared", "epoch": epoch, "why": "", **fields, **changes}
-
-
-def test_that_ranks_encode_is_passed_on() -> None:
-    site = Site()
-    site.prepare(1, STAR)
-    site.switch.prepared(answer(1))
-    site.switch.prepared(answer(1, accepted=False, why="ranks encode", codecs_fixed=True))
-    (put,) = site.put
-    assert isinstance(put, ReductionPrepared)
-    assert (put.accepted, put.late, put.codecs_fixed) == (False, False, True)
-
-
-def test_gateways_get_the_plan_by_site_index() -> None:
-    site = Site()
-    site.prepare(1, STAR)
-    (line,) = site.told
-    fields = {key: value for key, value in line.items() if key != "op"}
-    proposal = read_json(Proposal, fields)
-    assert (proposal.epoch, proposal.from_round) == (1, 9)
-    assert proposal.plan.trees == (star(3, 1),)
-    assert proposal.codecs == ("int8",)
-    assert proposal.hash == STAR.hash
-    site.prepare(2, GATHER)
-    assert site.told[1]["plan"]["trees"] == ()
-    site.switch.decide(DecideReduction(epoch=2, commit=True))
-    assert site.told[2] == {"op": "decide_plan", "epoch": 2, "commit": True}
-
-
-def test_all_gateways_have_to_accept() -> None:
-    site = Site()
-    site.prepare(1, STAR)
-    site.switch.prepared(answer(1, round=4))
-    assert site.put == []
-    site.switch.prepared(answer(1, round=5))
-    assert site.put == [ReductionPrepared(epoch=1, accepted=True, plan_hash="h", round=5)]
-    site.prepare(2, STAR)
-    site.switch.prepared(answer(1))  # of before
-    site.switch.prepared(answer(2))
-    site.switch.prepared(answer(2, accepted=False, late=True, why="round 9 has begun"))
-    late = site.put[-1]
-    assert isinstance(late, ReductionPrepared)
-    assert (late.accepted, late.late, late.why) == (False, True, "round 9 has begun")
-    site.prepare(3, STAR)
-    site.switch.prepared(answer(3, accepted=False, late=True, why="late"))
-    site.switch.prepared(answer(3, accepted=False, why="no links"))
-    unable = site.put[-1]
-    assert isinstance(unable, ReductionPrepared)
-    assert not unable.late, "a later round would not help"
-
-
-def test_gateways_that_understood_different_plans_are_a_refusal() -> None:
-    site = Site()
-    site.prepare(1, STAR)
-    site.switch.prepared(answer(1, hash="h"))
-    site.switch.prepared(answer(1, hash="i"))
-    refused = site.put[-1]
-    assert isinstance(refused, ReductionPrepared)
-    assert (refused.accepted, refused.why) == (False, "its gateways understood different plans")
 
 
 @pytest.mark.parametrize(
@@ -128,26 +51,32 @@ def test_plans_that_cannot_be_are_refused_before_any_gateway_hears(
     changed: tuple[bytes, bytes], why: str
 ) -> None:
     site = Site()
-    written = STAR.to_bytes().replace(*changed)
-    site.switch.prepare(PrepareReduction(epoch=1, from_round=9, reduction=written))
+    site.epochs.settle(Settle(epoch=1, reduction=STAR.to_bytes().replace(*changed)))
     assert site.told == []
     (refused,) = site.put
-    assert isinstance(refused, ReductionPrepared)
-    assert not refused.accepted
+    assert isinstance(refused, Settled)
     assert why in refused.why
 
 
-def test_the_first_gateway_that_begins_is_told() -> None:
+def test_one_gateway_that_cannot_have_other_trees_is_a_refusal() -> None:
     site = Site()
-    for _ in range(2):
-        site.switch.begun({"op": "plan_begun", "epoch": 1, "round": 9})
-    assert site.put == [ReductionBegun(epoch=1, round=9)]
+    site.epochs.settle(Settle(epoch=1, reduction=STAR.to_bytes()))
+    (line,) = site.told
+    fields = {key: value for key, value in line.items() if key != "op"}
+    assert read_json(agent_port.Settle, fields).reduction == STAR
+    site.epochs.answered(settled(1, 4, (), {}))
+    site.epochs.answered(settled(1, 4, (), {}, why="ranks encode", codecs_fixed=True))
+    (put,) = site.put
+    assert isinstance(put, Settled)
+    assert (put.why, put.codecs_fixed, put.round) == ("ranks encode", True, 4)
 
 
-def settled(epoch: int, round_: int, finished: tuple[Finished, ...], chains: object) -> Any:  # noqa: ANN401
+def settled(
+    epoch: int, round_: int, finished: tuple[Finished, ...], chains: object, **changes: object
+) -> Any:  # noqa: ANN401
     """Return a gateway's answer."""
     fields = {"round": round_, "finished": to_json(finished), "chains": chains}
-    return {"op": "settled", "epoch": epoch, **fields}
+    return {"op": "settled", "epoch": epoch, "why": "", "codecs_fixed": False, **fields, **changes}
 
 
 def test_what_gateways_have_finished_adds_up() -> None:

@@ -234,8 +234,6 @@ class AgentMessage(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
-    REDUCTION_PREPARED_FIELD_NUMBER: builtins.int
-    REDUCTION_BEGUN_FIELD_NUMBER: builtins.int
     SETTLED_FIELD_NUMBER: builtins.int
     RESUMED_FIELD_NUMBER: builtins.int
     SUSPECT_FIELD_NUMBER: builtins.int
@@ -263,10 +261,6 @@ class AgentMessage(google.protobuf.message.Message):
     @property
     def digest(self) -> global___Digest: ...
     @property
-    def reduction_prepared(self) -> global___ReductionPrepared: ...
-    @property
-    def reduction_begun(self) -> global___ReductionBegun: ...
-    @property
     def settled(self) -> global___Settled: ...
     @property
     def resumed(self) -> global___Resumed: ...
@@ -288,8 +282,6 @@ class AgentMessage(google.protobuf.message.Message):
         ended: global___SiteEnded | None = ...,
         metrics: global___MetricBatch | None = ...,
         digest: global___Digest | None = ...,
-        reduction_prepared: global___ReductionPrepared | None = ...,
-        reduction_begun: global___ReductionBegun | None = ...,
         settled: global___Settled | None = ...,
         resumed: global___Resumed | None = ...,
         suspect: global___Suspect | None = ...,
@@ -299,9 +291,9 @@ class AgentMessage(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached", "leave", "stall"] | None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "resumed", b"resumed", "running", b"running", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "settled", "resumed", "suspect", "reached", "leave", "stall"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -314,8 +306,6 @@ class CoordinatorMessage(google.protobuf.message.Message):
     PREPARE_FIELD_NUMBER: builtins.int
     START_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
-    PREPARE_REDUCTION_FIELD_NUMBER: builtins.int
-    DECIDE_REDUCTION_FIELD_NUMBER: builtins.int
     SETTLE_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
     CANCEL_SETTLE_FIELD_NUMBER: builtins.int
@@ -335,10 +325,6 @@ class CoordinatorMessage(google.protobuf.message.Message):
     @property
     def stop(self) -> global___Stop: ...
     @property
-    def prepare_reduction(self) -> global___PrepareReduction: ...
-    @property
-    def decide_reduction(self) -> global___DecideReduction: ...
-    @property
     def settle(self) -> global___Settle: ...
     @property
     def resume(self) -> global___Resume: ...
@@ -352,17 +338,15 @@ class CoordinatorMessage(google.protobuf.message.Message):
         prepare: global___Prepare | None = ...,
         start: global___Start | None = ...,
         stop: global___Stop | None = ...,
-        prepare_reduction: global___PrepareReduction | None = ...,
-        decide_reduction: global___DecideReduction | None = ...,
         settle: global___Settle | None = ...,
         resume: global___Resume | None = ...,
         cancel_settle: global___CancelSettle | None = ...,
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "received", b"received", "resume", b"resume", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "prepare_reduction", "decide_reduction", "settle", "resume", "cancel_settle"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "received", b"received", "resume", b"resume", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "settle", "resume", "cancel_settle"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage
 
@@ -712,137 +696,6 @@ class Failure(google.protobuf.message.Message):
 global___Failure = Failure
 
 @typing.final
-class PrepareReduction(google.protobuf.message.Message):
-    """Coordinator to agent: all sites may switch to this plan. A site that accepts does not begin `from_round`
-    before it is told what came of it.
-    """
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    FROM_ROUND_FIELD_NUMBER: builtins.int
-    REDUCTION_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    generation: builtins.int
-    epoch: builtins.int
-    """rises from proposal to proposal of a run, from 1"""
-    from_round: builtins.int
-    reduction: builtins.bytes
-    """trees and codecs: JSON of CodedPlan, as in the run's spec"""
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        generation: builtins.int = ...,
-        epoch: builtins.int = ...,
-        from_round: builtins.int = ...,
-        reduction: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "from_round", b"from_round", "generation", b"generation", "reduction", b"reduction", "run_id", b"run_id"]) -> None: ...
-
-global___PrepareReduction = PrepareReduction
-
-@typing.final
-class ReductionPrepared(google.protobuf.message.Message):
-    """Agent to coordinator: whether all gateways of the site can."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    ACCEPTED_FIELD_NUMBER: builtins.int
-    PLAN_HASH_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
-    LATE_FIELD_NUMBER: builtins.int
-    WHY_FIELD_NUMBER: builtins.int
-    CODECS_FIXED_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    generation: builtins.int
-    epoch: builtins.int
-    accepted: builtins.bool
-    plan_hash: builtins.str
-    """of trees and codecs as the gateways understood them: topology/hashing.py"""
-    round: builtins.int
-    """the latest that a gateway of the site has begun; -1: none"""
-    late: builtins.bool
-    """not accepted because `from_round` had begun: a later one may do"""
-    why: builtins.str
-    """why not, in one line"""
-    codecs_fixed: builtins.bool
-    """not accepted because ranks encode: every chunk has to keep the codec that it had at the start"""
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        generation: builtins.int = ...,
-        epoch: builtins.int = ...,
-        accepted: builtins.bool = ...,
-        plan_hash: builtins.str = ...,
-        round: builtins.int = ...,
-        late: builtins.bool = ...,
-        why: builtins.str = ...,
-        codecs_fixed: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "codecs_fixed", b"codecs_fixed", "epoch", b"epoch", "generation", b"generation", "late", b"late", "plan_hash", b"plan_hash", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
-
-global___ReductionPrepared = ReductionPrepared
-
-@typing.final
-class DecideReduction(google.protobuf.message.Message):
-    """Coordinator to agent: all sites accepted, and use the trees from `from_round` on; or none does."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    COMMIT_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    generation: builtins.int
-    epoch: builtins.int
-    commit: builtins.bool
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        generation: builtins.int = ...,
-        epoch: builtins.int = ...,
-        commit: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["commit", b"commit", "epoch", b"epoch", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
-
-global___DecideReduction = DecideReduction
-
-@typing.final
-class ReductionBegun(google.protobuf.message.Message):
-    """Agent to coordinator: the site's ranks have got to the first round of new trees."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    generation: builtins.int
-    epoch: builtins.int
-    round: builtins.int
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        generation: builtins.int = ...,
-        epoch: builtins.int = ...,
-        round: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
-
-global___ReductionBegun = ReductionBegun
-
-@typing.final
 class Settle(google.protobuf.message.Message):
     """Coordinator to agent: the run's epoch will change. No new round begins at the site until Resume or CancelSettle."""
 
@@ -853,12 +706,15 @@ class Settle(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
     STOPS_FIELD_NUMBER: builtins.int
+    REDUCTION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
     """of the epoch to come: rises from proposal to proposal of a run"""
     stops: builtins.bool
     """chunks stop crossing, and those unfinished will be done again: where a site is lost, or a tree's link is dead"""
+    reduction: builtins.bytes
+    """trees that are wanted, JSON of CodedPlan as in the run's spec: can the site have them? Empty: any"""
     @property
     def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """sites that are members now and will not be"""
@@ -871,8 +727,9 @@ class Settle(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         lost: collections.abc.Iterable[builtins.str] | None = ...,
         stops: builtins.bool = ...,
+        reduction: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "lost", b"lost", "run_id", b"run_id", "stops", b"stops"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "lost", b"lost", "reduction", b"reduction", "run_id", b"run_id", "stops", b"stops"]) -> None: ...
 
 global___Settle = Settle
 
@@ -890,6 +747,7 @@ class Settled(google.protobuf.message.Message):
     CHAIN_FIELD_NUMBER: builtins.int
     CHAIN_ROUND_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
+    CODECS_FIXED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
@@ -903,6 +761,8 @@ class Settled(google.protobuf.message.Message):
     """the latest that all gateways of the site have completed; -1: none"""
     why: builtins.str
     """why the site cannot, in one line; empty: it has settled"""
+    codecs_fixed: builtins.bool
+    """it cannot because ranks encode: every chunk has to keep the codec that it had at the start"""
     def __init__(
         self,
         *,
@@ -914,8 +774,9 @@ class Settled(google.protobuf.message.Message):
         chain: builtins.int = ...,
         chain_round: builtins.int = ...,
         why: builtins.str = ...,
+        codecs_fixed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chain", b"chain", "chain_round", b"chain_round", "epoch", b"epoch", "finished", b"finished", "generation", b"generation", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chain", b"chain", "chain_round", b"chain_round", "codecs_fixed", b"codecs_fixed", "epoch", b"epoch", "finished", b"finished", "generation", b"generation", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
 
 global___Settled = Settled
 

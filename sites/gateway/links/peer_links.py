@@ -422,12 +422,6 @@ class PeerLinks:
         if not is_left:
             self._on_opinion(sender[0], None)
 
-    def missing(self, sites: Iterable[int]) -> list[str]:
-        """Return the names of those sites to which there are no links."""
-        with self._lock:
-            there = {site for site, _ in self.all}
-        return [self._config.sites[site] for site in sites if site not in there]
-
     def close(self) -> None:
         """End all links. Frames that were not acknowledged are dropped."""
         with self._lock:

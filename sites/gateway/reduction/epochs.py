@@ -132,11 +132,6 @@ class Epochs:
         return self._plans[-1].epoch
 
     @property
-    def newest_from_round(self) -> int:
-        """The first round of the newest epoch in force."""
-        return self._plans[-1].from_round
-
-    @property
     def is_stopped(self) -> bool:
         """Whether chunks stand still until a resume, for a site is lost."""
         return self._hold is not None and self._hold.stops
@@ -214,20 +209,18 @@ class Epochs:
 
     # ---------------------------------------------------------------- changes
 
-    def settle(self, epoch: int, *, stops: bool, from_round: int | None = None) -> bool:
-        """Begin no round from `from_round` on (the next one), and `stops`: let no chunk move.
+    def settle(self, epoch: int, *, stops: bool) -> None:
+        """Begin no further round, and `stops`: let no chunk move.
 
-        Return whether that is of use: an older epoch than one in force, or announced, is not.
+        An older epoch than one in force, or announced, changes nothing.
         """
         hold = self._hold
         pending = self._pending.epoch if self._pending else 0
         newest = max(self.number, self._cancelled_epoch, pending)
         if epoch <= newest or (hold is not None and epoch < hold.epoch):
-            return False
-        first = self.round + 1 if from_round is None else from_round
+            return
         stops = stops or self.is_stopped  # what was dropped since does not come back
-        self._hold = _Hold(epoch, first, stops)
-        return True
+        self._hold = _Hold(epoch, self.round + 1, stops)
 
     def cancel(self, epoch: int) -> None:
         """The change does not come. Where chunks are stopped, another one will."""

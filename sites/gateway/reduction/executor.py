@@ -41,7 +41,7 @@ from protos.failure import Failure
 from protos.frame import HEADER_BYTES, ChunkKey, Frame, Kind, checksum_of, pack, unpack
 from sites.codecs.codec import Floats
 from sites.codecs.registry import EXACT
-from sites.gateway.config import GatewayConfig, GatewayId, Proposal
+from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction.bucket import (
     Arrival,
@@ -88,14 +88,6 @@ _OUTCOME_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """Another plan, once a local rank has got to its first round."""
-
-    epoch: int
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
     """How far a gateway has got."""
 
@@ -134,9 +126,6 @@ class Executor:
         self._history = RoundHistory()
         self._residuals = Residuals()
         self._epochs = Epochs(self._plan(config.plan, config.codecs, epoch=0, from_round=0))
-        self._proposal: Proposal | None = None
-        self.begun: Begun | None = None
-        """The latest switch of plans that a local rank has got to."""
         self._room_bytes = credit_of_peers(config)
         self._credit = Credit(self._room_bytes)
         self._held = self._nothing_held()
@@ -195,8 +184,7 @@ class Executor:
     def needs(self, site: int) -> bool:
         """Whether a plan of rounds under way, or of later ones, needs the link to a site."""
         with self._condition:
-            proposed = self._proposal.plan.neighbours(self._site) if self._proposal else ()
-            return site in proposed or self._epochs.needs(site)
+            return self._epochs.needs(site)
 
     def settle(self, epoch: int, *, stops: bool) -> Settled:
         """Begin no new round before `resume` or `cancel`, and `stops`: let no chunk move.
@@ -238,7 +226,6 @@ class Executor:
             ruling = self._plan(plan, codecs, epoch=epoch, from_round=from_round)
             if not self._epochs.resume(ruling, gifts):
                 return
-            self._proposal = None
             if self.round < 0:
                 self._history.first = from_round  # this site may have joined later
             if was_stopped:
@@ -301,39 +288,6 @@ class Executor:
 
     def _nothing_held(self) -> Held:
         return Held({peer: 2 * num_bytes for peer, num_bytes in self._room_bytes.items()})
-
-    def propose(self, proposal: Proposal) -> tuple[bool, int]:
-        """Keep a plan for the rounds from a later one on, and begin none of them before `decide`.
-
-        Returns:
-            Whether it is kept, and the latest round that a local rank has posted.
-        """
-        with self._condition:
-            epoch, first = proposal.epoch, proposal.from_round
-            if not self._epochs.settle(epoch, stops=False, from_round=first):
-                return False, self.round
-            is_late = first <= max(self.round, self._epochs.newest_from_round)
-            if is_late:
-                self._epochs.cancel(epoch)
-            self._proposal = None if is_late else proposal
-            return not is_late, self.round
-
-    def decide(self, epoch: int, *, commit: bool) -> None:
-        """Take the outcome of a proposal: ranks that wait for it go on.
-
-        Raises:
-            LocalProtocolError: all are to switch to a plan that is not kept here.
-        """
-        with self._condition:
-            proposal = self._proposal
-            if proposal is not None and proposal.epoch <= epoch:
-                self._proposal = None
-        if not commit:
-            self.cancel(epoch)
-        elif proposal is None or proposal.epoch != epoch:
-            raise LocalProtocolError(f"plan {epoch} is to be used, which was not kept here")
-        else:
-            self.resume(epoch, proposal.from_round, proposal.plan, proposal.codecs)
 
     def _wait_for_plan(self, round_: int) -> None:
         """Wait until it is known which plan carries a round; the caller holds the lock.
@@ -435,11 +389,7 @@ class Executor:
                     f"{self._config.site} has not"
                 )
         self._history.begin(round_)
-        before = self._epochs.plan_of(self._epochs.round).epoch
         self._epochs.begin(round_)
-        epoch = self._epochs.plan_of(round_).epoch
-        if epoch != before:
-            self.begun = Begun(epoch, round_)
 
     def _reduction(self, request: Reduce) -> BucketReduction:
         """Return the machines of a bucket: its grid, and the plan and codecs of its round."""
