@@ -3,14 +3,17 @@
 It is simple and found at once, for ranks wait for it: a gather of two sites, or of all where the
 run began with one; else the star or the tree whose slowest link is fastest. Who plans again while a
 run goes on may find a better one later.
+
+Every chunk keeps the codec that it had when the run began, for ranks that encode were told then.
+Where trees have different ones, the tree that was found takes the place of each.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.link_codecs import plan_codecs
 from topology.trees.pairs import Pairs, edge, pairs_of
 from topology.trees.shapes import widest_tree
 from topology.trees.trees import ReductionPlan, Tree
@@ -27,8 +30,7 @@ def plan_for(
         dead_links: Pairs of sites that cannot reach each other, in any order.
 
     Returns:
-        The plan, with the codecs that its links have in the run's job; None where the members are
-        not connected.
+        The plan; None where the members are not connected.
     """
     names = spec.site_names
     sites = sorted(names.index(name) for name in members)
@@ -37,27 +39,36 @@ def plan_for(
     used = {edge(*hop) for tree in range(len(own.codecs)) for hop in own.plan.hops(tree)}
     if tuple(sites) == own.plan.members and not used & dead:
         return own
-    plan = _plan(pairs_of(spec.topology, spec.job.exchange), sites, dead, own.plan.is_gather)
-    return None if plan is None else CodedPlan(plan, plan_codecs(spec.job, spec.topology, plan))
-
-
-def _plan(
-    pairs: Pairs, sites: Sequence[int], dead: Collection[tuple[int, int]], prefers_gather: bool
-) -> ReductionPlan | None:
-    live = _among(pairs, sites, dead)
-    only, told = tuple(sites), ", ".join(live.names)
+    found = _tree(pairs_of(spec.topology, spec.job.exchange), sites, dead)
+    if found is None:
+        return None
+    tree, is_complete = found
+    told = ", ".join(names[site] for site in sites)
+    why = f"the widest tree of {told}, its root at {names[tree.root]}"
     if len(sites) == 1:
-        return ReductionPlan(pairs.num_sites, (), f"{told} alone: nothing crosses", only)
+        why = f"{told} alone: nothing crosses"
+    if len(set(own.codecs)) > 1:
+        trees = tuple(dataclasses.replace(tree, weight=each.weight) for each in own.plan.trees)
+        return CodedPlan(ReductionPlan(len(names), trees, why, tuple(sites)), own.codecs)
+    if is_complete and (own.plan.is_gather or len(sites) <= 2):
+        why = why if len(sites) == 1 else f"gather of {told}"
+        return CodedPlan(ReductionPlan(len(names), (), why, tuple(sites)), own.codecs[:1])
+    return CodedPlan(ReductionPlan(len(names), (tree,), why, tuple(sites)), own.codecs[:1])
+
+
+def _tree(
+    pairs: Pairs, sites: Sequence[int], dead: Collection[tuple[int, int]]
+) -> tuple[Tree, bool] | None:
+    """Return the widest tree over some sites, and whether all are linked; None: there is none."""
+    if len(sites) == 1:
+        return Tree(sites[0], {}), True
+    live = _among(pairs, sites, dead)
     tree = widest_tree(live)
     if tree is None:
         return None
-    is_complete = not any(live.missing(site) for site in range(live.num_sites))
-    if is_complete and (prefers_gather or len(sites) == 2):
-        return ReductionPlan(pairs.num_sites, (), f"gather of {told}", only)
     ways = {sites[child]: sites[parent] for child, parent in tree.parent.items()}
-    root = Tree(sites[tree.root], ways)
-    why = f"the widest tree of {told}, its root at {live.names[tree.root]}"
-    return ReductionPlan(pairs.num_sites, (root,), why, only)
+    is_complete = not any(live.missing(site) for site in range(live.num_sites))
+    return Tree(sites[tree.root], ways), is_complete
 
 
 def _among(pairs: Pairs, sites: Sequence[int], dead: Collection[tuple[int, int]]) -> Pairs:

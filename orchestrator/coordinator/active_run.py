@@ -190,17 +190,14 @@ class ActiveRun:
         self.tell_epochs(membership.EntryBegun(site, resumed.epoch, resumed.round))
 
     def replan(self, event: replan_machine.Event) -> None:
-        """Let the core decide whether the plan is made again, for as long as all sites take part.
+        """Let the core decide whether the plan is made again, for as long as the run is active.
 
         Raises:
             JournalError: as for `handle`.
         """
         with self._writing():
-            replanning, epochs = self._replanning, self._epochs
-            if replanning is None or epochs is None or self.view.state is not RunState.ACTIVE:
-                return
-            if epochs.epoch.members == self._submission.spec.site_names:
-                replanning.handle(event)
+            if self._replanning is not None and self.view.state is RunState.ACTIVE:
+                self._replanning.handle(event)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -327,6 +324,7 @@ class ActiveRun:
             send=self._send,
             record=self._record,
             on_outcome=self._take_outcome,
+            on_epoch=lambda *begun: self.replan(replan_machine.EpochBegun(*begun)),
             endpoints_of=self._machine.endpoints_of,
             recorded=recorded,
         )
@@ -351,9 +349,11 @@ class ActiveRun:
     def _watch_links(self) -> None:
         submission = self._submission
         spec = submission.spec
+        assert self._epochs is not None, "a run has epochs once it is active"
         if spec.replan is not None:
             self._replanning = Replanning(
                 spec,
+                self._epochs.epoch,
                 Replanner(spec, submission.described, on_answer=self.replan),
                 record=self._record,
                 want=self.tell_epochs,

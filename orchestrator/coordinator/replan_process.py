@@ -12,10 +12,12 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from topology.documents.placement import restricted
+from topology.epoch import Epoch
 from topology.errors import ConfigError
 from topology.job import Reduction
 from topology.json_fields import read_json, to_json
@@ -24,7 +26,7 @@ from topology.planner.reductions import named
 from topology.planner.switch import best_switch, relaunched_s
 from topology.run_decisions import decide_reduction
 from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.trees import has_same_turns
+from topology.trees.trees import among, has_same_turns
 from topology.world import Topology
 
 _NICE = 10
@@ -47,8 +49,10 @@ class Question:
     spec: RunSpec
     described: Topology
     """All sites, those that take no part included: a new launch may choose among them."""
-    reduction: CodedPlan
-    """What the run has by now."""
+    epoch: Epoch
+    """What the run has by now: who takes part, and by which trees."""
+    dead_links: tuple[tuple[str, str], ...]
+    """Members that do not reach each other."""
     drifted: tuple[Drifted, ...]
     keeps_codecs: bool
     """Every chunk has to keep the codec that it had when the run began."""
@@ -60,49 +64,65 @@ def main() -> int:
     """Answer the question on stdin. 0 if both lines could be written."""
     os.nice(_NICE)
     asked = read_json(Question, json.loads(sys.stdin.readline()))
-    spec = asked.spec
-    job = dataclasses.replace(
-        spec.job, reduction=named(asked.reduction.plan, list(spec.site_names))
-    )
+    spec, epoch = asked.spec, asked.epoch
     figures = {(each.source, each.target): each.figures for each in asked.drifted}
     measured = with_measured(asked.described, figures, asked.at)
+    job = dataclasses.replace(
+        spec.job,
+        reduction=named(epoch.reduction.plan, list(spec.site_names)),
+        placement=tuple(each for each in spec.job.placement if each.site in epoch.members),
+    )
+    here = _around(restricted(measured, epoch.members), asked.dead_links)
     try:
-        allows = _same_codecs(spec) if asked.keeps_codecs else _any
-        switch = best_switch(job, measured, spec.chunk_bytes, allows)
+        allows = _same_codecs(spec, epoch) if asked.keeps_codecs else _any
+        switch = best_switch(job, here, spec.chunk_bytes, allows)
         _say(
             {
                 "op": "switch",
                 "form": switch.form,
-                "reduction": to_json(_decided(spec, switch.reduction)),
+                "reduction": to_json(_decided(spec, epoch, switch.reduction)),
                 "before_s": switch.before_s,
                 "after_s": switch.after_s,
             }
         )
-        _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
+        if epoch.members == spec.site_names:
+            _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
     except ConfigError as error:
         _say({"op": "failed", "why": error.problems[0].message})
         return 1
     return 0
 
 
+def _around(topology: Topology, dead: Sequence[tuple[str, str]]) -> Topology:
+    """Return a topology without the links between some sites."""
+    pairs = {frozenset(each) for each in dead}
+    links = tuple(
+        link for link in topology.links if frozenset((link.source, link.target)) not in pairs
+    )
+    return dataclasses.replace(topology, links=links)
+
+
 def _any(_reduction: Reduction) -> bool:
     return True
 
 
-def _same_codecs(spec: RunSpec) -> Callable[[Reduction], bool]:
+def _same_codecs(spec: RunSpec, epoch: Epoch) -> Callable[[Reduction], bool]:
     """Return what tells whether a reduction leaves every chunk the codec of the run's beginning."""
     began = (spec.reduction.plan, spec.reduction.codecs)
 
     def is_same(reduction: Reduction) -> bool:
-        other = _decided(spec, reduction)
+        other = _decided(spec, epoch, reduction)
         return has_same_turns(began, (other.plan, other.codecs))
 
     return is_same
 
 
-def _decided(spec: RunSpec, reduction: Reduction) -> CodedPlan:
+def _decided(spec: RunSpec, epoch: Epoch, reduction: Reduction) -> CodedPlan:
     """Return what a reduction comes to on the links as described: codecs follow from those."""
-    return decide_reduction(dataclasses.replace(spec.job, reduction=reduction), spec.topology)
+    here = restricted(spec.topology, epoch.members)
+    decided = decide_reduction(dataclasses.replace(spec.job, reduction=reduction), here)
+    places = [spec.site_names.index(name) for name in epoch.members]
+    return dataclasses.replace(decided, plan=among(decided.plan, len(spec.site_names), places))
 
 
 def _say(message: Mapping[str, Any]) -> None:

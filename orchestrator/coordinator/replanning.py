@@ -31,6 +31,7 @@ from orchestrator.core.replan_machine import (
 from orchestrator.core.run_events import RecordEvent
 from protos import metrics
 from protos.control.v1 import control_pb2
+from topology.epoch import Epoch
 from topology.json_fields import read_json, to_json
 from topology.run_spec import CodedPlan, RunSpec
 from topology.world import Topology
@@ -53,6 +54,7 @@ class Replanning:
     def __init__(
         self,
         spec: RunSpec,
+        epoch: Epoch,
         planner: Replanner,
         *,
         record: Record,
@@ -62,11 +64,12 @@ class Replanning:
 
         Args:
             spec: The run; its plan may be made again.
+            epoch: What it has by now.
             planner: Tells `handle`; closed with this.
             record: In the journal.
             want: Asks for other trees; `handle` is told what came of it.
         """
-        self._machine = ReplanMachine(spec)
+        self._machine = ReplanMachine(spec, epoch)
         self._planner, self._record, self._want = planner, record, want
 
     def handle(self, event: replan_machine.Event) -> None:
@@ -178,7 +181,8 @@ class Replanner:
         return Question(
             spec=self._spec,
             described=self._described,
-            reduction=asked.reduction,
+            epoch=asked.epoch,
+            dead_links=tuple(sorted(asked.dead_links)),
             drifted=tuple(
                 Drifted(source=source, target=target, figures=figures)
                 for (source, target), figures in asked.figures.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +41,7 @@ class RunEpochs:
         send: SendTo,
         record: Record,
         on_outcome: Callable[[Outcome], None],
+        on_epoch: Callable[[Epoch, frozenset[Pair]], None] = lambda *_: None,
         endpoints_of: Callable[[str], Iterable[Endpoint]] = lambda _: (),
         recorded: Sequence[RecordedEvent] = (),
     ) -> None:
@@ -54,13 +54,14 @@ class RunEpochs:
             record: In the journal.
             on_outcome: Told which sites the run goes on without, that it cannot go on, and what
                 came of a change that was wanted.
+            on_epoch: Told each epoch that has begun, and which links are dead.
             endpoints_of: Where a site's gateways listen.
             recorded: What earlier coordinators wrote down of the run.
         """
         self._name = name
         self._spec = spec
         self._send, self._record, self._on_outcome = send, record, on_outcome
-        self._endpoints_of = endpoints_of
+        self._on_epoch, self._endpoints_of = on_epoch, endpoints_of
         first = Epoch(0, spec.site_names, spec.reduction, 0)
         self._machine = Membership(
             ranks={site.name: site.num_ranks for site in spec.topology.sites},
@@ -84,8 +85,11 @@ class RunEpochs:
         Raises:
             JournalError: it cannot be written down.
         """
-        for action in self._machine.handle(event, time.monotonic()):
+        before, now_s = self.epoch, time.monotonic()
+        for action in self._machine.handle(event, now_s):
             self._do(action)
+        if self.epoch is not before:
+            self._on_epoch(self.epoch, self._machine.dead_links(now_s))
 
     def _do(self, action: membership.Action) -> None:
         match action:
@@ -125,10 +129,6 @@ class RunEpochs:
     def _make_plan(self, members: tuple[str, ...], dead: frozenset[Pair]) -> CodedPlan:
         reduction = plan_for(self._spec, members, dead)
         assert reduction is not None, "the core asks only for members that are linked"
-        codecs = set(self._spec.reduction.codecs)
-        if len(codecs) == 1:  # ranks may encode, and then chunks have to keep their codec
-            kept = (*codecs,) * len(reduction.codecs)
-            reduction = dataclasses.replace(reduction, codecs=kept)
         return reduction
 
     def _links_of(self, reduction: CodedPlan) -> frozenset[Pair]:

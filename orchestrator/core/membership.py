@@ -432,6 +432,11 @@ class Membership:
         for site in self._members():
             site.is_unheard = True
 
+    def dead_links(self, now_s: float) -> frozenset[Pair]:
+        """Return the links between members that are not to be used."""
+        members = set(self.epoch.members)
+        return frozenset(pair for pair in self._dead_links(now_s) if members.issuperset(pair))
+
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
 
@@ -924,7 +929,9 @@ class Membership:
                 case SiteReady() | SiteEnters() if self._sites[change.site].is_live:
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
-                case TreesWanted() if change.members == members:
+                case TreesWanted() if change.members == members and not (
+                    self._links_of(change.reduction) & self._dead_links(now_s)
+                ):
                     pass
                 case _:
                     return [EndChange(change, None, why="it makes no sense any more")]

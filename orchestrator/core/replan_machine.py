@@ -1,7 +1,9 @@
 """Keeps a running job's plan fit for its links: watch, plan again, want other trees.
 
 Pure: events in, actions out. What is planned again is what a run can change while it goes on: which
-site sums what, and where. A switch has to save `gain` of the predicted step. After a switch the
+site sums what, and where: when links have drifted, and when other sites take part, for the trees
+that they have then were made at once (topology/member_plans.py). A switch has to save `gain` of the
+predicted step. After a switch the
 plan stays for `gap_s`, so that plans do not follow a link that goes up and down. The next drift
 counts from the figures that the present plan was made with. Links that trees have left are tried
 again, ever more seldom (`link_watch.py`).
@@ -17,10 +19,10 @@ from dataclasses import dataclass
 
 from orchestrator.core import run_events
 from orchestrator.core.link_watch import LinkChange, LinkWatch
-from orchestrator.core.membership import EndChange, TreesWanted
+from orchestrator.core.membership import EndChange, Pair, TreesWanted
 from orchestrator.core.run_events import RecordEvent
 from topology.epoch import Epoch
-from topology.measured.measured_links import LinkFigures, Pair
+from topology.measured.measured_links import LinkFigures
 from topology.run_spec import CodedPlan, RunSpec
 from topology.units import format_duration
 
@@ -65,8 +67,23 @@ class PlanningFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class EpochBegun:
+    """The run has an epoch that may not have been wanted here."""
+
+    epoch: Epoch
+    dead_links: frozenset[Pair]
+    """Members that do not reach each other."""
+
+
 Event = (
-    LinkReported | SwitchPlanned | RelaunchPlanned | PlanningFailed | EndChange | run_events.Ticked
+    LinkReported
+    | SwitchPlanned
+    | RelaunchPlanned
+    | PlanningFailed
+    | EpochBegun
+    | EndChange
+    | run_events.Ticked
 )
 
 
@@ -74,15 +91,26 @@ Event = (
 class PlanAgain:
     """Make a plan; SwitchPlanned and RelaunchPlanned, or PlanningFailed, answer."""
 
-    reduction: CodedPlan
-    """What the run uses by now."""
+    epoch: Epoch
+    """What the run has by now."""
     figures: Mapping[Pair, LinkFigures]
     """Figures of the links that are not as the topology says."""
     keeps_codecs: bool = False
     """Every chunk has to keep the codec that it had when the run began."""
+    dead_links: frozenset[Pair] = frozenset()
+    """Links between members that cannot be used."""
 
 
 Action = PlanAgain | TreesWanted | RecordEvent
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Why a plan is made."""
+
+    why: str
+    links: Sequence[LinkChange] = ()
+    """The farthest drift first; none: other sites take part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +118,35 @@ class _Candidate:
     """A plan that sites are asked to go over to."""
 
     planned: SwitchPlanned
-    causes: Sequence[LinkChange]
-    """Why it was made, the farthest drift first."""
+    cause: _Cause
 
 
 class ReplanMachine:
     """Decides when an active run's plan is made again, and whether its sites shall have it."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        """Begin to watch a run whose spec says that its plan may be made again."""
+    def __init__(self, spec: RunSpec, epoch: Epoch) -> None:
+        """Begin to watch a run whose spec says that its plan may be made again.
+
+        `epoch` is the one that it has.
+        """
         if spec.replan is None:
             raise ValueError("the run keeps its plan")
         self._settings = spec.replan
-        self._sites = spec.site_names
+        self._epoch = epoch
+        self._dead_links: frozenset[Pair] = frozenset()
         self._watch = LinkWatch(spec.topology, spec.replan)
         self._earliest_s = -math.inf
         """When a plan may be made again."""
-        self._planning: Sequence[LinkChange] | None = None
-        """Why a plan is being made, the farthest drift first; None: none is."""
+        self._planning: _Cause | None = None
+        """Why a plan is being made; None: none is."""
+        self._is_new = False
+        """Other sites take part, or other links are dead, than what the trees were planned for."""
         self._candidate: _Candidate | None = None
         """Set while sites are asked. Without this and `_planning` links are watched."""
         self._num_refused = 0
         """Plans in a row that sites could not go over to."""
         self._figures: Mapping[Pair, LinkFigures] = {}
         """What the plan was made with that is being made or gone over to."""
-        self._reduction: CodedPlan = spec.reduction
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
         self._keeps_codecs = False
@@ -135,6 +167,8 @@ class ReplanMachine:
                 actions += self._give_up({"why": f"no plan can be made: {event.why}"}, now_s)
             case RelaunchPlanned():
                 actions += self._relaunch(event)
+            case EpochBegun():
+                self._begin(event)
             case EndChange() if self._candidate is not None:
                 actions += self._ended(self._candidate, event, now_s)
         return [*actions, *self._go_on(now_s)]
@@ -146,8 +180,9 @@ class ReplanMachine:
         if now_s < self._earliest_s or self._planning is not None or self._candidate is not None:
             return []
         forgotten, drifts = self._watch.forget(now_s), self._watch.drifts()
-        causes = (*drifts, *forgotten)
-        if not causes:
+        members = set(self._epoch.members)
+        causes = [each for each in (*drifts, *forgotten) if {each.source, each.target} <= members]
+        if not causes and not self._is_new:
             return []
         self._figures = self._watch.figures()
         recorded = [
@@ -157,22 +192,32 @@ class ReplanMachine:
             )
             for each in causes
         ]
-        return [*recorded, self._plan_again(causes)]
+        told = ", ".join(self._epoch.members)
+        why = str(causes[0]) if causes else f"sites {told} take part by now"
+        return [*recorded, self._plan_again(_Cause(why, causes))]
 
-    def _plan_again(self, causes: Sequence[LinkChange]) -> PlanAgain:
-        self._planning, self._candidate = causes, None
-        return PlanAgain(self._reduction, self._figures, self._keeps_codecs)
+    def _plan_again(self, cause: _Cause) -> PlanAgain:
+        self._planning, self._candidate, self._is_new = cause, None, False
+        return PlanAgain(self._epoch, self._figures, self._keeps_codecs, self._dead_links)
 
-    def _planned_again(
-        self, causes: Sequence[LinkChange], planned: SwitchPlanned, now_s: float
-    ) -> list[Action]:
+    def _begin(self, begun: EpochBegun) -> None:
+        """Other sites take part, or other links are dead: what was planned is void."""
+        self._epoch, before = begun.epoch, self._epoch
+        if before.members == self._epoch.members and begun.dead_links == self._dead_links:
+            return
+        self._dead_links = begun.dead_links
+        self._planning, self._candidate = None, None
+        self._is_new = len(self._epoch.members) > 1
+        self._earliest_s, self._num_refused = -math.inf, 0
+
+    def _planned_again(self, cause: _Cause, planned: SwitchPlanned, now_s: float) -> list[Action]:
         """Ask for other trees, if that is worth it."""
         self._planning, self._step_s = None, planned.before_s
         saved = 1 - planned.after_s / planned.before_s
         if saved >= self._settings.gain:
-            self._candidate = _Candidate(planned, causes)
-            why = f"{planned.form}: predicted {_gain(planned)}, for {causes[0]}"
-            return [TreesWanted(self._sites, planned.reduction, why)]
+            self._candidate = _Candidate(planned, cause)
+            why = f"{planned.form}: predicted {_gain(planned)}, for {cause.why}"
+            return [TreesWanted(self._epoch.members, planned.reduction, why)]
         why = (
             f"the best other trees, {planned.form}, would save {saved:.1%} of a step: "
             f"less than {self._settings.gain:.0%}"
@@ -213,25 +258,26 @@ class ReplanMachine:
             return [self._replanned(candidate, ended.epoch, now_s)]
         if ended.must_keep_codecs and not self._keeps_codecs:
             self._keeps_codecs = True
-            return [self._plan_again(candidate.causes)]
+            return [self._plan_again(candidate.cause)]
         who = f"site {ended.site}: " if ended.site else ""
         why = {"why": f"not all sites could switch: {who}{ended.why}"}
         self._num_refused += 1
         if self._num_refused >= ATTEMPTS:
             return self._give_up(why, now_s)
-        # What has drifted still has, so a plan is made again after a while.
+        # What it was for has not changed, so a plan is made again after a while.
+        self._is_new = not candidate.cause.links
         self._candidate, self._earliest_s = None, now_s + self._settings.lasting_s
         return [_kept(why)]
 
     def _replanned(self, candidate: _Candidate, epoch: Epoch, now_s: float) -> RecordEvent:
-        planned, causes = candidate.planned, candidate.causes
-        self._reduction, self._step_s = planned.reduction, planned.after_s
+        planned, cause = candidate.planned, candidate.cause
+        self._epoch, self._step_s = epoch, planned.after_s
         # A plan that only tries links again is soon taken back, if it was tried in vain.
-        is_trial = all(each.is_forgotten for each in causes)
+        is_trial = bool(cause.links) and all(each.is_forgotten for each in cause.links)
         self._rest(now_s, self._settings.lasting_s if is_trial else self._settings.gap_s)
         note = (
             f"from round {epoch.from_round} on gradients cross by another plan, "
-            f"{planned.form}: predicted {_gain(planned)}, for {causes[0]}"
+            f"{planned.form}: predicted {_gain(planned)}, for {cause.why}"
         )
         detail = {
             "note": note,
@@ -240,7 +286,7 @@ class ReplanMachine:
             "plan": planned.form,
             "before_s": planned.before_s,
             "after_s": planned.after_s,
-            "links": [each.to_json() for each in causes],
+            "links": [each.to_json() for each in cause.links],
         }
         return RecordEvent("run.replanned", detail=detail)
 

@@ -15,6 +15,7 @@ from orchestrator.core.link_watch import BELIEVED
 from orchestrator.core.membership import EndChange, TreesWanted
 from orchestrator.core.replan_machine import (
     ATTEMPTS,
+    EpochBegun,
     LinkReported,
     PlanAgain,
     RelaunchPlanned,
@@ -37,6 +38,7 @@ PLANNED = 12.5e6
 SETTINGS = Replan(drift=0.2, lasting_s=10.0)
 SPEC = spec_of(Job(name="j", topology=""), topology(3), SETTINGS)
 STAR = CodedPlan(ReductionPlan(3, (star(3, 2),), ""), ("fp32",))
+LEFT = CodedPlan(ReductionPlan(3, (), "", (0, 1)), ("fp32",))
 BETTER = SwitchPlanned(form="star at c", reduction=STAR, before_s=2.0, after_s=0.5)
 
 
@@ -44,9 +46,9 @@ class World:
     """A machine, its clock, and epochs that begin."""
 
     def __init__(self) -> None:
-        self.machine = ReplanMachine(SPEC)
-        self.now_s = 100.0
         self.epoch = Epoch(0, SITES, SPEC.reduction, 0)
+        self.machine = ReplanMachine(SPEC, self.epoch)
+        self.now_s = 100.0
         self.actions: list[replan_machine.Action] = []
         self._totals = [0.0, 0.0]
 
@@ -82,7 +84,13 @@ class World:
         """All sites go over to trees that are wanted."""
         number, from_round = self.epoch.number + 1, self.epoch.from_round + 10
         self.epoch = Epoch(number, wanted.members, wanted.reduction, from_round)
-        return self.tell(EndChange(wanted, self.epoch))
+        return self.tell(EndChange(wanted, self.epoch), EpochBegun(self.epoch, frozenset()))
+
+    def lose(self, site: str) -> list[replan_machine.Action]:
+        """The others go on without a site, by trees that were made at once."""
+        members = tuple(name for name in self.epoch.members if name != site)
+        self.epoch = Epoch(self.epoch.number + 1, members, LEFT, self.epoch.from_round + 10)
+        return self.tell(EpochBegun(self.epoch, frozenset()))
 
     def refuse(self, wanted: TreesWanted, **why: object) -> list[replan_machine.Action]:
         """A site cannot have them."""
@@ -114,7 +122,7 @@ def rates_of(asked: PlanAgain) -> dict[tuple[str, str], float | None]:
 def test_lasting_drift_is_planned_for_once() -> None:
     world = World()
     asked = world.drift()
-    assert asked.reduction is SPEC.reduction
+    assert asked.epoch is world.epoch
     assert rates_of(asked) == {("a", "b"): pytest.approx(PLANNED / 10)}
     assert world.kinds() == ["link.drifted"]
     assert world.go(500, PLANNED / 10) == [], "it waits for the plan"
@@ -133,7 +141,7 @@ def test_trees_that_are_better_are_wanted_and_told_of_once_they_are_there() -> N
     assert "10Mbit/s" in str(begun.detail["note"])
     assert world.go(500, PLANNED / 10) == [], "the plan counts on the narrow link now"
     again = of(world.go(50), PlanAgain)
-    assert [each.reduction for each in again] == [STAR]
+    assert [each.epoch for each in again] == [world.epoch]
     assert rates_of(again[0]) == {("a", "b"): pytest.approx(PLANNED)}
 
 
@@ -221,6 +229,33 @@ def test_where_ranks_encode_another_plan_is_looked_for_that_leaves_codecs_alone(
     assert of(told, PlanAgain) == [], "not at once"
     (later,) = of(world.go(SETTINGS.lasting_s + 1, PLANNED / 10), PlanAgain)
     assert later.keeps_codecs, "ranks encode until the end"
+
+
+def test_better_trees_are_looked_for_after_a_loss_and_a_return() -> None:
+    world = World()
+    (asked,) = of(world.lose("c"), PlanAgain)
+    assert asked.epoch.members == ("a", "b")
+    (wanted,) = of(world.tell(BETTER), TreesWanted)
+    assert wanted.members == ("a", "b")
+    assert "for sites a, b take part by now" in wanted.why
+    (begun,) = world.begin(wanted)
+    assert isinstance(begun, RecordEvent)
+    assert (begun.kind, begun.detail["links"]) == ("run.replanned", [])
+    world.epoch = Epoch(7, SITES, SPEC.reduction, 90)
+    (asked,) = of(world.tell(EpochBegun(world.epoch, frozenset())), PlanAgain)
+    assert asked.epoch.members == SITES
+    dead = frozenset({("a", "b")})
+    (asked,) = of(world.tell(EpochBegun(world.epoch, dead)), PlanAgain)
+    assert asked.dead_links == dead
+
+
+def test_what_was_planned_for_others_is_void() -> None:
+    world = World()
+    wanted = world.want()
+    assert of(world.lose("c"), PlanAgain)
+    assert world.tell(EndChange(wanted, None, why="it makes no sense any more")) == []
+    assert of(world.tell(BETTER), TreesWanted)[0].members == ("a", "b")
+    assert world.lose("b") == [], "nothing is to be planned for one"
 
 
 def test_people_are_told_what_only_a_relaunch_would_bring() -> None:

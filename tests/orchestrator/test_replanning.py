@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -16,22 +17,26 @@ from orchestrator.core.replan_machine import (
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
 from topology.documents.load import load_job
+from topology.epoch import Epoch
 from topology.measured.measured_links import LinkFigures
 from topology.run_spec import CodedPlan, RunSpec
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan, Tree, has_same_turns
+from topology.world import Topology
 
 DEADLINE_S = 60.0
 PLANNED_JOB = JOB + "plan: {}\nexchange: {codec: fp32}\nreduction: {tree: star, hub: a}\n"
 CUT = {("a", "b"): LinkFigures(bytes_per_s=1e6), ("b", "a"): LinkFigures(bytes_per_s=1e6)}
 
 
-def answers(asked: PlanAgain, count: int, spec: RunSpec) -> list[Answer]:
+def answers(
+    asked: PlanAgain, count: int, spec: RunSpec, described: Topology | None = None
+) -> list[Answer]:
     """Return what a planner answers, once that is so much."""
 
     async def plan() -> list[Answer]:
         told: asyncio.Queue[Answer] = asyncio.Queue()
-        replanner = Replanner(spec, topology(3), told.put_nowait)
+        replanner = Replanner(spec, described or topology(3), told.put_nowait)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 replanner.plan(asked)
@@ -42,6 +47,10 @@ def answers(asked: PlanAgain, count: int, spec: RunSpec) -> list[Answer]:
     return asyncio.run(plan())
 
 
+def first(one: RunSpec) -> Epoch:
+    return Epoch(0, one.site_names, one.reduction, 0)
+
+
 def spec(job: str = PLANNED_JOB) -> RunSpec:
     return spec_of(load_job(job, "job.yaml"), topology(3))
 
@@ -50,7 +59,7 @@ def spec(job: str = PLANNED_JOB) -> RunSpec:
 @pytest.mark.slow
 def test_other_trees_and_what_a_relaunch_would_give() -> None:
     one = spec()
-    switch, relaunch = answers(PlanAgain(one.reduction, CUT), 2, one)
+    switch, relaunch = answers(PlanAgain(first(one), CUT), 2, one)
     assert isinstance(switch, SwitchPlanned)
     assert switch.after_s < switch.before_s
     assert switch.reduction.plan != one.reduction.plan
@@ -67,20 +76,47 @@ def test_trees_have_the_codecs_of_their_links_and_mistakes_are_told() -> None:
     job = PLANNED_JOB.replace("exchange: {codec: fp32}", codecs)
     one = spec(job.replace("tree: star, hub: a", trees))
     began = one.reduction
-    (switch, _) = answers(PlanAgain(began, CUT), 2, one)
+    (switch, _) = answers(PlanAgain(first(one), CUT), 2, one)
     assert isinstance(switch, SwitchPlanned)
     found = switch.reduction
     assert "int8" in found.codecs
     assert found.codecs == plan_codecs(one.job, one.topology, found.plan)
     assert switch.after_s < switch.before_s
-    (kept,) = answers(PlanAgain(began, CUT, keeps_codecs=True), 1, one)
+    (kept,) = answers(PlanAgain(first(one), CUT, keeps_codecs=True), 1, one)
     assert isinstance(kept, SwitchPlanned)
     assert has_same_turns((began.plan, began.codecs), (kept.reduction.plan, kept.reduction.codecs))
     assert switch.after_s < kept.after_s <= kept.before_s == switch.before_s
     circle = CodedPlan(ReductionPlan(3, (Tree(0, {1: 2, 2: 1}),), ""), ("fp32",))
-    (failed,) = answers(PlanAgain(circle, CUT), 1, one)
+    (failed,) = answers(PlanAgain(dataclasses.replace(first(one), reduction=circle), CUT), 1, one)
     assert isinstance(failed, PlanningFailed)
     assert "is a circle" in failed.why
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_other_trees_for_those_who_are_left_around_a_dead_link() -> None:
+    one = spec_of(load_job(PLANNED_JOB, "job.yaml"), topology(4))
+    members = ("b", "c", "d")
+    slow = {
+        (source, target): LinkFigures(bytes_per_s=1e5)
+        for source, target in (("b", "c"), ("c", "b"))
+    }
+    star_at_b = ReductionPlan(4, (Tree(1, {2: 1, 3: 1}),), "", (1, 2, 3))
+    epoch = Epoch(1, members, CodedPlan(star_at_b, ("fp32",)), 5)
+    (switch,) = answers(PlanAgain(epoch, slow), 1, one, topology(4))
+    assert isinstance(switch, SwitchPlanned)
+    assert switch.after_s < switch.before_s
+    plan = switch.reduction.plan
+    assert (plan.members, plan.num_sites) == ((1, 2, 3), 4)
+    used = {hop for tree in range(max(1, len(plan.trees))) for hop in plan.hops(tree)}
+    assert not used & {(1, 2), (2, 1)}
+    star_at_d = CodedPlan(ReductionPlan(4, (Tree(3, {1: 3, 2: 3}),), "", (1, 2, 3)), ("fp32",))
+    dead = frozenset({("b", "c")})
+    epoch = Epoch(2, members, star_at_d, 5)
+    (kept,) = answers(PlanAgain(epoch, {}, dead_links=dead), 1, one, topology(4))
+    assert isinstance(kept, SwitchPlanned)
+    used = {hop for tree in kept.reduction.plan.trees for hop in tree.hops()}
+    assert used <= {(1, 3), (3, 1), (2, 3), (3, 2)}
 
 
 @pytest.mark.multiprocess
@@ -90,4 +126,4 @@ def test_a_process_that_says_nothing_has_failed(monkeypatch: pytest.MonkeyPatch)
     )  # of Python: does nothing
     one = spec()
     failed = PlanningFailed("its process ended with status 0")
-    assert answers(PlanAgain(one.reduction, CUT), 1, one) == [failed]
+    assert answers(PlanAgain(first(one), CUT), 1, one) == [failed]

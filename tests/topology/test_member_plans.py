@@ -13,8 +13,8 @@ from tests.topology.test_trees_packing import script
 from topology.job import Job, Reduction
 from topology.member_plans import plan_for
 from topology.planner.reductions import menu
-from topology.run_spec import RunSpec
-from topology.trees.trees import ReductionPlan
+from topology.run_spec import CodedPlan, RunSpec
+from topology.trees.trees import ReductionPlan, Tree, has_same_turns
 from topology.world import Topology
 
 RING = world(4, both_ways((0, 1, 4e6, 0.02), (1, 2, 2e6, 0.02), (2, 3, 3e6, 0.02), (0, 3, 1e6, 0)))
@@ -40,6 +40,17 @@ def test_who_is_left_has_the_widest_tree_by_the_indices_of_the_run() -> None:
         (1, 2, 3),
         [{(1, 2), (2, 1), (3, 2), (2, 3)}],
     )
+
+
+def test_every_chunk_keeps_its_codec_whoever_is_left() -> None:
+    given = spec(RING)
+    trees = (Tree(0, {1: 0, 3: 0, 2: 1}, 2), Tree(2, {1: 2, 3: 2, 0: 1}))
+    own = CodedPlan(ReductionPlan(4, trees, ""), ("fp32", "int8"))
+    given = dataclasses.replace(given, reduction=own)
+    for members in (given.site_names[:3], given.site_names[:2], given.site_names[:1]):
+        found = plan_for(given, members)
+        assert found is not None
+        assert has_same_turns((own.plan, own.codecs), (found.plan, found.codecs))
 
 
 def test_a_lone_site_and_two() -> None:

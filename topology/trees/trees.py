@@ -146,6 +146,27 @@ def has_same_turns(
     )
 
 
+def among(plan: ReductionPlan, num_sites: int, members: Sequence[int]) -> ReductionPlan:
+    """Return a plan over some of `num_sites` sites, by their indices; it was made for them alone.
+
+    `members` gives their indices, in ascending order.
+    """
+
+    def way(links: Mapping[int, int]) -> dict[int, int]:
+        return {members[site]: members[other] for site, other in links.items()}
+
+    trees = tuple(
+        Tree(
+            members[tree.root],
+            way(tree.parent),
+            tree.weight,
+            None if tree.down is None else way(tree.down),
+        )
+        for tree in plan.trees
+    )
+    return ReductionPlan(num_sites, trees, plan.why, tuple(members))
+
+
 def star(num_sites: int, hub: int, weight: int = 1) -> Tree:
     """Return the star with that centre."""
     return Tree(hub, {site: hub for site in range(num_sites) if site != hub}, weight)
