@@ -70,20 +70,23 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def check_training(model: object, optimizer: object) -> None:
+def check_training(models: Sequence[object], optimizer: object) -> None:
     """Raise TypeError for what `site.synchronize` cannot train."""
-    is_replica = isinstance(model, DistributedDataParallel)
-    if not is_replica and not _is_fully_sharded(model):
-        raise TypeError(
-            f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what "
-            f"fully_shard was called on, got {type(model).__name__}: wrap the model first, or see "
-            "site.average_gradients"
-        )
-    if not is_replica and not hasattr(model, "set_custom_reduce_scatter"):
-        raise TypeError(
-            f"site.synchronize: fully_shard of torch {torch.__version__} has no "
-            "set_custom_reduce_scatter: use torch 2.9 or later"
-        )
+    if not models:
+        raise TypeError("site.synchronize: want a model, got an empty list")
+    is_replica = len(models) == 1 and isinstance(models[0], DistributedDataParallel)
+    for each in () if is_replica else models:
+        if not _is_fully_sharded(each):
+            raise TypeError(
+                f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what "
+                f"fully_shard was called on, got {type(each).__name__}: wrap the model first, or "
+                "see site.average_gradients"
+            )
+        if not hasattr(each, "set_custom_reduce_scatter"):
+            raise TypeError(
+                f"site.synchronize: fully_shard of torch {torch.__version__} has no "
+                "set_custom_reduce_scatter: use torch 2.9 or later"
+            )
     check_optimizer("site.synchronize", optimizer)
 
 

@@ -33,11 +33,11 @@ from protos.errors import (
 )
 from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
 from sites.local.regions import FLOAT_BYTES
-from sites.worker.collectives import wait
+from sites.worker.collectives import Ranks, wait
 from sites.worker.gateway_link import Link
 from sites.worker.member_history import MemberHistory
+from sites.worker.routes import Route
 from sites.worker.shard_encoder import ShardEncoder
-from sites.worker.sharding import Route
 from sites.worker.slots import SharedTensors, Slots
 from sites.worker.transfer import Pending, Slot, Transfer, write_pieces
 from topology.step_parts import Crossing, RoundTimes
@@ -56,6 +56,8 @@ class Bucket:
 
     number: int
     """The bucket's number at the gateway."""
+    index: int
+    """Its place among the round's buckets at this rank."""
     slot: Slot
     pieces: Sequence[torch.Tensor]
     layout: int
@@ -94,11 +96,16 @@ class Round:
     """The epoch that it begins; 0: none."""
     gradient_hash: int = 0
     """Of gradients at the site's first rank: what `hash_of_site` says of the first bucket."""
+    counted_by: Ranks | None = None
+    """The ranks whose tokens add up to the site's; None: all."""
+    is_counted_alike: bool = False
+    """They have to have counted equally many."""
     site_weight: float = 0.0
     """Tokens of this site."""
     weight: float = 0.0
     """Tokens of all sites."""
     buckets: list[Bucket] = field(default_factory=list)
+    by_number: dict[int, Bucket] = field(default_factory=dict)
     num_posted: int = 0
     """How many buckets, from the first on, the posting thread was given."""
     num_finished: int = 0
@@ -113,10 +120,9 @@ class Round:
 
     def find(self, reduced: Reduced) -> Bucket | None:
         """Return the bucket that a result is of; None: of none of this round."""
-        index = reduced.bucket - self.first_bucket
-        if reduced.round != self.number or not 0 <= index < len(self.buckets):
+        if reduced.round != self.number:
             return None
-        return self.buckets[index]
+        return self.by_number.get(reduced.bucket)
 
     @property
     def raw_bytes(self) -> int:
@@ -192,7 +198,8 @@ class OpenRound:
         """Add the next bucket to the open round."""
         with self._changed:
             current.buckets.append(bucket)
-            current.note_computed(len(current.buckets) - 1, bucket.submitted_s)
+            current.by_number[bucket.number] = bucket
+            current.note_computed(bucket.index, bucket.submitted_s)
 
     # ---------------------------------------------------------------- errors
 
@@ -371,6 +378,8 @@ class BucketPipeline:
         first_bucket: int = 0,
         num_slots: int | None = None,
         is_gradient: bool = False,
+        counted_by: Ranks | None = None,
+        is_counted_alike: bool = False,
     ) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
@@ -378,7 +387,9 @@ class BucketPipeline:
         bucket is owed to the next one of the same number, so each sequence of buckets that comes
         again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no more
         buckets are under way, and `submit` waits; None: as many as there are, for a backward pass
-        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged.
+        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged. `counted_by`:
+        those ranks of the site whose tokens add up to the site's; None: all. `is_counted_alike`:
+        they have to have counted equally many.
 
         Raises:
             RuntimeError: this site comes back to a run, and has not entered, or not with gradients.
@@ -393,7 +404,7 @@ class BucketPipeline:
                 "was complete"
             )
         self._slots.forget()
-        total, pending = self._transfer.launch_sum(tokens)
+        total, pending = self._transfer.launch_sum(tokens, counted_by)
         self._open.open(
             Round(
                 self.num_rounds,
@@ -404,6 +415,8 @@ class BucketPipeline:
                 num_slots,
                 is_gradient,
                 enters,
+                counted_by=counted_by,
+                is_counted_alike=is_counted_alike,
             )
         )
         self.num_rounds += 1
@@ -415,6 +428,7 @@ class BucketPipeline:
         *,
         exact: bool = False,
         route: Route | None = None,
+        number: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -424,6 +438,7 @@ class BucketPipeline:
             exact: let nothing but fp32 cross the WAN.
             route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's,
                 and hold the average over the site's ranks, weighted by their tokens, already.
+            number: of the bucket in its round, where not all ranks have all buckets; ascending.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -440,18 +455,22 @@ class BucketPipeline:
         numel = sum(each.numel() for each in pieces) if route is None else route.numel
         slot = self._slots.get(slot_index, numel, route, pieces)
         with torch.no_grad():
-            tokens = current.tokens if route is None else self.site_tokens()
+            is_own = route is None or current.counted_by == (self._rank,)
+            tokens = current.tokens if is_own else self.site_tokens()
             write_pieces(pieces, tokens, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()
-        first = min(self._rank * slot.region.numel(), slot.numel)
+        place = self._rank if route is None else route.index
+        first = min(place * slot.region.numel(), slot.numel)
         raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
         now_s = self._now_s()
-        number = current.first_bucket + index
+        number = current.first_bucket + (index if number is None else number)
         if self._encoder is not None and not exact:
             slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
         self._link.send(Handed(round=current.number))
-        bucket = Bucket(number, slot, pieces, layout, exact, pending, future, raw_bytes, now_s)
+        bucket = Bucket(
+            number, index, slot, pieces, layout, exact, pending, future, raw_bytes, now_s
+        )
         self._open.add(current, bucket)
         if self._overlaps:
             self._release(current)
@@ -496,14 +515,15 @@ class BucketPipeline:
         """Hand shards to the gateway, in order, as their reduce-scatters complete."""
         while (item := self._to_post.get()) is not None and self._open.error is None:
             current, buckets = item
-            if buckets[0].number == current.first_bucket:
+            if buckets[0].index == 0:
                 current.site_weight = self._transfer.read_sum(current.total, current.pending)
+                check_alike(current)
             for bucket in buckets:
                 computed_s = self._transfer.collect(bucket.slot, bucket.pending)
                 if computed_s is not None:
                     # Submitted long before: the device still computed what was only enqueued.
                     bucket.submitted_s = self._now_s() - computed_s
-                    current.note_computed(bucket.number - current.first_bucket, bucket.submitted_s)
+                    current.note_computed(bucket.index, bucket.submitted_s)
             if current.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
                 current.gradient_hash = hash_of_site(buckets[0].slot.region)
             for bucket in buckets:
@@ -543,3 +563,18 @@ class BucketPipeline:
             if not math.isnan(reduced.weight):
                 current.weight = reduced.weight
             self._open.note_finished(current, bucket)
+
+
+def check_alike(current: Round) -> None:
+    """Compare a rank's tokens with the site's, where all ranks have to have counted as many.
+
+    Raises:
+        LocalProtocolError: they have not.
+    """
+    num_ranks = len(current.counted_by or ())
+    if current.is_counted_alike and current.site_weight != num_ranks * current.tokens:
+        raise LocalProtocolError(
+            f"this rank counted {current.tokens:g} tokens, and {num_ranks} ranks of its site "
+            f"{current.site_weight:g}: experts that ranks share, and what fully_shard replicates, "
+            "are reduced with equal weights, so each rank has to count as many"
+        )

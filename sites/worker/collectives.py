@@ -1,13 +1,13 @@
 """torch.distributed inside one site: its initialisation, and collectives on groups of their own.
 
-Two groups, because reduce-scatters (and what sends shards in) are launched from the autograd thread
-and all-gathers from another: on one group, two ranks could launch them in different orders and wait
-for each other. torch 2.13 renamed the flat collectives and warns about the old names; older ones
-have only those.
+Two groups of the same ranks, because reduce-scatters (and what sends shards in) are launched from
+the autograd thread and all-gathers from another: on one group, two ranks could launch them in
+different orders and wait for each other. torch 2.13 renamed the flat collectives and warns about
+the old names; older ones have only those.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -54,25 +54,37 @@ def ensure_process_group(device: torch.device, timeout_s: float) -> bool:
     return True
 
 
+Ranks = tuple[int, ...]
+
+
 class Collectives:
-    """Asynchronous collectives over the ranks of this site; none at all for a single rank."""
+    """Asynchronous collectives over ranks of this site; none at all for a single rank."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Make the groups: a collective call, by all ranks of the site."""
+        """Make the groups of all ranks: a collective call, by all ranks of the site."""
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self._reduce_group: dist.ProcessGroup | None = None
-        self._gather_group: dist.ProcessGroup | None = None
-        if self.world_size > 1:
-            timeout = timedelta(seconds=timeout_s)
-            self._reduce_group = dist.new_group(timeout=timeout)
-            self._gather_group = dist.new_group(timeout=timeout)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._everybody = tuple(range(self.world_size))
+        self._groups: dict[Ranks, tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]] = {}
+        self.make_groups([self._everybody])
 
-    def all_reduce(self, tensor: torch.Tensor) -> dist.Work | None:
-        """Sum `tensor` over the site's ranks in place. Ordered with the reduce-scatters."""
-        if self._reduce_group is None:
+    def make_groups(self, wanted: Iterable[Ranks]) -> None:
+        """Make groups of these ranks: a collective call of the site, with the same groups."""
+        for ranks in wanted:
+            if ranks not in self._groups:
+                pair = [
+                    dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 else None
+                    for _ in range(2)
+                ]
+                self._groups[ranks] = pair[0], pair[1]
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: Ranks | None = None) -> dist.Work | None:
+        """Sum `tensor` over these ranks, else all, in place. Ordered with the reduce-scatters."""
+        group = self._groups[ranks or self._everybody][0]
+        if group is None:
             return None
-        work: dist.Work | None = dist.all_reduce(tensor, group=self._reduce_group, async_op=True)
+        work: dist.Work | None = dist.all_reduce(tensor, group=group, async_op=True)
         return work
 
     def reduce_scatter(self, shard: torch.Tensor, padded: torch.Tensor) -> dist.Work | None:
@@ -80,9 +92,10 @@ class Collectives:
 
         Bytes sent per rank: 4 s (P-1) or more, by backend. With P = 1 the two are one tensor.
         """
-        if self._reduce_group is None:
+        group = self._groups[self._everybody][0]
+        if group is None:
             return None
-        return reduce_scatter_flat(shard, padded, group=self._reduce_group, async_op=True)
+        return reduce_scatter_flat(shard, padded, group=group, async_op=True)
 
     def all_to_all(
         self,
@@ -91,14 +104,17 @@ class Collectives:
         received: Counts,
         sent: Counts,
         *,
+        ranks: Ranks,
         is_back: bool,
     ) -> dist.Work | None:
-        """Send `sent[r]` elements to each rank r and get `received[r]`.
+        """Send `sent[j]` elements to the j-th of these ranks, for all j, and get `received[j]`.
 
         Ordered with reduce-scatters; on the way back, with all-gathers.
         """
-        group = self._gather_group if is_back else self._reduce_group
-        assert group is not None, "a rank by itself holds all there is"
+        group = self._groups[ranks][is_back]
+        if group is None:
+            arriving.copy_(leaving)
+            return None
         work: dist.Work | None = dist.all_to_all_single(
             arriving, leaving, [*received], [*sent], group=group, async_op=True
         )
@@ -106,9 +122,10 @@ class Collectives:
 
     def all_gather(self, padded: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
         """Collect all ranks' shards into float32[P s]."""
-        if self._gather_group is None:
+        group = self._groups[self._everybody][1]
+        if group is None:
             return None
-        return _all_gather(padded, shard, group=self._gather_group, async_op=True)
+        return _all_gather(padded, shard, group=group, async_op=True)
 
 
 def wait(pending: dist.Work | torch.cuda.Event | None) -> None:

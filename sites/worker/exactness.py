@@ -17,6 +17,14 @@ from topology.errors import ConfigError
 from topology.job import Exchange
 
 Named = tuple[str, torch.Tensor]
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def bare_name(name: str) -> str:
+    """Return a parameter's name without those of wrappers: checkpointing, torch.compile."""
+    for each in _WRAPPERS:
+        name = name.replace(each, "")
+    return name
 
 
 class Exactness:
@@ -28,6 +36,7 @@ class Exactness:
         self.is_lossy = not LOSSLESS.issuperset(codecs)
         """Whether there is anything to spare a gradient from."""
         self._patterns = exchange.exact
+        self._bare = tuple(map(bare_name, exchange.exact))
         self._matches: dict[str, bool] = {}
 
     def check(self, names: Sequence[str]) -> None:
@@ -36,8 +45,9 @@ class Exactness:
         Raises:
             ConfigError: there is such a pattern, and the codec rounds.
         """
+        bare = [*map(bare_name, names)]
         for pattern in self._patterns if self.is_lossy else ():
-            if not fnmatch.filter(names, pattern):
+            if not fnmatch.filter(bare, bare_name(pattern)):
                 known = ", ".join(names[:3])
                 raise ConfigError(
                     f"exchange.exact: no parameter's name fits {pattern!r} (they are called "
@@ -61,6 +71,7 @@ class Exactness:
     def _is_named(self, name: str) -> bool:
         found = self._matches.get(name)
         if found is None:
-            found = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+            bare = bare_name(name)
+            found = any(fnmatch.fnmatchcase(bare, pattern) for pattern in self._bare)
             self._matches[name] = found
         return found

@@ -48,19 +48,19 @@ class InitialState:
         """
         layout = layout_of(named)
         combined = hashes_of(named).combined.to_bytes(8, "little")
-        if self._all_sites_have(combined, layout):
+        if self.all_sites_have(combined, layout):
             return False
         self._copy_from_first([tensor for _, tensor in named], layout)
         return True
 
-    def _all_sites_have(self, combined: bytes, layout: int) -> bool:
+    def all_sites_have(self, combined: bytes, layout: int) -> bool:
         """Compare 8 bytes: first all hear the first site's, then whether anybody has others.
 
         A site whose ranks differ says so: were each rank to decide by its own state alone, some
         would go on to the next collective and others not.
         """
         data = torch.frombuffer(bytearray(combined), dtype=torch.uint8)
-        own = _numbers(data)
+        own = numbers_of(data)
         first = own.clone().to(self.device)
         self._hear_first([first], layout)
         is_equal = self._ranks_agree(data) and torch.equal(first.cpu(), own)
@@ -94,7 +94,7 @@ class InitialState:
         blocks = list(packed(flats, 2 * BLOCK_NUMEL))
         for start in range(0, len(blocks), BLOCKS_IN_FLIGHT):
             group = blocks[start : start + BLOCKS_IN_FLIGHT]
-            numbers = [_numbers(torch.cat(block)) for block in group]
+            numbers = [numbers_of(torch.cat(block)) for block in group]
             self._hear_first(numbers, layout)
             for block, received in zip(group, numbers, strict=True):
                 _write_back(received, block)
@@ -114,7 +114,7 @@ class InitialState:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
 
 
-def _numbers(data: torch.Tensor) -> torch.Tensor:
+def numbers_of(data: torch.Tensor) -> torch.Tensor:
     """Return uint8[n] as float32[ceil(n / 2)]: each pair of bytes, little-endian."""
     if data.numel() % 2:
         data = torch.cat([data, data.new_zeros(1)])
@@ -123,7 +123,7 @@ def _numbers(data: torch.Tensor) -> torch.Tensor:
 
 
 def _write_back(numbers: torch.Tensor, block: Sequence[torch.Tensor]) -> None:
-    """Write what `_numbers` made of a block into the block's views."""
+    """Write what `numbers_of` made of a block into the block's views."""
     whole = numbers.to(torch.int32)
     data = torch.stack([whole % 256, whole // 256], dim=1).to(torch.uint8).view(-1)
     start = 0

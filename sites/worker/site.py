@@ -28,7 +28,7 @@ from sites.worker.collectives import Collectives
 from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
-from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook, ShardHook
+from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook
 from sites.worker.initial_state import InitialState
 from sites.worker.member_history import Announced, Entering, GivenUp, MemberHistory
 from sites.worker.sampler import Sampler
@@ -36,6 +36,7 @@ from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
+from sites.worker.tensor_hashes import hashes_of
 from sites.worker.transfer import CudaTransfer, Transfer
 from topology.batch_rule import FullBatch
 from topology.job import Job
@@ -43,7 +44,10 @@ from topology.run_spec import RunSpec
 from topology.world import Topology
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from sites.checkpoint.checkpoints import Checkpoints, Stateful
+    from sites.worker.canonical import Entry, SiteTensors
 
 _LOOK_S = 1.0
 
@@ -114,6 +118,7 @@ class Site:
         if device.type == "cpu" and self.world_size == 1:
             self._shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
+        self._collectives: Collectives | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
@@ -127,7 +132,13 @@ class Site:
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
-    def synchronize(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def synchronize(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        *,
+        data_mesh: DeviceMesh | None = None,
+    ) -> None:
         """Train `model` together with all other sites from now on. Once, from every rank.
 
         Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad`
@@ -136,10 +147,13 @@ class Site:
         `exchange.schedule: off` all of this holds for the ranks of this site alone.
 
         Args:
-            model: a DistributedDataParallel, or what `fully_shard` was called on: then every
-                parameter is sharded by rows over all ranks of the site. Sites may have different
-                numbers of ranks.
+            model: a DistributedDataParallel, or what `fully_shard` was called on, whatever else
+                shards it: each site may lay it out in its own way. Several where this rank has
+                several parts of a pipeline.
             optimizer: of its parameters.
+            data_mesh: the ranks of the site with data of their own, for which `count_tokens`
+                counts: this rank among them, of other ranks that share its data none. Left out,
+                it is the largest mesh over which fully_shard reduces a gradient of this rank.
 
         Raises:
             TypeError: another model, or not an optimizer.
@@ -147,12 +161,13 @@ class Site:
             RuntimeError: called before.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
-        check_training(model, optimizer)
+        models = [model] if isinstance(model, nn.Module) else [*model]
+        check_training(models, optimizer)
         self._steps.begin("synchronize")
-        if isinstance(model, DistributedDataParallel):
-            self._synchronize_replicas(model, optimizer)
+        if isinstance(models[0], DistributedDataParallel):
+            self._synchronize_replicas(models[0], optimizer)
         else:
-            self._synchronize_shards(model, optimizer)
+            self._synchronize_shards(models, optimizer, data_mesh)
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
@@ -175,7 +190,7 @@ class Site:
         if not self._returns:
             self._equalise(hook.parameters())
         optimizer.register_step_pre_hook(hook.before_step)
-        self._steps.follow(optimizer, hook.parameters, hook.take_rounds)
+        self._steps.follow(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
@@ -524,18 +539,91 @@ class Site:
         self._replica_hook = hook
         self.broadcast(model.module)
         model.register_comm_hook(None, hook.reduce)
-        self._steps.follow(optimizer, model.module.named_parameters, hook.take_rounds)
+        self._steps.follow(
+            optimizer, lambda: hashes_of(model.module.named_parameters()), hook.take_rounds
+        )
 
-    def _synchronize_shards(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _synchronize_shards(
+        self, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer, data: DeviceMesh | None
+    ) -> None:
+        # Imported only by scripts that shard: it takes torch half a second.
+        from sites.worker.canonical import SiteTensors
+        from sites.worker.shard_hook import ShardHook
+        from sites.worker.sharded_state import ShardedState
+
+        pipeline = self._open()
         hook = ShardHook(
-            self._open(),
+            pipeline,
             self._tokens,
+            models,
             bucket_bytes=self.job.exchange.bucket_bytes,
             exactness=self._exactness,
+            data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
         )
-        hook.register(model)
-        self.broadcast(model)
-        self._steps.follow(optimizer, model.named_parameters, hook.take_rounds)
+        tensors = SiteTensors.gather(hook.held())
+        self._exactness.check([each.name for each in tensors.entries])
+        everybody = tuple(range(self.world_size))
+        for name, each in tensors.holders.items():
+            if each.ranks != everybody:
+                raise TypeError(
+                    f"site.synchronize: only ranks {each.ranks} of the site have any of {name}: "
+                    "want each rank to have a part of each parameter"
+                )
+        law = self._agreed_list(tensors)
+        self._prepare_groups(hook.data_ranks)
+        hook.agree(law, tensors)
+        state = ShardedState(law, tensors, hook.own)
+        if not self._returns:
+            state.equalise(self._initial_state())
+        optimizer.register_step_pre_hook(hook.finish)
+        self._steps.follow(optimizer, lambda: state.hashes(parameters_only=True), hook.take_rounds)
+
+    def _agreed_list(self, tensors: SiteTensors) -> tuple[Entry, ...]:
+        """Tell all sites what this one trains; return the first site's list, which is law.
+
+        Raises:
+            LayoutMismatchError: a site's differs from it.
+        """
+        from sites.worker.agreement import tell_all
+        from sites.worker.canonical import SiteList, check_alike
+
+        is_off = self.job.exchange.schedule == "off"
+        if self._returns:
+            return tensors.entries
+        told = tell_all(
+            self._open(),
+            tensors.to_bytes(),
+            site=0 if is_off else self.index,
+            num_sites=1 if is_off else self.num_sites,
+            rank=self.rank,
+            device=self.device,
+        )
+        lists = {
+            (self.name if is_off else name): SiteList.from_bytes(data)
+            for name, data in zip(self._welcome.sites, told, strict=False)
+            if data
+        }
+        first, law = next(iter(lists.items()))
+        for name, each in lists.items():
+            check_alike(name, each.entries, first, law.entries)
+        return law.entries
+
+    def _prepare_groups(self, data_ranks: tuple[int, ...]) -> None:
+        """Make the process groups of all ranks' data-parallel ranks. A collective of the site.
+
+        Raises:
+            TypeError: they overlap.
+        """
+        found: list[tuple[int, ...]] = [()] * self.world_size
+        dist.all_gather_object(found, data_ranks)
+        groups = sorted(set(found))
+        if sorted(rank for group in groups for rank in group) != [*range(self.world_size)]:
+            raise TypeError(
+                f"site.synchronize: ranks with data of their own are {groups}: want each rank of "
+                "the site in just one of them; name them with data_mesh"
+            )
+        assert self._collectives is not None
+        self._collectives.make_groups(groups)
 
     # ---------------------------------------------------------------- what averages
 
@@ -547,7 +635,7 @@ class Site:
         if self._pipeline is None:
             timeouts = self._timeouts
             self._encoder = self._make_encoder()
-            collectives = Collectives(timeouts.process_group_s)
+            self._collectives = collectives = Collectives(timeouts.process_group_s)
             on_cuda = self.device.type == "cuda"
             self._pipeline = BucketPipeline(
                 self._link,
@@ -583,13 +671,16 @@ class Site:
         Raises:
             IsthmusError: names, shapes or dtypes differ, or the exchange failed.
         """
+        self._initial_state().equalise(named)
+
+    def _initial_state(self) -> InitialState:
         is_off = self.job.exchange.schedule == "off"
-        InitialState(
+        return InitialState(
             self._open(),
             site_index=0 if is_off else self.index,
             rank=self.rank,
             device=self.device,
-        ).equalise(named)
+        )
 
     def _make_encoder(self) -> ShardEncoder | None:
         """Return what encodes on this rank's device, if that is wanted and the gateway takes it."""

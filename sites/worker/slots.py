@@ -21,7 +21,7 @@ import torch
 from sites.local.rank_messages import Region
 from sites.local.regions import FIRST_TENSOR_REGION, create_region
 from sites.worker.gateway_link import Link
-from sites.worker.sharding import Route
+from sites.worker.routes import Route
 from sites.worker.transfer import Sizes, Slot, Transfer
 
 

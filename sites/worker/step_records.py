@@ -13,7 +13,7 @@ from protos.errors import LocalProtocolError
 from sites.local.rank_messages import Digest, Metric, Reduced
 from sites.worker.bucket_pipeline import Bucket, Round
 from sites.worker.gateway_link import Link
-from sites.worker.tensor_hashes import hashes_of
+from sites.worker.tensor_hashes import ParameterHashes
 from topology.step_parts import step_parts
 
 MAX_BUCKETS = 256
@@ -25,7 +25,7 @@ _WALL_OFFSET_S = time.time() - time.perf_counter()
 """From the pipeline's clock to the wall's. Taken once, so that times of one process never go
 back."""
 
-Parameters = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+Hashes = Callable[[], ParameterHashes]
 
 
 class TokenCount:
@@ -119,19 +119,19 @@ class StepLog:
     def follow(
         self,
         optimizer: torch.optim.Optimizer,
-        parameters: Parameters,
+        hashes: Hashes,
         take_rounds: Callable[[], list[Round]],
     ) -> None:
         """Count the optimizer's steps from now on, and send the digest of what they begin with.
 
-        `parameters` are all that sites are to hold alike; `take_rounds` returns the latest ones.
+        `hashes` are of all that sites are to hold alike; `take_rounds` returns the latest ones.
         """
-        self._send_digest(parameters)
+        self._send_digest(hashes)
         self._start_s = self._now_s()
 
         def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
             self.end_step(take_rounds())
-            self._send_digest(parameters)
+            self._send_digest(hashes)
             for listener in self._listeners:
                 listener(self.num_steps)
 
@@ -184,14 +184,14 @@ class StepLog:
                 Metric(kind=metrics.STEP, step=self.num_steps, values=values, labels={})
             )
 
-    def _send_digest(self, parameters: Parameters) -> None:
+    def _send_digest(self, hashes_now: Hashes) -> None:
         """Send hashes of all parameters, after the steps that are verified.
 
         Buffers are left out: a running mean is each rank's own, as in DistributedDataParallel.
         """
         if self._verify_every == 0 or self.num_steps % self._verify_every != 0:
             return
-        hashes = hashes_of(parameters())
+        hashes = hashes_now()
         shown = hashes.bounded()
         self._link.send(
             Digest(

@@ -1,7 +1,7 @@
 """Moves a bucket from the ranks into shared memory, and back: on the host, and on CUDA.
 
 Inside a site, a bucket that every rank has is reduce-scattered and all-gathered. One of which each
-rank holds a part already is brought into place, and back, by all-to-alls: sharding.py.
+rank holds a part already is brought into place, and back, by all-to-alls: routes.py.
 
 On the host, the reduce-scatter's output is the shared memory itself.
 
@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from sites.local.rank_messages import Form
-from sites.worker.collectives import Collectives, wait
+from sites.worker.collectives import Collectives, Ranks, wait
+from sites.worker.holdings import Block
+from sites.worker.routes import Route
 from sites.worker.shard_encoder import Encoded
-from sites.worker.sharding import Route
 
 Pending = dist.Work | torch.cuda.Event | None
 """What to wait for; waiting holds up the current CUDA stream, or on the host the thread."""
@@ -41,8 +42,9 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, numel: int, route: Route | None, world_size: int) -> Sizes:
         """Return the sizes of a bucket of `numel` elements over P ranks."""
-        padded_numel, shard_numel = padded_shape(numel, world_size)
-        return cls(numel, padded_numel if route is None else route.held_numel, shard_numel)
+        if route is not None:
+            return cls(numel, route.held_numel, route.shard_numel)
+        return cls(numel, *padded_shape(numel, world_size))
 
     def hold(self, other: Sizes) -> bool:
         """Whether buffers of these sizes are large enough for a bucket of others."""
@@ -134,10 +136,13 @@ class Transfer:
         """Start what brings `slot.padded` to the ranks' shards. From the autograd thread."""
         return _start_in(self._collectives, slot)
 
-    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
-        """Start the sum of a float64 over the site's ranks. From the autograd thread."""
+    def launch_sum(self, number: float, ranks: Ranks | None = None) -> tuple[torch.Tensor, Pending]:
+        """Start the sum of a float64 over these ranks of the site, else all.
+
+        From the autograd thread.
+        """
         total = torch.full((1,), number, dtype=torch.float64)
-        return total, self._collectives.all_reduce(total)
+        return total, self._collectives.all_reduce(total, ranks)
 
     def collect(self, slot: Slot, pending: Pending) -> float | None:
         """Wait until the region holds the shard, encoded where it can be. From the posting thread.
@@ -204,10 +209,10 @@ class CudaTransfer(Transfer):
         slot.computed.record(torch.cuda.current_stream(self.device))
         return _start_in(self._collectives, slot) or slot.computed
 
-    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
+    def launch_sum(self, number: float, ranks: Ranks | None = None) -> tuple[torch.Tensor, Pending]:
         """All-reduce one float64, made by a kernel: a copy from the host would synchronise."""
         total = torch.full((1,), number, dtype=torch.float64, device=self.device)
-        work = self._collectives.all_reduce(total)
+        work = self._collectives.all_reduce(total, ranks)
         return total, work or torch.cuda.current_stream(self.device).record_event()
 
     def collect(self, slot: Slot, pending: Pending) -> float:
@@ -257,12 +262,12 @@ def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
     """Start what brings `slot.padded` towards the ranks' `slot.shard`."""
     if slot.route is None:
         return collectives.reduce_scatter(slot.shard, slot.padded)
-    leaving = torch.cat(
-        [slot.padded[start:stop] for start, stop in slot.route.outgoing] or [slot.padded[:0]]
+    ranks, way = slot.route.ranks, slot.route.there
+    leaving = torch.cat([slot.padded[start:stop] for start, stop in way.spans] or _nothing(slot))
+    slot.arriving = leaving.new_empty(sum(way.received))
+    return collectives.all_to_all(
+        slot.arriving, leaving, way.received, way.sent, ranks=ranks, is_back=False
     )
-    slot.arriving = leaving.new_empty(sum(slot.route.received))
-    route = slot.route
-    return collectives.all_to_all(slot.arriving, leaving, route.received, route.sent, is_back=False)
 
 
 def _end_in(slot: Slot) -> None:
@@ -271,9 +276,10 @@ def _end_in(slot: Slot) -> None:
         return
     assert slot.arriving is not None, "start_in comes first"
     place = 0
-    for start, stop in slot.route.incoming:
-        slot.shard[start:stop].copy_(slot.arriving[place : place + stop - start])
-        place += stop - start
+    for block in slot.route.there.blocks:
+        source = slot.arriving[place : place + block.numel]
+        _view(slot.shard, block).copy_(source.view(block.count, block.run))
+        place += block.numel
     slot.shard[place:].zero_()  # padding
     slot.arriving = None
 
@@ -283,16 +289,28 @@ def _bring_back(collectives: Collectives, slot: Slot) -> None:
     if slot.route is None:
         wait(collectives.all_gather(slot.padded, slot.shard))
         return
+    ranks, way = slot.route.ranks, slot.route.back
     leaving = torch.cat(
-        [slot.shard[start:stop] for start, stop in slot.route.incoming] or [slot.shard[:0]]
+        [_view(slot.shard, block).reshape(-1) for block in way.blocks] or _nothing(slot)
     )
-    arriving = leaving.new_empty(sum(slot.route.sent))
-    route = slot.route
-    wait(collectives.all_to_all(arriving, leaving, route.sent, route.received, is_back=True))
+    arriving = leaving.new_empty(sum(way.sent))
+    wait(
+        collectives.all_to_all(arriving, leaving, way.sent, way.received, ranks=ranks, is_back=True)
+    )
     place = 0
-    for start, stop in slot.route.outgoing:
+    for start, stop in way.spans:
         slot.padded[start:stop].copy_(arriving[place : place + stop - start])
         place += stop - start
+
+
+def _view(shard: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return a block of a shard, shape (count, run)."""
+    first = shard.storage_offset() + block.start
+    return shard.as_strided((block.count, block.run), (block.stride, 1), first)
+
+
+def _nothing(slot: Slot) -> list[torch.Tensor]:
+    return [slot.padded[:0]]
 
 
 def write_pieces(

@@ -8,7 +8,7 @@ import torch
 from protos.errors import LocalProtocolError, PeerLostError, StaleGenerationError
 from protos.limits import CONTROL_MESSAGE_BYTES
 from sites.local.rank_messages import error_for
-from sites.worker.initial_state import _numbers, _write_back
+from sites.worker.initial_state import _write_back, numbers_of
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import ParameterHashes, hash_of, hashes_of, layout_of
 
@@ -61,7 +61,7 @@ def test_the_combined_hash_depends_on_order() -> None:
 def test_bytes_survive_as_numbers(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     data = torch.randint(0, 256, (size,), generator=generator).to(torch.uint8)
-    numbers = _numbers(data)
+    numbers = numbers_of(data)
     assert float(numbers.max()) < 65536.0
     # What the exchange does to them, with three sites: a division whose error must not matter.
     received = (numbers / 3).mul_(3).round_()

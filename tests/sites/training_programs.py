@@ -112,13 +112,21 @@ def _sharded_step(site: Site, net: Net, step: int) -> float:
 
 
 def train_sharded_wrongly(folder: Path, name: str) -> None:
-    """Shard along another dimension than the first."""
-    from torch.distributed.tensor import Shard
-
+    """Leave a parameter out of what is sharded."""
     site = join_site()
-    net = nn.Linear(6, 6, bias=False)
-    fully_shard(net, shard_placement_fn=lambda _: Shard(1))
+    net = nn.Linear(6, 6)
+    fully_shard(net, ignored_params={net.bias})
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    _note_type_error(folder, name, site, net, optimizer)
+
+
+def train_with_an_early_optimizer(folder: Path, name: str) -> None:
+    """Let an optimizer step as soon as a gradient is there."""
+    site = join_site()
+    net = nn.Linear(6, 6)
+    fully_shard(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    net.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())  # type: ignore[no-untyped-call]
     _note_type_error(folder, name, site, net, optimizer)
 
 

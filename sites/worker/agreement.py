@@ -1,0 +1,83 @@
+"""Every site tells all others some bytes, once, by the averages that ranks have anyway.
+
+Bytes travel as numbers, a pair in each, and each site has places of its own, where all others have
+zeros. The mean is then what the site has, divided by how many sites took part, which another place
+of its own tells, that holds 1: rounding restores the numbers. A site that is lost has told nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sites.worker.bucket_pipeline import BucketPipeline
+from sites.worker.tensor_average import packed
+from sites.worker.tensor_hashes import layout_of_labels
+
+_PAIR = 2
+_BLOCK_NUMEL = 1 << 20
+_LAYOUT = layout_of_labels(["what each site tells all others"])
+
+
+def tell_all(
+    pipeline: BucketPipeline,
+    data: bytes,
+    *,
+    site: int,
+    num_sites: int,
+    rank: int,
+    device: torch.device,
+) -> list[bytes]:
+    """Return what each site's first rank tells; nothing of a lost one.
+
+    A collective of all ranks of all sites, of two rounds.
+
+    Raises:
+        IsthmusError: the exchange failed.
+    """
+    speaks = rank == 0
+    halves = [len(data) >> 16, len(data) & 0xFFFF]
+    lengths = torch.zeros(_PAIR * num_sites)
+    lengths[_PAIR * site :][:_PAIR] = torch.tensor(halves, dtype=torch.float32)
+    told = (
+        _sum(pipeline, lengths, site, num_sites, device, speaks=speaks)
+        .reshape(num_sites, _PAIR)
+        .tolist()
+    )
+    counts = [int(high) << 16 | int(low) for high, low in told]
+    places = [0]
+    for count in counts:
+        places.append(places[-1] + -(-count // _PAIR))
+    numbers = torch.zeros(places[-1])
+    octets = torch.frombuffer(bytearray(data + bytes(len(data) % _PAIR)), dtype=torch.uint8)
+    pairs = octets.view(-1, _PAIR).to(torch.float32)
+    own = numbers[places[site] : places[site + 1]]
+    own.copy_((pairs[:, 0] + 256.0 * pairs[:, 1])[: len(own)])
+    heard = _sum(pipeline, numbers, site, num_sites, device, speaks=speaks).to(torch.int32)
+    found = torch.stack([heard % 256, heard // 256], dim=1).to(torch.uint8).numpy().tobytes()
+    return [
+        found[_PAIR * place : _PAIR * place + count]
+        for place, count in zip(places, counts, strict=False)
+    ]
+
+
+def _sum(
+    pipeline: BucketPipeline,
+    numbers: torch.Tensor,
+    site: int,
+    num_sites: int,
+    device: torch.device,
+    *,
+    speaks: bool,
+) -> torch.Tensor:
+    """Return the sum over sites of whole numbers below 65536, of which one at most is not 0."""
+    ones = torch.zeros(num_sites)
+    ones[site] = 1.0
+    means = torch.cat([ones, numbers]).to(device)
+    pipeline.begin(1.0 if speaks else 0.0)
+    blocks = packed([means], _BLOCK_NUMEL)
+    futures = [pipeline.submit(each, _LAYOUT, exact=True) for each in blocks]
+    pipeline.wait()
+    for future in futures:
+        future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
+    found = means.cpu().double()
+    return (found[num_sites:] / found[:num_sites].max()).round()

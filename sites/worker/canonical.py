@@ -1,0 +1,258 @@
+"""A model's tensors in the one order that all sites agree on, and how they make buckets.
+
+Each site knows its own tensors, and which of its ranks hold what of them. The first site's list is
+law: its order, and what crosses exactly. All sites then cut the same buckets: whole tensors one
+after another, each counted row by row, whatever any site's shards are.
+
+The order is that in which gradients are expected. It is decided beforehand: where gradients come in
+another one, they wait for their turn.
+
+Pure, but for `gather`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import torch.distributed as dist
+
+from protos.errors import LayoutMismatchError
+from sites.worker.holdings import Holding, problem_of
+from sites.worker.routes import Holders, Part
+from sites.worker.tensor_average import Packer
+from sites.worker.tensor_hashes import layout_of_labels
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    kind: str
+    """trained, frozen or buffer."""
+    exact: bool
+    """Its gradient crosses as float32 whatever the codec."""
+
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        numel = 1
+        for each in self.shape:
+            numel *= each
+        return numel
+
+    @property
+    def label(self) -> str:
+        """What sites have to agree on."""
+        return f"{self.name} {self.shape} {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one rank tells the others of its site about one of its tensors."""
+
+    entry: Entry
+    holding: Holding
+    mesh: tuple[int, ...]
+    """The ranks that share it out; empty: no DTensor."""
+    content: int
+    """Hash of what the rank holds of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTensors:
+    """All tensors of one site's ranks, and who holds them."""
+
+    entries: tuple[Entry, ...]
+    holders: Mapping[str, Holders]
+    """By name."""
+
+    @classmethod
+    def gather(cls, own: Sequence[Held]) -> Self:
+        """Tell the site's ranks what this one holds, and hear of all. A collective of the site.
+
+        Raises:
+            TypeError: ranks do not hold each element once, or all of them the same.
+        """
+        found: list[list[Held]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, [*own])
+        return cls.of(found)
+
+    @classmethod
+    def of(cls, ranks: Sequence[Sequence[Held]]) -> Self:
+        """Return what the ranks of a site hold, in the order of the last rank that has each.
+
+        The last stage of a pipeline is the first to have its gradients.
+
+        Raises:
+            TypeError: as `gather`.
+        """
+        by_name: dict[str, list[tuple[int, Held]]] = {}
+        for rank in reversed(range(len(ranks))):
+            for each in ranks[rank]:
+                by_name.setdefault(each.entry.name, []).append((rank, each))
+        holders = {name: _holders_of(name, held[::-1]) for name, held in by_name.items()}
+        return cls(tuple(held[0][1].entry for held in by_name.values()), holders)
+
+    def to_bytes(self) -> bytes:
+        """Return what the other sites have to know of it."""
+        ranks = [self.holders[each.name].ranks for each in self.entries]
+        groups = list(dict.fromkeys(ranks))
+        value = {
+            "entries": [asdict(each) for each in self.entries],
+            "groups": groups,
+            "held_by": [groups.index(each) for each in ranks],
+        }
+        return zlib.compress(json.dumps(value).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class SiteList:
+    """What one site told all others: its tensors, and which of its ranks have any of each."""
+
+    entries: tuple[Entry, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read what `SiteTensors.to_bytes` made."""
+        value = json.loads(zlib.decompress(data))
+        groups = [tuple(each) for each in value["groups"]]
+        entries = [Entry(**{**each, "shape": tuple(each["shape"])}) for each in value["entries"]]
+        return cls(tuple(entries), tuple(groups[each] for each in value["held_by"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The elements [start, stop) of a tensor of the list."""
+
+    entry: Entry
+    start: int
+    stop: int
+
+    def numel(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice, /) -> Slice:
+        """Return those from place to place among them."""
+        return Slice(self.entry, self.start + part.start, self.start + part.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCut:
+    """One bucket: slices, one after another."""
+
+    number: int
+    slices: tuple[Slice, ...]
+    exact: bool
+
+    @property
+    def layout(self) -> int:
+        """What has to be equal at all sites."""
+        return layout_of_labels(f"{each.entry.label} from {each.start}" for each in self.slices)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors that it has elements of."""
+        return tuple(each.entry.name for each in self.slices)
+
+    def parts(self, tensors: SiteTensors) -> tuple[Part, ...]:
+        """Return its parts as a site holds them."""
+        return tuple(
+            Part(tensors.holders[each.entry.name], each.start, each.stop) for each in self.slices
+        )
+
+
+def cut_gradients(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
+    """Cut all gradients into buckets, those that cross exactly apart, in the order of crossing."""
+    trained = [each for each in law if each.kind == "trained"]
+    packers: dict[bool, Packer[Slice]] = {exact: Packer(bucket_numel) for exact in (False, True)}
+    cut: list[tuple[list[Slice], bool]] = []
+    for each in trained:
+        packer = packers[each.exact]
+        cut += [(full, each.exact) for full in packer.add(Slice(each, 0, each.numel))]
+    cut += [(rest, exact) for exact, packer in packers.items() if (rest := packer.take())]
+    return _numbered(cut)
+
+
+def cut_state(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
+    """Cut all tensors into buckets, those with elements of one size together."""
+    cut: list[tuple[list[Slice], bool]] = []
+    for _, entries in itertools.groupby(
+        sorted(law, key=lambda each: each.item_bytes), key=lambda each: each.item_bytes
+    ):
+        packer: Packer[Slice] = Packer(bucket_numel)
+        for each in entries:
+            cut += [(full, True) for full in packer.add(Slice(each, 0, each.numel))]
+        if rest := packer.take():
+            cut.append((rest, True))
+    return _numbered(cut)
+
+
+def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterable[Entry]) -> None:
+    """Compare a site's tensors with the list that is law.
+
+    Raises:
+        LayoutMismatchError: they differ; names the first tensor that does.
+    """
+    here = {each.name: each for each in entries}
+    there = {each.name: each for each in law}
+    for name in [*there, *here]:
+        if name not in here or name not in there:
+            has, lacks = (site, law_site) if name in here else (law_site, site)
+            raise LayoutMismatchError(
+                f"site {has} has a tensor {name}, site {lacks} has not: the model, and the names "
+                "of a pipeline's parts, must be those of the whole model at every site"
+            )
+        ours, theirs = here[name], there[name]
+        for what in ("shape", "dtype", "kind"):
+            if getattr(ours, what) != getattr(theirs, what):
+                raise LayoutMismatchError(
+                    f"{what} of {name} is {getattr(ours, what)} at site {site}, and "
+                    f"{getattr(theirs, what)} at site {law_site}"
+                )
+
+
+def _numbered(cut: Iterable[tuple[list[Slice], bool]]) -> list[BucketCut]:
+    return [BucketCut(number, tuple(slices), exact) for number, (slices, exact) in enumerate(cut)]
+
+
+def _holders_of(name: str, held: Sequence[tuple[int, Held]]) -> Holders:
+    """Group the ranks that hold a tensor by what they hold of it.
+
+    Raises:
+        TypeError: not each element is held once, or all ranks by what is the same.
+    """
+    first_rank, first = held[0]
+    groups: dict[Holding, list[tuple[int, Held]]] = {}
+    for rank, each in held:
+        if (each.entry.shape, each.entry.dtype) != (first.entry.shape, first.entry.dtype):
+            raise TypeError(
+                f"site.synchronize: {name} is {first.entry.shape} of {first.entry.dtype} on rank "
+                f"{first_rank}, and {each.entry.shape} of {each.entry.dtype} on rank {rank}: a "
+                "pipeline's parts need the names that they have in the whole model"
+            )
+        groups.setdefault(each.holding, []).append((rank, each))
+    for (giver, given), *others in groups.values():
+        for rank, each in others:
+            if each.mesh and each.mesh != given.mesh and each.content != given.content:
+                raise TypeError(
+                    f"site.synchronize: ranks {giver} and {rank} hold the same part of {name}, and "
+                    "not the same values: start from one seed, and give a pipeline's parts the "
+                    "names that they have in the whole model"
+                )
+    problem = problem_of(groups)
+    if problem is not None:
+        raise TypeError(f"site.synchronize: parameter {name}: {problem}")
+    return Holders(
+        tuple((holding, tuple(rank for rank, _ in each)) for holding, each in groups.items())
+    )

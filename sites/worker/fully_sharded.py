@@ -1,0 +1,109 @@
+"""What fully_shard made of a model: which parameters it reduces together, and over which ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from sites.worker.collectives import Ranks
+from sites.worker.exactness import bare_name
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """Parameters whose gradients fully_shard reduces in one go."""
+
+    module: FSDPModule
+    ranks: Ranks
+    """It makes the mean over these."""
+    num_shards: int
+    num_replicas: int
+    is_alone: bool
+    """The module has no other group, so that a reduce-scatter of ours may take its place."""
+
+
+def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
+    """Return the group of each parameter that fully_shard manages, by the parameter's id."""
+    found: dict[int, ShardGroup] = {}
+    for module in _sharded_modules(models):
+        groups = _param_groups(module)
+        for each in groups:
+            info = each.mesh_info
+            group = ShardGroup(
+                module,
+                tuple(info.mesh.mesh.flatten().tolist()),
+                getattr(info, "shard_mesh_size", 1),
+                getattr(info, "replicate_mesh_size", 1),
+                len(groups) == 1,
+            )
+            found |= {id(param.sharded_param): group for param in each.fsdp_params}
+    return found
+
+
+def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return parameters, in the order in which gradients are expected, and then buffers.
+
+    Backward reduces the modules that fully_shard was called on from the last to the first, each
+    after those inside it.
+
+    Raises:
+        TypeError: two parts of a model have a parameter of the same name.
+    """
+    parameters: dict[str, torch.Tensor] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    named: list[tuple[str, torch.Tensor]]
+    for model in reversed(models):
+        blocks: dict[str, list[tuple[str, torch.Tensor]]] = {}
+        owner: dict[str, str] = {}
+        for path, module in model.named_modules():
+            is_root = isinstance(module, FSDPModule) or not path
+            owner[path] = path if is_root else owner[path.rpartition(".")[0]]
+            blocks.setdefault(owner[path], [])
+        for name, each in model.named_parameters():
+            blocks[owner[name.rpartition(".")[0]]].append((name, each))
+        named = [pair for path in reversed(blocks) for pair in blocks[path]]
+        _add(parameters, named, seen)
+        _add(buffers, model.named_buffers(), seen)
+    return {**parameters, **buffers}
+
+
+def _add(
+    target: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]], seen: set[int]
+) -> None:
+    """Add tensors that were not seen before.
+
+    Raises:
+        TypeError: a name is there already.
+    """
+    for name, each in named:
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if bare_name(name) in target:
+            raise TypeError(
+                f"site.synchronize: two parts of the model have a tensor {name}: give them the "
+                "names that they have in the whole model"
+            )
+        target[bare_name(name)] = each
+
+
+def _sharded_modules(models: Sequence[nn.Module]) -> Iterator[FSDPModule]:
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                yield module
+
+
+def _param_groups(module: FSDPModule) -> list[Any]:
+    """Return torch's own records; before 2.13 a module has one at most."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group]
+    return [each for each in groups if each is not None]

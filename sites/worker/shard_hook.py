@@ -1,0 +1,304 @@
+"""Sends gradients of fully_shard (FSDP2) to the other sites while backward goes on.
+
+Whatever the layout: parameters may be sharded by rows, by tensor or expert parallelism, replicated,
+or be of another pipeline stage. Each gradient is there when its parameter's hook is called, with
+what this rank holds of the mean over the site; buckets leave in the agreed order as their
+parameters are there.
+
+fully_shard weighs ranks alike. In its place, a reduce-scatter of ours weighs them by tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from protos.errors import LocalProtocolError
+from sites.local.regions import FLOAT_BYTES
+from sites.worker.bucket_pipeline import BucketPipeline
+from sites.worker.canonical import BucketCut, Entry, Held, SiteTensors, cut_gradients
+from sites.worker.collectives import Ranks, reduce_scatter_flat
+from sites.worker.exactness import Exactness
+from sites.worker.fully_sharded import groups_of, named_tensors
+from sites.worker.gradient_hooks import GradientHook
+from sites.worker.routes import Route, participants, route
+from sites.worker.sharded_state import held_pieces
+from sites.worker.sharding import holding_of, is_sharded, local_of
+from sites.worker.step_records import TokenCount
+from sites.worker.tensor_hashes import hash_of
+
+
+@dataclass(slots=True)
+class OwnBucket:
+    """A bucket that this rank takes part in."""
+
+    cut: BucketCut
+    layout: int
+    route: Route
+    missing: set[str]
+    """Parameters of this rank whose gradients have not come in this round."""
+
+
+class ShardHook(GradientHook):
+    """The hook of one rank: rounds are one for each time that gradients are synchronised."""
+
+    def __init__(
+        self,
+        pipeline: BucketPipeline,
+        tokens: TokenCount,
+        models: Sequence[nn.Module],
+        *,
+        bucket_bytes: int,
+        exactness: Exactness,
+        data_ranks: Ranks | None = None,
+    ) -> None:
+        """Look at the model; `agree` comes next.
+
+        `bucket_bytes` is float32 of a bucket, over all ranks. `data_ranks` are those of the site
+        with data of their own, this one among them, whose tokens are counted; None: the most over
+        which fully_shard reduces a gradient of this rank.
+
+        Raises:
+            TypeError: a parameter cannot be averaged.
+        """
+        super().__init__(tokens)
+        self._pipeline = pipeline
+        self._exactness = exactness
+        self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
+        self._groups = groups_of(models)
+        self.own: dict[str, torch.Tensor] = named_tensors(models)
+        """Parameters and buffers that this rank holds any of, by name."""
+        self._trained: dict[str, torch.Tensor] = {}
+        for name, each in self.own.items():
+            if isinstance(each, nn.Parameter) and each.requires_grad:
+                self._check(name, each)
+                self._trained[name] = each
+        most = max((each.ranks for each in self._groups.values()), key=len, default=())
+        self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
+        self._is_counted_alike = False
+        self._buckets: list[OwnBucket] = []
+        self._arrived: set[str] = set()
+        self._num_submitted = 0
+        self._is_open = False
+        self._ends_by_itself = False
+        self._taken = 0.0
+        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+
+    def held(self) -> list[Held]:
+        """Return what this rank tells the others of its site."""
+        found = []
+        for name, each in self.own.items():
+            is_trained = name in self._trained
+            kind = "trained" if is_trained else "frozen"
+            is_parameter = isinstance(each, nn.Parameter)
+            entry = Entry(
+                name,
+                tuple(each.shape),
+                str(each.dtype),
+                each.element_size(),
+                kind if is_parameter else "buffer",
+                is_trained and self._exactness.spares(name, each),
+            )
+            mesh: Ranks = ()
+            if is_sharded(each):
+                mesh = tuple(each.device_mesh.mesh.flatten().tolist())
+            content = hash_of(local_of(each)) if mesh else 0
+            found.append(Held(entry, holding_of(name, each), mesh, content))
+        return found
+
+    def agree(self, law: Sequence[Entry], tensors: SiteTensors) -> None:
+        """Cut the agreed list into buckets, and hook into this rank's parameters."""
+        rank = dist.get_rank()
+        for cut in cut_gradients(law, self._bucket_numel):
+            parts = cut.parts(tensors)
+            if rank in participants(parts):
+                self._buckets.append(OwnBucket(cut, cut.layout, route(parts, rank), set()))
+        for name, parameter in self._trained.items():
+            parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
+        for group in {id(each.module): each for each in self._groups.values()}.values():
+            is_weighed = group.is_alone and group.num_shards > 1
+            if is_weighed:
+                comm = WeightedReduceScatter(self._weigh, group.num_replicas)
+                group.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
+            is_whole = set(group.ranks) == set(self.data_ranks)
+            if not is_whole or (not is_weighed and len(group.ranks) > 1):
+                self._is_counted_alike = len(self.data_ranks) > 1
+
+    def finish(self, *_: object) -> None:
+        """End a round that is still open: what an optimizer calls before each step."""
+        if self._is_open:
+            self._end_backward()
+
+    def _check(self, name: str, parameter: torch.Tensor) -> None:
+        """Refuse a parameter whose gradient would not be there when its hook is called.
+
+        Raises:
+            TypeError: and what to do.
+        """
+        where = f"site.synchronize: parameter {name}"
+        if not is_sharded(parameter) or id(parameter) not in self._groups:
+            raise TypeError(
+                f"{where}: it is not sharded by fully_shard: call fully_shard on a module that has "
+                "it, with a mesh of one rank if there is no other to share it with"
+            )
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise TypeError(
+                f"{where} has a hook that runs when its gradient is there (an optimizer in "
+                "backward?), before the other sites' part has come: take it off"
+            )
+
+    # ---------------------------------------------------------------- a round
+
+    def _weigh(self, values: torch.Tensor, num_replicas: int) -> None:
+        """Scale a rank's gradients so that their sum over the site's ranks is the site's mean.
+
+        Over `num_replicas` groups of ranks, fully_shard makes the mean afterwards.
+        """
+        self._begin()
+        if self._taken == 0.0:
+            values.zero_()  # Not a product: a loss over no tokens is often NaN.
+        else:
+            values.mul_(num_replicas * self._taken / self._pipeline.site_tokens()[0])
+
+    def _begin(self) -> None:
+        """Open a round with what is first of a backward pass."""
+        if self._is_open:
+            return
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._ends_by_itself = False
+        except RuntimeError:  # A pipeline's schedule reduces when no backward pass goes on.
+            self._ends_by_itself = True
+        self._taken = self._tokens.take()
+        self._pipeline.begin(
+            self._taken,
+            is_gradient=True,
+            counted_by=self.data_ranks,
+            is_counted_alike=self._is_counted_alike,
+        )
+        self._arrived.clear()
+        self._num_submitted = 0
+        for each in self._buckets:
+            each.missing = {name for name in each.cut.names if name in self._trained}
+        self._is_open = True
+
+    def _collector(self, name: str) -> Callable[[torch.Tensor], None]:
+        def collect(_: torch.Tensor) -> None:
+            self._begin()
+            if name in self._arrived:
+                raise LocalProtocolError(
+                    f"the gradient of {name} came twice in one backward pass: synchronise in the "
+                    "last micro-batch only (set_requires_gradient_sync)"
+                )
+            self._arrive(name)
+            if self._ends_by_itself and len(self._arrived) == len(self._trained):
+                self._end_backward()
+
+        return collect
+
+    def _arrive(self, name: str) -> None:
+        """Note that a gradient is there; submit what it completes."""
+        self._arrived.add(name)
+        for bucket in self._buckets[self._num_submitted :]:
+            bucket.missing.discard(name)
+        while self._num_submitted < len(self._buckets):
+            bucket = self._buckets[self._num_submitted]
+            if bucket.missing:
+                return
+            self._num_submitted += 1
+            self._submit(bucket)
+
+    def _submit(self, bucket: OwnBucket) -> None:
+        flats: Mapping[str, torch.Tensor] = {
+            name: _flat_gradient(name, self._trained[name])
+            for name in bucket.cut.names
+            if name in self._trained
+        }
+        future = self._pipeline.submit(
+            held_pieces(bucket.cut, bucket.route, flats),
+            bucket.layout,
+            exact=bucket.cut.exact,
+            route=None if dist.get_world_size() == 1 else bucket.route,
+            number=bucket.cut.number,
+        )
+        self._futures.append(future)
+
+    def _end_backward(self) -> None:
+        unused = [name for name in self._trained if name not in self._arrived]
+        for name in unused:
+            self._trained[name].grad = torch.zeros_like(self._trained[name], requires_grad=False)
+        for name in unused:
+            self._arrive(name)
+        self._is_open = False
+        futures, self._futures = self._futures, []
+        self._rounds.append(self._pipeline.wait())
+        for future in futures:
+            future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
+        for name in unused:
+            self._forget_zeros(self._trained[name])
+
+    def _forget_zeros(self, parameter: torch.Tensor) -> None:
+        """Leave a parameter that no rank of any site has used without a gradient, as it was."""
+        assert is_sharded(parameter)
+        is_used = local_of(parameter.grad).any().float()  # type: ignore[arg-type]
+        mesh = parameter.device_mesh
+        for axis in range(mesh.ndim):
+            dist.all_reduce(is_used, op=dist.ReduceOp.MAX, group=mesh.get_group(axis))
+        if not is_used:
+            parameter.grad = None
+
+
+def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a parameter's gradient, flat: a view.
+
+    Raises:
+        LocalProtocolError: it is not laid out as the parameter is.
+    """
+    grad = parameter.grad
+    assert grad is not None
+    local = local_of(grad)
+    if local.shape != local_of(parameter).shape or not local.is_contiguous():
+        raise LocalProtocolError(f"the gradient of {name} has another layout than the parameter")
+    return local.view(-1)
+
+
+class WeightedReduceScatter:
+    """FSDP's reduce-scatter of a module's gradients, weighted by tokens. By its interface."""
+
+    def __init__(self, weigh: Callable[[torch.Tensor, int], None], num_replicas: int) -> None:
+        self._weigh = weigh
+        self._num_replicas = num_replicas
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a buffer, as FSDP itself would."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Sum what each rank has weighed.
+
+        Raises:
+            TypeError: FSDP was told to divide in a way of its own.
+        """
+        if op != dist.ReduceOp.AVG:
+            raise TypeError(
+                "site.synchronize: fully_shard would reduce gradients in another way than by their "
+                "mean: use reduce_dtype=torch.float32, and set no divide factor"
+            )
+        self._weigh(input_tensor, self._num_replicas)
+        work: dist.Work | None = reduce_scatter_flat(
+            output_tensor, input_tensor, group=group, async_op=async_op
+        )
+        return work

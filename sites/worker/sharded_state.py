@@ -1,0 +1,148 @@
+"""Gives all sites the first site's values of a model whose ranks hold shards, and hashes them.
+
+Values cross as gradients do, by the same routes: of each tensor whoever holds an element sends it,
+and every holder gets it. Bytes travel as numbers, as in initial_state.py: of an element of 2 k
+bytes each pair is in a bucket of its own. Only the first rank's weight counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from sites.worker.bucket_pipeline import BucketPipeline
+from sites.worker.canonical import BucketCut, Entry, SiteTensors, cut_state
+from sites.worker.initial_state import BLOCK_NUMEL, BLOCKS_IN_FLIGHT, InitialState
+from sites.worker.routes import Route, participants, route
+from sites.worker.sharding import local_of
+from sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_labels
+
+_PLANES = 8
+"""Numbers of an element, at most: it has 16 bytes."""
+
+
+class ShardedState:
+    """The tensors of one rank, among those of its site."""
+
+    def __init__(
+        self, law: Sequence[Entry], tensors: SiteTensors, own: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`law` is the list of all tensors; `own` are those that this rank holds any of."""
+        self._law = law
+        self._tensors = tensors
+        self._own = own
+        everybody = tuple(range(dist.get_world_size()))
+        self._is_split = any(each.ranks != everybody for each in tensors.holders.values())
+
+    def hashes(self, *, parameters_only: bool) -> ParameterHashes:
+        """Hash each tensor, all of it, in the agreed order. A collective of the site.
+
+        What this rank holds is hashed as it is here; for what it has nothing of, such as another
+        pipeline stage's, it says what the first rank says that has it.
+        """
+        law = [each for each in self._law if not (parameters_only and each.kind == "buffer")]
+        own = {each.name: hash_of(self._own[each.name]) for each in law if each.name in self._own}
+        if self._is_split:
+            told: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+            dist.all_gather_object(told, own)
+            for each in told:
+                own = each | own
+        names = tuple(each.name for each in law)
+        return ParameterHashes(names, tuple(own[each] for each in names))
+
+    def equalise(self, initial: InitialState) -> bool:
+        """Give every site the first site's values; return whether any ranks differed.
+
+        Raises:
+            IsthmusError: the exchange failed.
+        """
+        combined = self.hashes(parameters_only=False).combined.to_bytes(8, "little")
+        layout = layout_of_labels(each.label for each in self._law)
+        if initial.all_sites_have(combined, layout):
+            return False
+        flats = {name: local_of(each).contiguous().view(-1) for name, each in self._own.items()}
+        cuts = cut_state(self._law, BLOCK_NUMEL)
+        is_first = initial.site_index == initial.rank == 0
+        for start in range(0, len(cuts), BLOCKS_IN_FLIGHT // 2):
+            group = cuts[start : start + BLOCKS_IN_FLIGHT // 2]
+            self._cross(initial.pipeline, group, flats, 1.0 if is_first else 0.0)
+        for name, flat in flats.items():
+            local = local_of(self._own[name])
+            if local.data_ptr() != flat.data_ptr():
+                local.copy_(flat.view(local.shape))
+        return True
+
+    def _cross(
+        self,
+        pipeline: BucketPipeline,
+        cuts: Sequence[BucketCut],
+        flats: Mapping[str, torch.Tensor],
+        weight: float,
+    ) -> None:
+        """Send some buckets in one round, and write what comes back."""
+        rank = dist.get_rank()
+        sent: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        futures = []
+        pipeline.begin(weight)
+        for cut in cuts:
+            parts = cut.parts(self._tensors)
+            if rank not in participants(parts):
+                continue
+            way = route(parts, rank)
+            pieces = held_pieces(cut, way, flats)
+            planes = _planes_of(torch.cat([_bytes_of(each) for each in pieces]), cut)
+            sent.append((pieces, planes))
+            for index, plane in enumerate(planes):
+                futures.append(
+                    pipeline.submit(
+                        [plane],
+                        cut.layout,
+                        exact=True,
+                        route=way if dist.get_world_size() > 1 else None,
+                        number=_PLANES * cut.number + index,
+                    )
+                )
+        pipeline.wait()
+        for future in futures:
+            future.wait()
+        for pieces, planes in sent:
+            _write_back(planes, pieces)
+
+
+def held_pieces(
+    cut: BucketCut, way: Route, flats: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return views of what this rank holds of a bucket, of each of its slices in turn."""
+    return [
+        flats[name][start:stop]
+        for name, (start, stop) in zip(cut.names, way.held, strict=True)
+        if name in flats
+    ]
+
+
+def _bytes_of(flat: torch.Tensor) -> torch.Tensor:
+    return flat.view(torch.uint8).view(flat.numel(), flat.element_size())
+
+
+def _planes_of(octets: torch.Tensor, cut: BucketCut) -> list[torch.Tensor]:
+    """Return uint8[n, k] as k / 2 tensors of n numbers, one if k is 1."""
+    item_bytes = cut.slices[0].entry.item_bytes
+    numbers = octets.to(torch.float32)
+    if item_bytes == 1:
+        return [numbers.reshape(-1)]
+    return [numbers[:, place] + 256.0 * numbers[:, place + 1] for place in range(0, item_bytes, 2)]
+
+
+def _write_back(planes: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+    """Write what `_planes_of` made of the pieces' bytes back to them."""
+    start = 0
+    for each in pieces:
+        octets = _bytes_of(each)
+        for index, plane in enumerate(planes):
+            whole = plane[start : start + each.numel()].to(torch.int32)
+            octets[:, 2 * index] = (whole % 256).to(torch.uint8)
+            if octets.shape[1] > 1:
+                octets[:, 2 * index + 1] = (whole // 256).to(torch.uint8)
+        start += each.numel()

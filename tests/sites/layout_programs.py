@@ -1,0 +1,287 @@
+"""What ranks run in tests of sites with different layouts: one small model, laid out in many ways.
+
+The model has what each kind of parallelism cuts: an embedding, layers of two matrices, and experts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as collectives
+from torch import nn
+from torch.autograd import backward
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.fakes.ranks import wait_for_all_ranks
+from tests.sites.worker_programs import join_site
+
+VOCABULARY, WIDTH, HIDDEN, EXPERTS, LAYERS = 11, 8, 12, 4, 2
+SAMPLES, LENGTH = 4, 5
+LEARNING_RATE = 0.2
+MICRO_BATCHES = 2
+
+RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "pp": 4, "ep": 4, "hsdp": 4, "ddp": 2}
+DATA_RANKS = {**RANKS, "tp": 2, "pp": 2}
+
+
+class Experts(nn.Module):
+    """Every token goes to all experts, weighed by a gate; ranks of `mesh` have some experts each.
+
+    All of them then compute for the tokens of all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / HIDDEN**0.5)
+        self.mesh: DeviceMesh | None = None
+
+    def forward(self, inputs: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if self.mesh is None:
+            return self._own(inputs, gate, self.up, self.down, 0)
+        group, rank, size = self.mesh.get_group(), self.mesh.get_local_rank(), self.mesh.size()
+        every_input, every_gate = (
+            _sum(torch.cat([each if rank == place else each * 0 for place in range(size)]), group)
+            for each in (inputs, gate)
+        )
+        up, down = (local_with_grad(each) for each in (self.up, self.down))
+        part = self._own(every_input, every_gate, up, down, rank * len(up))
+        outputs = _sum(part, group)
+        return outputs[rank * len(inputs) : (rank + 1) * len(inputs)]
+
+    @staticmethod
+    def _own(
+        inputs: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, first: int
+    ) -> torch.Tensor:
+        hidden = torch.tanh(torch.einsum("blw,ewh->eblh", inputs, up))
+        outputs = torch.einsum("eblh,ehw->eblw", hidden, down)
+        return torch.einsum("eblw,ble->blw", outputs, gate[..., first : first + len(up)])
+
+
+def _sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Add up over the ranks; backward adds up gradients, too."""
+    reduce: Any = collectives.all_reduce
+    result: torch.Tensor = reduce(values, group=group)
+    return result
+
+
+def local_with_grad(parameter: torch.Tensor) -> torch.Tensor:
+    assert isinstance(parameter, DTensor)
+    local: torch.Tensor = parameter.to_local()
+    return local
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = Experts()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(inputs)
+        inner = inputs + self.down(torch.tanh(self.up(normed)))
+        result: torch.Tensor = inner + self.experts(normed, self.router(normed).softmax(-1))
+        return result
+
+
+class Net(nn.Module):
+    """The whole model; a pipeline's part lacks some of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding: nn.Module | None = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleDict({str(index): Layer() for index in range(LAYERS)})
+        self.head: nn.Module | None = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.register_buffer("table", torch.arange(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        values = inputs if self.embedding is None else self.embedding(inputs)
+        for layer in self.layers.values():
+            values = layer(values)
+        result: torch.Tensor = values if self.head is None else self.head(values)
+        return result
+
+
+def net(seed: int) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def data(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of one data-parallel rank among those of all sites, and what follows."""
+    generator = torch.Generator().manual_seed(1000 * step + index)
+    tokens = torch.randint(VOCABULARY, (2, SAMPLES, LENGTH), generator=generator)
+    return tokens[0], tokens[1]
+
+
+def tokens_of(layout: str, step: int, place: int) -> int:
+    """Return what a data-parallel rank counts; ranks that share experts count alike."""
+    return 2 + step % 3 if layout == "ep" else 1 + 2 * place + step % 2
+
+
+def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs.reshape(-1, VOCABULARY), targets.reshape(-1))
+
+
+@dataclass
+class Laid:
+    """A model as one rank has it."""
+
+    model: nn.Module
+    place: int
+    """Of this rank among the site's with data of their own."""
+    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """Computes gradients, and returns the loss, on ranks that have it; else nothing."""
+
+
+def lay_out(layout: str, model: Net) -> Laid:
+    """Lay the model out over all ranks of the site."""
+    return {"ddp": _ddp, "tp": _tp, "pp": _pp, "ep": _ep, "hsdp": _hsdp}.get(layout, _fsdp)(model)
+
+
+def _whole(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(model(inputs), targets)
+        backward(loss)
+        return loss.detach()
+
+    return step
+
+
+def _shard(model: Net, mesh: DeviceMesh) -> None:
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _ddp(model: Net) -> Laid:
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.004)
+    return Laid(wrapped, dist.get_rank(), _whole(wrapped))
+
+
+def _fsdp(model: Net) -> Laid:
+    _shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return Laid(model, dist.get_rank(), _whole(model))
+
+
+def _hsdp(model: Net) -> Laid:
+    _shard(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    return Laid(model, dist.get_rank(), _whole(model))
+
+
+def _tp(model: Net) -> Laid:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for layer in model.layers.values():
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(layer, mesh["tp"], plan)
+    _shard(model, mesh["dp"])
+    return Laid(model, mesh["dp"].get_local_rank(), _whole(model))
+
+
+def _ep(model: Net) -> Laid:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+    for layer in model.layers.values():
+        assert isinstance(layer, Layer)
+        experts = layer.experts
+        for name in ("up", "down"):
+            whole = getattr(experts, name)
+            dealt = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
+            setattr(experts, name, nn.Parameter(dealt))
+        experts.mesh = mesh["ep"]
+        fully_shard(experts, mesh=mesh["efsdp"])
+    _shard(model, init_device_mesh("cpu", (4,)))
+    return Laid(model, dist.get_rank(), _whole(model))
+
+
+def _pp(model: Net) -> Laid:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    stage = mesh["pp"].get_local_rank()
+    if stage == 0:
+        model.head = None
+        del model.layers["1"]
+    else:
+        model.embedding = None
+        del model.layers["0"]
+    _shard(model, mesh["dp"])
+    part = PipelineStage(model, stage, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    schedule = Schedule1F1B(
+        part,
+        MICRO_BATCHES,
+        loss_fn=lambda outputs, targets: loss_of(outputs, targets) / MICRO_BATCHES,
+        scale_grads=False,
+    )
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        if stage == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=losses)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros(())
+
+    return Laid(model, mesh["dp"].get_local_rank(), step)
+
+
+def train(folder: Path, name: str) -> None:
+    """Train with the layout that the folder's plan has for the site."""
+    plan = json.loads((folder / "layouts.json").read_text())
+    layouts, num_steps = plan["layouts"], plan["num_steps"]
+    site = join_site()
+    layout = layouts[site.index]
+    laid = lay_out(layout, net(seed=site.index))
+    optimizer = torch.optim.SGD(laid.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    site.synchronize(laid.model, optimizer)
+    first = sum(DATA_RANKS[each] for each in layouts[: site.index])
+    losses = []
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        site.count_tokens(tokens_of(layout, step, laid.place))
+        loss = laid.step(*data(step, first + laid.place))
+        optimizer.step()
+        losses.append(float(loss))
+    saved = {"losses": losses, "place": laid.place, "layout": layout}
+    wait_for_all_ranks()
+    site.leave()
+    torch.save(saved, folder / f"{name}.pt")
+
+
+def reference(layouts: list[str], num_steps: int) -> list[list[float]]:
+    """Train in one process; return each step's losses by data-parallel rank of all sites."""
+    model = net(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    found = []
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        tokens = [
+            tokens_of(layout, step, place)
+            for layout in layouts
+            for place in range(DATA_RANKS[layout])
+        ]
+        losses = []
+        for index, weight in enumerate(tokens):
+            inputs, targets = data(step, index)
+            loss = loss_of(model(inputs), targets)
+            backward(loss * weight / sum(tokens))
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        found.append(losses)
+    return found

@@ -1,0 +1,172 @@
+"""Holdings and routes: each element reaches its place and comes back, whatever ranks hold.
+
+Of random shapes, meshes and placements; torch's own shards say what a rank holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sites.worker.holdings import Block, Dealt, Holding, blocks_of, problem_of
+from sites.worker.routes import Holders, Part, Route, Way, participants, route
+
+Integers = npt.NDArray[np.int64]
+SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 12]
+
+
+def _axes(
+    draw: random.Random, dims: int, mesh: tuple[int, ...], place: tuple[int, ...]
+) -> list[Dealt | None]:
+    """Return what each axis of a mesh does; None: all ranks along it have the same."""
+    axes: list[Dealt | None] = []
+    for size, rank in zip(mesh, place, strict=True):
+        kind = draw.choice(["copy", "rows", "any", "strided"]) if dims else "copy"
+        dim = 0 if kind == "rows" else draw.randrange(max(1, dims))
+        pieces = draw.randint(1, 3) if kind == "strided" else 1
+        axes.append(None if kind == "copy" else Dealt(dim, size, rank, pieces))
+    return axes
+
+
+def _world(seed: int) -> tuple[tuple[int, ...], list[Holding]]:
+    """Return a random shape, and what each rank of a random mesh holds of it."""
+    draw = random.Random(seed)
+    shape = tuple(draw.choice(SIZES) for _ in range(draw.randint(0, 3)))
+    mesh = tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 2)))
+    placements = draw.getrandbits(32)
+    holdings = []
+    for place in itertools.product(*map(range, mesh)):
+        axes = _axes(random.Random(placements), len(shape), mesh, place)
+        holdings.append(Holding.of(shape, [each for each in axes if each is not None]))
+    return shape, holdings
+
+
+def _local(whole: Integers, holding: Holding) -> Integers:
+    """Return what a rank's memory holds, dimension by dimension."""
+    for dim, spans in enumerate(holding.held):
+        indices = [index for start, stop in spans for index in range(start, stop)]
+        whole = np.take(whole, np.array(indices, dtype=np.int64), axis=dim)
+    return whole.reshape(-1)
+
+
+def _holders(holdings: list[Holding], ranks: range) -> Holders:
+    groups: dict[Holding, list[int]] = {}
+    for rank, each in zip(ranks, holdings, strict=True):
+        groups.setdefault(each, []).append(rank)
+    return Holders(tuple((each, tuple(ranks)) for each, ranks in groups.items()))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_runs_are_what_a_rank_holds_and_all_ranks_hold_all(seed: int) -> None:
+    shape, holdings = _world(seed)
+    whole = np.arange(math.prod(shape)).reshape(shape)
+    for each in holdings:
+        runs = each.runs
+        numbers = [
+            np.arange(start, start + length)
+            for start, length in zip(runs.starts, runs.lengths, strict=True)
+        ]
+        held = np.concatenate([whole.reshape(-1)[:0], *numbers])
+        assert held.tolist() == _local(whole, each).tolist(), f"{seed=}"
+        assert each.numel == len(held)
+        assert _numbers(blocks_of(runs)).tolist() == held.tolist(), f"{seed=}"
+    assert problem_of(dict.fromkeys(holdings)) is None, f"{seed=}"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_element_arrives_and_comes_back(seed: int) -> None:
+    """Parts of several tensors; the ranks of a second pipeline stage hold others."""
+    draw = random.Random(seed)
+    parts, wholes, locals_ = [], [], []
+    first_rank = 0
+    for index in range(draw.randint(1, 3)):
+        shape, holdings = _world(1000 * seed + index)
+        numel = math.prod(shape)
+        ranks = range(first_rank, first_rank + len(holdings))
+        start = draw.randint(0, numel)
+        stop = draw.randint(start, numel)
+        parts.append(Part(_holders(holdings, ranks), start, stop))
+        whole = 10_000 * (index + 1) + np.arange(numel)
+        wholes.append(whole[start:stop])
+        local = {
+            rank: _local(whole.reshape(shape), each)
+            for rank, each in zip(ranks, holdings, strict=True)
+        }
+        locals_.append(local)
+        first_rank = draw.choice([0, first_rank])
+    bucket = np.concatenate(wholes)
+    ranks_of_bucket = participants(tuple(parts))
+    routes = {rank: route(tuple(parts), rank) for rank in ranks_of_bucket}
+    held = {rank: _held(routes[rank], rank, locals_) for rank in ranks_of_bucket}
+    size = routes[ranks_of_bucket[0]].shard_numel
+    shards = {}
+    for index, rank in enumerate(ranks_of_bucket):
+        each = routes[rank]
+        assert (each.numel, each.held_numel) == (len(bucket), len(held[rank])), f"{seed=}"
+        arriving = [_cut(held[source], routes[source].there, index) for source in ranks_of_bucket]
+        assert tuple(map(len, arriving)) == each.there.received, f"{seed=}"
+        shard = np.full(size, -1)
+        shard[_numbers(each.there.blocks)] = np.concatenate(arriving)
+        wanted = bucket[index * size : (index + 1) * size]
+        assert shard[: len(wanted)].tolist() == wanted.tolist(), f"{seed=}"
+        assert set(shard[len(wanted) :]) <= {-1}, "padding stays as it was"
+        shards[rank] = shard
+    for index, rank in enumerate(ranks_of_bucket):
+        back = np.full(len(held[rank]), -1)
+        leaving = [
+            np.split(
+                shards[window][_numbers(routes[window].back.blocks)],
+                np.cumsum(routes[window].back.received),
+            )[index]
+            for window in ranks_of_bucket
+        ]
+        assert tuple(map(len, leaving)) == routes[rank].back.sent, f"{seed=}"
+        places = [np.arange(*span) for span in routes[rank].back.spans]
+        back[np.concatenate([np.zeros(0, np.int64), *places])] = np.concatenate(leaving)
+        assert back.tolist() == held[rank].tolist(), f"{seed=}"
+
+
+def _held(each: Route, rank: int, locals_: list[dict[int, Integers]]) -> Integers:
+    """Return what a rank's pieces hold, one after another."""
+    pieces = [
+        local[rank][start:stop]
+        for local, (start, stop) in zip(locals_, each.held, strict=True)
+        if rank in local
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *pieces])
+
+
+def _cut(held: Integers, way: Way, index: int) -> Integers:
+    leaving = np.concatenate([held[:0], *(held[start:stop] for start, stop in way.spans)])
+    return np.split(leaving, np.cumsum(way.sent))[index]
+
+
+def _numbers(blocks: list[Block] | tuple[Block, ...]) -> Integers:
+    runs = [
+        np.arange(start, start + block.run)
+        for block in blocks
+        for start in range(block.start, block.start + block.stride * block.count, block.stride)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *runs])
+
+
+def test_columns_of_a_matrix_are_one_block() -> None:
+    holding = Holding.of((6, 8), [Dealt(1, 4, 1)])
+    assert blocks_of(holding.runs) == [Block(2, 2, 8, 6)]
+    rows = Holding.of((10, 3), [Dealt(0, 4, 2)])
+    assert blocks_of(rows.runs) == [Block(18, 9, 9, 1)]
+    last = Holding.of((5, 1), [Dealt(0, 4, 3)])
+    assert blocks_of(last.runs) == [], "as torch.chunk, which gives the last rank nothing"
+
+
+def test_what_no_rank_or_two_hold_is_named() -> None:
+    upper, lower = Holding.of((4,), [Dealt(0, 2, 0)]), Holding.of((4,), [Dealt(0, 2, 1)])
+    assert problem_of([upper, lower]) is None
+    assert problem_of([upper]) == "element 2 is held by no rank"
+    whole = Holding.of((4,), [])
+    assert problem_of([upper, lower, whole]) == "element 0 is held by ranks of unlike shards"
