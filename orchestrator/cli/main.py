@@ -42,6 +42,7 @@ COMMANDS = {
     "certs": "Make, renew and show certificates for mutual TLS.",
     "coordinator": "Run a coordinator here, for agents that dial in.",
     "agent": "Run the agent of one site here.",
+    "render": "Write what has Slurm or Kubernetes start the sites of a topology.",
     "completion": "Print the completion script of a shell.",
 }
 """The commands, in the order of --help."""

@@ -33,7 +33,7 @@ def launcher_of(described: Described, name: str, documents: Path) -> Launcher:
         name: The site's, for an allocation.
         documents: The topology's folder, which paths are relative to.
     """
-    python = _python(described)
+    python = python_at(described)
     if described.kind == "local":
         return LocalLauncher(python)
     # Imported here: asyncssh takes a while, and most sites are on this machine.
@@ -61,8 +61,8 @@ def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Sp
     files, env = _secrets([f"{site.name}.{AGENT_ROLE}", f"{site.name}.{GATEWAY}"])
     arguments = agent_arguments(topology, site.name, address, Path("state"))
     return Spec(
-        folder=_folder(topology, site.launcher, site.name, folder / "sites" / site.name),
-        command=[_python(site.launcher), "-m", AGENT, *arguments],
+        folder=folder_at(topology, site.launcher, site.name, folder / "sites" / site.name),
+        command=[python_at(site.launcher), "-m", AGENT, *arguments],
         files=files,
         env=env,
         silence_s=topology.failure.coordinator_within_s,
@@ -88,9 +88,9 @@ def coordinator_spec(
     described = coordinator_launcher(topology)
     files, env = _secrets([COORDINATOR])
     return Spec(
-        folder=_folder(topology, described, COORDINATOR, folder / COORDINATOR),
+        folder=folder_at(topology, described, COORDINATOR, folder / COORDINATOR),
         command=[
-            *(_python(described), "-m", "orchestrator.coordinator"),
+            *(python_at(described), "-m", "orchestrator.coordinator"),
             *("--topology", f"{CREDENTIALS}/topology.yaml", "--state", "state", "--bind", bind),
             *(word for override in overrides for word in ("--set", override)),
         ],
@@ -107,14 +107,15 @@ def coordinator_launcher(topology: Topology) -> Described:
     return topology.site(topology.coordinator_site).launcher
 
 
-def _python(described: Described) -> str:
+def python_at(described: Described) -> str:
+    """Return the interpreter at a site."""
     if described.python is not None:
         return described.python
     is_here = described.kind == "local" or (described.kind == "slurm" and described.host is None)
     return sys.executable if is_here else REMOTE_PYTHON
 
 
-def _folder(topology: Topology, described: Described, name: str, here: Path) -> str:
+def folder_at(topology: Topology, described: Described, name: str, here: Path) -> str:
     """Return where a part keeps its files, on its own machine."""
     if described.folder is not None:
         return f"{described.folder}/{name}" if name == COORDINATOR else described.folder

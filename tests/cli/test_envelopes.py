@@ -71,6 +71,15 @@ CASES = [
     error("probe", "{files}/topology.yaml", "--window", "1h", code="USAGE"),
     error("up", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("down", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    Case(
+        "render",
+        (
+            *("slurm", "{files}/topology.yaml", "--out", "{files}/out"),
+            *("--coordinator", "127.0.0.1:7443", "--set", "sites.0.launcher={{kind: slurm}}"),
+        ),
+    ),
+    error("render", "slurm", "{files}/topology.yaml", code="INVALID_CONFIG"),
+    error("render", "kubernetes", "{files}/topology.yaml", "--image", "i", code="INVALID_CONFIG"),
     Case("completion", ("bash",)),
     Case("certs", ("init", "{files}/topology.yaml", "--folder", "{files}/certs")),
     error("certs", "show", "--folder", "{files}/none", code="BAD_CERTIFICATE"),

@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.rendering.slurm_script import slurm_script
 from tests.fakes.slurm import Slurm, slurm
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 from tests.multiprocess.test_up import credentials, of_run
+from topology.documents.load import load_topology
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -123,6 +125,82 @@ def test_before_the_time_limit_a_checkpoint_is_written_and_the_site_comes_back(
     run.isthmus("down", str(topology)).check()
     assert cluster.jobs() == []
     assert of_run(run) == []
+
+
+def test_batch_jobs_leave_by_requeue_and_come_back(run: Bench, cluster: Slurm) -> None:
+    topology = written(
+        run, steps=100_000, checkpoint="checkpoint: {every: 100000 steps, keep: 2}\n"
+    )
+    coordinator = run.start(
+        *("coordinator", "--topology", topology, "--bind", "127.0.0.1:0"),
+        *("--state", str(run.folder / "coordinator"), "--json"),
+    )
+    announced = run.folder / "coordinator" / "coordinator.json"
+    run.wait_for("the coordinator", announced.exists, 60)
+    address = json.loads(announced.read_text())["address"]
+    rendered = run.isthmus(
+        *("render", "slurm", topology, "--coordinator", address, "--json"),
+        *("--out", str(run.folder / "rendered")),
+    ).check()
+    numbers = {}
+    for path in map(Path, rendered.envelope["data"]["files"]):
+        log = run.folder / f"{path.stem}.log"
+        said = cluster.said("sbatch", "--parsable", f"--output={log}", str(path))
+        numbers[path.stem] = said.strip()
+    at = ("--coordinator", address)
+    run.isthmus("launch", str(run.folder / "job.yaml"), "--run-id", "r", "--detach", *at).check()
+
+    def kinds() -> list[str]:
+        events = run.isthmus("events", "r", "--json", *at).check().envelope["data"]["events"]
+        return [each["kind"] for each in events if each["site"] == "c"]
+
+    def steps() -> int:
+        status = run.isthmus("status", "r", "--json", *at).check().envelope["data"]
+        return int(status["totals"].get("verified_steps", 0))
+
+    run.wait_for("first steps", lambda: steps() > 5, 120)
+    cluster.said("scontrol", "requeue", numbers["c"])
+    run.wait_for("the return of the site", lambda: "site.returned" in kinds(), 120)
+    written_log = (run.folder / "c.log").read_text()
+    assert "waiting for the checkpoint of step" in written_log
+    assert "no checkpoint of step" not in written_log
+    assert {"site.lost", "site.returning"} <= set(kinds())
+    run.isthmus("cancel", "r", *at).check()
+    cluster.said("scancel", *numbers.values())
+    run.wait_for("an empty queue", lambda: cluster.jobs() == [], 60)
+    coordinator.terminate()
+    coordinator.communicate(timeout=60)
+    run.wait_for("the end of all processes", lambda: of_run(run) == [], 30)
+
+
+def test_a_batch_job_puts_itself_into_the_queue_before_its_time_limit(
+    run: Bench, cluster: Slurm
+) -> None:
+    """A stand-in for the agent, which ends when it is told to."""
+    described = load_topology(Path(written(run)).read_text(), "topology.yaml")
+    python = run.folder / "python"
+    python.write_text(
+        "#!/bin/sh\ntrap 'echo told; exit 143' TERM\necho began\nsleep 600 & wait $!\n"
+    )
+    python.chmod(0o755)
+    script = run.folder / "a.sbatch"
+    script.write_text(
+        slurm_script(
+            described,
+            described.site("a"),
+            "127.0.0.1:7443",
+            python=str(python),
+            folder=str(run.folder / "at-a"),
+            environment={},
+        )
+    )
+    log = run.folder / "a.log"
+    said = cluster.said("sbatch", "--parsable", "--time=1", f"--output={log}", str(script))
+    run.wait_for("a second start", lambda: log.exists() and log.read_text().count("began") == 2)
+    assert "told" in log.read_text()
+    cluster.said("scancel", said.strip())
+    run.wait_for("an empty queue", lambda: cluster.jobs() == [], 60)
+    assert log.read_text().count("began") == 2
 
 
 def test_the_manual_followed_literally(

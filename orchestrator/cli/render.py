@@ -1,0 +1,168 @@
+"""`isthmus render`: files that have Slurm or Kubernetes start what a topology describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import yaml
+
+from orchestrator.cli.options import ADDRESS, json_option, set_option
+from orchestrator.cli.output import Output
+from orchestrator.documents import load_topology_file, protect, read_text
+from orchestrator.launchers.commands import folder_at, python_at
+from orchestrator.rendering import kubernetes
+from orchestrator.rendering.slurm_script import slurm_script
+from orchestrator.run_folder.run_files import write_atomically
+from protos.identities import COORDINATOR
+from protos.security import TLS_VARIABLES
+from topology.errors import ConfigError
+from topology.world import Topology
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what several objects share in each of them, and a file's lines as lines."""
+
+    def ignore_aliases(self, _data: object) -> bool:
+        """Never refer to something above."""
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Write several lines as a block."""
+        style = "|" if "\n" in text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+topology_argument = click.argument(
+    "topology_path", metavar="TOPOLOGY", type=click.Path(path_type=Path)
+)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="rendered",
+    show_default=True,
+    help="Folder of the files.",
+)
+coordinator_option = click.option(
+    "--coordinator", type=ADDRESS, help="Where sites reach it. [the topology's coordinator.bind]"
+)
+
+
+@click.group("render")
+@json_option
+def command() -> None:
+    """Write what has Slurm or Kubernetes start the sites of a topology."""
+
+
+@command.command("slurm")
+@topology_argument
+@out_option
+@coordinator_option
+@set_option
+@json_option
+@click.pass_obj
+def slurm_command(
+    output: Output,
+    topology_path: Path,
+    out: Path,
+    coordinator: str | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Write a batch script for each site under Slurm, SITE.sbatch."""
+    topology = load_topology_file(topology_path, overrides)
+    protect(topology, topology_path)
+    address = _address(topology, coordinator)
+    environment = {
+        variable: os.environ[variable]
+        for variable in TLS_VARIABLES.values()
+        if topology.tls is not None
+    }
+    files = {
+        f"{site.name}.sbatch": slurm_script(
+            topology,
+            site,
+            address,
+            python=python_at(site.launcher),
+            folder=folder_at(topology, site.launcher, site.name, out / site.name),
+            environment=environment,
+        )
+        for site in topology.sites
+        if site.launcher.kind == "slurm"
+    }
+    if not files:
+        raise ConfigError(f"{topology_path}: no site has `launcher: {{kind: slurm}}`")
+    return _written(output, out, files)
+
+
+@command.command("kubernetes")
+@topology_argument
+@click.option("--image", required=True, help="Of containers: isthmus, and the job's files.")
+@out_option
+@coordinator_option
+@click.option("--storage", default="100Gi", show_default=True, help="Of each site's volume.")
+@click.option("--cpus-per-rank", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--memory-per-rank", default="16Gi", show_default=True)
+@click.option("--resource", help="What an accelerator is there; '': none. [nvidia.com/gpu, ...]")
+@set_option
+@json_option
+@click.pass_obj
+def kubernetes_command(
+    output: Output,
+    topology_path: Path,
+    out: Path,
+    coordinator: str | None,
+    overrides: tuple[str, ...],
+    image: str,
+    storage: str,
+    cpus_per_rank: int,
+    memory_per_rank: str,
+    resource: str | None,
+) -> int:
+    """Write the coordinator's objects, and those of each site, for `kubectl apply -f`."""
+    text = read_text(topology_path)
+    topology = load_topology_file(topology_path, overrides)
+    address = _address(topology, coordinator)
+    wishes = kubernetes.Wishes(
+        image=image,
+        coordinator=address,
+        storage=storage,
+        resource=resource,
+        cpus_per_rank=cpus_per_rank,
+        memory_per_rank=memory_per_rank,
+        overrides=overrides,
+    )
+    files = {
+        f"{COORDINATOR}.yaml": _documents(kubernetes.coordinator_objects(topology, text, wishes))
+    }
+    for site in topology.sites:
+        objects = kubernetes.site_objects(topology, site, text, wishes)
+        files[f"{site.name}.yaml"] = _documents(objects)
+    for party in (COORDINATOR, *(site.name for site in topology.sites)):
+        secret, needed = kubernetes.secret_of(topology, party)
+        words = " ".join(f"--from-file=certs/{file}" for file in needed)
+        output.note(f"{party}: kubectl create secret generic {secret} {words}")
+    return _written(output, out, files)
+
+
+def _address(topology: Topology, given: str | None) -> str:
+    bind = topology.coordinator
+    if given is None and bind.port == 0:
+        raise ConfigError("coordinator.bind: a port has to be named, or give --coordinator")
+    host = f"[{bind.host}]" if ":" in bind.host else bind.host
+    return given or f"{host}:{bind.port}"
+
+
+def _documents(objects: list[kubernetes.Object]) -> str:
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False)
+
+
+def _written(output: Output, out: Path, files: Mapping[str, str]) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(out / name, content)
+    paths = [str(out / name) for name in files]
+    return output.result({"files": paths}, "\n".join(paths))

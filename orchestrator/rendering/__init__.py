@@ -1,0 +1,1 @@
+"""Files that have other systems start a site's agent: `isthmus render`."""
