@@ -20,6 +20,8 @@ import torch
 
 from sites.checkpoint.checkpoints import Checkpoints
 from sites.checkpoint.exchange_state import ExchangeState
+from sites.checkpoint.run_objects import RunObjects
+from sites.checkpoint.training_state import TrainingState
 from sites.checkpoint.writer import Place
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer, take_step
@@ -55,19 +57,20 @@ def main() -> None:
             ranks={"a": 1},
             keep=1,
         )
+        state, exchange = TrainingState(model, optimizer), ExchangeState(None, None, None)
         checkpoints = Checkpoints(
             settings=Checkpoint(every_steps=EVERY, keep=1),
             place=place,
             device=torch.device("cpu"),
-            model=model,
-            optimizer=optimizer,
-            objects={},
+            state=state,
+            objects=RunObjects(state, {}, exchange),
             data=dict,
-            exchange=ExchangeState(None, None, None),
+            exchange=exchange,
             attendance=Attendance(),
             on_written=lambda *values: told.append(values),
         )
-        checkpoints.start(lambda value: value)
+        optimizer.register_step_pre_hook(lambda *_: checkpoints.complete())
+        checkpoints.start(lambda value: value, 0)
         times_s = []
         for step in range(1, options.steps + 1):
             begin_s = time.perf_counter()

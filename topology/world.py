@@ -226,6 +226,8 @@ class Detection:
     """Seconds that sites go on without a coordinator."""
     max_restarts: int = 3
     """How often within an hour a site that was lost is started again."""
+    return_share: float = 0.5
+    """Of each link's bandwidth, what the state may take that a site takes over then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class ActiveRun:
         self._machine = RunMachine(
             topology,
             time.monotonic(),
-            may_return=job.checkpoint is not None and job.exchange.schedule != "off",
+            may_return=job.exchange.schedule != "off",
             refuses_same_data=job.same_data == "refuse",
         )
         self._compares_data = job.exchange.schedule != "off"

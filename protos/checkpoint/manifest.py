@@ -44,8 +44,6 @@ class Manifest:
     """Optimizer steps that had been taken."""
     written_s: float
     """Wall clock."""
-    epoch: int = 0
-    """With which sites enter that take their state from here; 0: none do."""
     ranks: Mapping[str, int]
     """Ranks of each site that took part, in the run's order."""
     missing: tuple[str, ...] = ()
@@ -68,7 +66,6 @@ class Manifest:
             "job": self.job,
             "step": self.step,
             "written_s": self.written_s,
-            "epoch": self.epoch,
             "ranks": dict(self.ranks),
             "missing": list(self.missing),
             "data": dict(self.data),
@@ -97,7 +94,6 @@ class Manifest:
                 job=fields["job"],
                 step=fields["step"],
                 written_s=fields["written_s"],
-                epoch=fields.get("epoch", 0),
                 ranks=fields["ranks"],
                 missing=tuple(fields["missing"]),
                 data=fields["data"],

@@ -1,32 +1,243 @@
-"""Finds the checkpoint that others have saved for a site which comes back."""
+"""The training state that sites take over which enter a run: how a site has it ready, and takes it.
+
+After the step before others enter, each node writes all of it into its folder
+(sites/local/entry_folder.py): tensors whole and in one order, so that the bytes are the same at all
+sites, whatever ranks they have. Those who enter fetch parts of it from all of them. The others wait
+in the next round for whoever enters; nothing changes the tensors before, so nothing is copied.
+"""
 
 from __future__ import annotations
 
-import time
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from protos.checkpoint.requests import look_every_s
-from protos.checkpoint.store import checkpoints_in
-from protos.errors import BadCheckpointError, DeadlineExceededError
+import torch
+import torch.distributed as dist
 
-_LOOKED_AT = 4
-"""The newest checkpoints; no others are saved before the site has entered."""
+from sites.checkpoint.run_objects import RunObjects
+from sites.checkpoint.training_state import Tensors, TrainingState
+from sites.local.entry_folder import (
+    INDEX,
+    OBJECTS,
+    TENSORS,
+    Index,
+    digests_in,
+    num_pieces,
+)
+from sites.worker.collectives import local_rank
+from sites.worker.member_history import Entering
+from sites.worker.sharding import whole_of, write_whole
+
+_ALIGNMENT = 64
+"""Of each tensor in the file: what any type takes."""
 
 
-def wait_for_entry(store: str, epoch: int, within_s: float) -> str:
-    """Return the place of the checkpoint with which an epoch begins, once it is whole.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor lies in the file."""
 
-    Raises:
-        DeadlineExceededError: it did not come.
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """What a site that enters has to know beside the state itself."""
+
+    step: int
+    """Optimizer steps that had been taken."""
+    data: Mapping[str, Any]
+    """The place in the data; empty: the script reads its data in another way."""
+
+
+class EntryState:
+    """Writes and takes it, at one rank. For the training thread.
+
+    `write` and `take` are collectives of the site.
     """
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        for stored in checkpoints_in(store)[:_LOOKED_AT]:
-            try:
-                if stored.manifest().epoch == epoch:
-                    return stored.place
-            except (BadCheckpointError, OSError):  # one that is being written, to a URL say
-                continue
-        time.sleep(look_every_s(store))
-    raise DeadlineExceededError(
-        f"{store}: the others have saved no checkpoint for epoch {epoch} within {within_s:g} s"
-    )
+
+    def __init__(
+        self,
+        state: TrainingState,
+        objects: RunObjects,
+        data: Callable[[], dict[str, Any]],
+    ) -> None:
+        """`data` returns the place in the data, as it is when the next step begins."""
+        self._state = state
+        self._objects = objects
+        self._data = data
+        self._local_rank = local_rank()
+        self._num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        self._group: dist.ProcessGroup | None = None
+        self._written: Written | None = None
+
+    def write(self, entering: Entering, step: int) -> None:
+        """Write the tensors, right after the step before sites enter."""
+        folder = entering.state
+        folder.mkdir(parents=True, exist_ok=True)
+        rank, num_ranks = self._local_rank, self._num_local_ranks
+        tensors = self._state.tensors()
+        common = {path: each for path, each in tensors.items() if self._state.is_common(path)}
+        places, num_bytes = laid_out(common)
+        with open_shared(folder / TENSORS, num_bytes) as file:
+            for number, (path, place) in enumerate(places.items()):
+                whole = whole_of(common[path])
+                if number % num_ranks == rank:
+                    file.seek(place.offset)
+                    file.write(bytes_of(whole))
+        self._all(None)  # all ranks have written
+        own = digests_in(folder / TENSORS, range(rank, num_pieces(num_bytes), num_ranks))
+        digests = {piece: each for part in self._all(own) for piece, each in part.items()}
+        self._written = Written(
+            epoch=entering.epoch,
+            folder=folder,
+            step=step,
+            places=places,
+            num_bytes=num_bytes,
+            digests=tuple(digests[piece] for piece in sorted(digests)),
+            buffers={path: each for path, each in tensors.items() if path not in common},
+            buckets=self._objects.buckets,
+        )
+
+    def publish(self) -> int:
+        """Add what a script changes after the step, as its scheduler, and let others fetch it.
+
+        As the next gradients begin. Returns the epoch with which others enter; 0: nobody does.
+        """
+        written = self._written
+        if written is None or written.is_published:
+            return 0
+        written.is_published = True
+        if self._local_rank == 0:
+            objects, index = written.folder / OBJECTS, written.folder / INDEX
+            held = {
+                "step": written.step,
+                "data": self._data(),
+                "objects": self._objects.now(written.buckets),
+                "buffers": {path: each.cpu() for path, each in written.buffers.items()},
+                "places": {
+                    path: (each.offset, list(each.shape), each.dtype)
+                    for path, each in written.places.items()
+                },
+            }
+            torch.save(held, objects)
+            size = objects.stat().st_size
+            digests = digests_in(objects, range(num_pieces(size)))
+            found = Index(
+                {TENSORS: written.num_bytes, OBJECTS: size},
+                {TENSORS: written.digests, OBJECTS: tuple(digests.values())},
+            )
+            part = index.with_suffix(".part")
+            part.write_bytes(found.to_bytes())
+            part.rename(index)
+        return written.epoch
+
+    def discard(self) -> None:
+        """Remove what was written: whoever was to enter has it, or does not come."""
+        written, self._written = self._written, None
+        if written is not None and self._local_rank == 0:
+            shutil.rmtree(written.folder, ignore_errors=True)
+
+    def take(self, folder: Path) -> Entered:
+        """Take over the state that lies in a folder, and remove it.
+
+        Raises:
+            ConfigMismatchError: it is of another model, or has other objects.
+        """
+        saved = torch.load(folder / OBJECTS, map_location="cpu", weights_only=True)
+        places = {
+            path: Place(offset, torch.Size(shape), dtype)
+            for path, (offset, shape, dtype) in saved["places"].items()
+        }
+        buffers = saved["buffers"]
+        forms = {path: (each.shape, each.dtype) for path, each in places.items()}
+        forms |= {path: (each.shape, each.dtype) for path, each in buffers.items()}
+        targets = self._state.to_load(forms)
+        num_bytes = (folder / TENSORS).stat().st_size
+        stored = torch.from_file(
+            str(folder / TENSORS), shared=False, size=num_bytes, dtype=torch.uint8
+        )
+        with torch.no_grad():
+            for path, target in targets.items():
+                place = places.get(path)
+                whole = buffers[path] if place is None else place.read(stored)
+                write_whole(target, whole.to(target.device))
+        self._state.adopt(targets, saved["objects"]["optimizer"])
+        self._objects.take(saved["objects"])
+        self._all(None)  # all ranks have read
+        if self._local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Entered(step=saved["step"], data=saved["data"])
+
+    def _all(self, own: Any) -> list[Any]:  # noqa: ANN401 - anything that can be pickled
+        """Return what each rank of the site has."""
+        if dist.get_world_size() == 1:
+            return [own]
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own, group=self._group)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies in the file."""
+
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def read(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, a view of the whole file as uint8."""
+        num_bytes = self.shape.numel() * self.dtype.itemsize
+        return stored[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What was written of one step."""
+
+    epoch: int
+    folder: Path
+    step: int
+    places: Mapping[str, Place]
+    num_bytes: int
+    digests: tuple[int, ...]
+    buffers: Tensors
+    """They may differ from site to site, and so are no part of what comes from all of them."""
+    buckets: list[list[str]]
+    is_published: bool = False
+
+
+def laid_out(tensors: Tensors) -> tuple[dict[str, Place], int]:
+    """Return where tensors lie in the file, and its size. By name: the same at all sites."""
+    places, end = {}, 0
+    for path in sorted(tensors):
+        shape, dtype = tensors[path].shape, tensors[path].dtype
+        places[path] = Place(end, shape, dtype)
+        end += -(-shape.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return places, end
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's elements as they lie in memory."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def open_shared(path: Path, num_bytes: int) -> BinaryIO:
+    """Open a file that several processes write parts of."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    os.ftruncate(descriptor, num_bytes)
+    return os.fdopen(descriptor, "r+b")

@@ -32,9 +32,14 @@ class ExchangeState:
             residuals.parent.mkdir(parents=True, exist_ok=True)
             self._link.send(KeepResiduals(path=str(residuals)))
         return {
-            "buckets": [] if self._hook is None else self._hook.buckets,
+            "buckets": self.buckets,
             "encoder": {} if self._encoder is None else self._encoder.owed(),
         }
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """How gradients were cut in the latest round, by names; empty: that does not change."""
+        return [] if self._hook is None else self._hook.buckets
 
     @property
     def has_residuals(self) -> bool:

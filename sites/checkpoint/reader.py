@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
@@ -52,7 +53,14 @@ class CheckpointReader:
             ConfigMismatchError: it is of another model or optimizer.
         """
         reader = storage_reader(self._stored.place)
-        tensors = state.to_load(reader.read_metadata())
+        stored = reader.read_metadata().state_dict_metadata
+        tensors = state.to_load(
+            {
+                path: (found.size, found.properties.dtype)
+                for path, found in stored.items()
+                if isinstance(found, TensorStorageMetadata)
+            }
+        )
         load(tensors, storage_reader=reader, process_group=self._group)
         objects = self._unpickled(OBJECTS)
         state.adopt(tensors, objects["optimizer"])

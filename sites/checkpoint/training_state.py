@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.nn.parallel import DistributedDataParallel
 
 from protos.errors import ConfigMismatchError
 
 Tensors = dict[str, Tensor]
+Forms = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Shapes and types of tensors, by name."""
 MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
@@ -38,6 +39,9 @@ class TrainingState:
         )
         self._optimizer = optimizer
         names = {id(each): name for name, each in self._model.named_parameters()}
+        self._parameter_names = {
+            name for name, _ in self._model.named_parameters(remove_duplicate=False)
+        }
         self._named: dict[str, nn.Parameter] = {}
         self._groups: list[list[str]] = []
         for index, group in enumerate(optimizer.param_groups):
@@ -54,9 +58,8 @@ class TrainingState:
 
         Only the optimizer's step changes the former; a forward pass may change the latter.
         """
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
         found = {
-            f"{MODEL}{name}": each if name in parameters else each.clone()
+            f"{MODEL}{name}": each if name in self._parameter_names else each.clone()
             for name, each in self._model.state_dict().items()
             if isinstance(each, Tensor)
         }
@@ -83,36 +86,37 @@ class TrainingState:
             },
         }
 
-    def to_load(self, metadata: Metadata) -> Tensors:
-        """Return tensors to read a checkpoint into: the model's own, new ones for the optimizer.
+    def to_load(self, stored: Forms) -> Tensors:
+        """Return tensors to read what is stored into: the model's own, new ones for the optimizer.
 
         Raises:
             ConfigMismatchError: the model is another one.
         """
-        stored = metadata.state_dict_metadata
         own = {name: each for name, each in self.tensors().items() if name.startswith(MODEL)}
         for name, each in own.items():
-            found = stored.get(name)
-            if not isinstance(found, TensorStorageMetadata) or found.size != each.shape:
-                shape = list(found.size) if isinstance(found, TensorStorageMetadata) else "none"
+            shape = list(stored[name][0]) if name in stored else "none"
+            if shape != list(each.shape):
                 raise ConfigMismatchError(
                     f"the checkpoint is of another model: {name.removeprefix(MODEL)} has shape "
                     f"{list(each.shape)} here, {shape} there"
                 )
-        for path, found in stored.items():
-            if not path.startswith(_OPTIMIZER) or not isinstance(found, TensorStorageMetadata):
+        for path, (size, dtype) in stored.items():
+            if not path.startswith(_OPTIMIZER):
                 continue
             name, _, key = path.removeprefix(_OPTIMIZER).rpartition("/")
             if (parameter := self._named.get(name)) is None:
                 raise ConfigMismatchError(
                     f"the checkpoint is of another optimizer: it has {key} of {name}"
                 )
-            dtype = found.properties.dtype
-            if found.size == parameter.shape:
+            if size == parameter.shape:
                 own[path] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             else:
-                own[path] = torch.zeros(found.size, dtype=dtype, device=self._device(name, key))
+                own[path] = torch.zeros(size, dtype=dtype, device=self._device(name, key))
         return own
+
+    def is_common(self, path: str) -> bool:
+        """Whether a tensor has the same bits at all sites: a buffer need not."""
+        return path.startswith(_OPTIMIZER) or path.removeprefix(MODEL) in self._parameter_names
 
     @torch.no_grad()
     def adopt(self, tensors: Tensors, settings: Mapping[str, Any]) -> None:

@@ -112,8 +112,6 @@ class Snapshot:
     own: dict[str, Any]
     has_residuals: bool
     """The gateway writes a file of its own."""
-    epoch: int = 0
-    """With which sites enter that take this state; 0: none do."""
     late: LateState = LateState({}, {}, frozenset())
 
 
@@ -156,17 +154,12 @@ class CheckpointWriter:
         )
         self._thread.start()
 
-    def add(self, late_state: Callable[[], LateState]) -> None:
-        """Add what else is saved, unless it was."""
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is None:
-            return
-        snapshot.late = late_state()
-        self._is_complete.set()
-
     def complete(self, late_state: Callable[[], LateState]) -> None:
         """Add what else is saved, and wait until the tensors are copied: they may change then."""
-        self.add(late_state)
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.late = late_state()
+            self._is_complete.set()
         if self._thread is not None:
             self._staged.wait()
 
@@ -279,7 +272,6 @@ class CheckpointWriter:
             run=place.run,
             job=place.job,
             step=step,
-            epoch=snapshot.epoch,
             written_s=time.time(),
             ranks={
                 site: ranks

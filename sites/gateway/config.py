@@ -84,6 +84,12 @@ class GatewayConfig:
     """What may be bound; None: any port."""
     socket_path: str
     """Where its ranks reach this gateway."""
+    state_folder: str = ""
+    """The node's, where the state lies that a site takes over when it enters."""
+    fetches_state: bool = True
+    """Whether this gateway fetches it, for all gateways of its node."""
+    return_share: float = 1.0
+    """Of each link, what such a state may take."""
     links: tuple[PeerLink, ...]
     """To each neighbour, in the sending direction; where plans may be switched, to each site that
     this one could have for a neighbour."""

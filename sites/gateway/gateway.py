@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from protos.errors import IsthmusError, LocalProtocolError
+from protos.errors import IsthmusError, LocalProtocolError, failure_of
 from protos.failure import Failure, one_line
 from protos.frame import Frame
 from protos.metrics import LINK
@@ -30,6 +30,10 @@ from sites.gateway.reduction.executor import Executor, Settled
 from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.residuals import Owed
+from sites.gateway.transfer.donors import bytes_per_s_to, donor
+from sites.gateway.transfer.state_fetch import StateFetch
+from sites.gateway.transfer.state_server import StateServer
+from sites.local.entry_folder import entry_folder
 from sites.local.rank_messages import Members, Reduce, Reduced
 from topology.epoch import Handover, Runs
 from topology.errors import ConfigError
@@ -103,6 +107,11 @@ class Gateway(EndingGateway):
         self._watching = threading.Lock()
         """Guards what `_stalls` knows."""
         self._server = ExchangeServer(config, self)
+        rates = bytes_per_s_to(config)
+        state = StateServer(Path(config.state_folder), self._server.site_of, rates)
+        self._server.add(state.register)
+        self._fetch: StateFetch | None = None
+        """Of the state, where this site enters the run."""
         self._links = PeerLinks(
             config,
             on_change=self._executor.connect,
@@ -241,15 +250,17 @@ class Gateway(EndingGateway):
             raise LocalProtocolError(f"stdin: resume: {config.site} is no member")
         receivers = {each.receiver for each in gifts if each.donor == config.site_index}
         added = self._links.add({*command.plan.neighbours(config.site_index), *receivers})
-        # Ranks hear of it before it can let any round begin.
-        self._local.tell_members(
-            Members(
-                epoch=command.epoch,
-                from_round=command.from_round,
-                sites=command.members,
-                enters=command.enters,
-            )
+        told = Members(
+            epoch=command.epoch,
+            from_round=command.from_round,
+            sites=command.members,
+            enters=command.enters,
+            state=str(entry_folder(Path(config.state_folder), command.epoch)),
         )
+        if config.site in command.enters:
+            self._take_state(told)
+        else:  # Ranks hear of it before it can let any round begin.
+            self._local.tell_members(told)
         executor = self._executor
         awaits_entry = bool(command.enters) and config.site not in command.enters
         ruling = command.epoch, command.from_round, command.plan, command.codecs
@@ -265,9 +276,44 @@ class Gateway(EndingGateway):
         if not awaits_entry:
             self._tell_resumed(command.epoch)
 
+    def _take_state(self, told: Members) -> None:
+        """Fetch the state with which this site enters, in the background, then tell the ranks."""
+        config = self._config
+        donors = [
+            donor(config, peer)
+            for peer in self._links.peers
+            if peer.site in told.sites and peer.site != config.site
+        ]
+        timeout_s = 2 * config.peer_lost_s
+        fetch = self._fetch = StateFetch(donors, told.epoch, Path(told.state), timeout_s=timeout_s)
+
+        def take() -> None:
+            # The others wait for this site, and not for ever.
+            limit = threading.Timer(config.rank_wait_s / 2, fetch.close)
+            limit.daemon = True
+            limit.start()
+            begun_s = time.monotonic()
+            try:
+                if config.fetches_state:
+                    fetch.run()
+                else:
+                    fetch.wait_for_other()
+            except (IsthmusError, OSError) as error:
+                self.fail(failure_of(error, config.site))
+                return
+            finally:
+                limit.cancel()
+            took_s = time.monotonic() - begun_s
+            _log.info("the others' state: %d bytes in %.2f s", fetch.fetched_bytes, took_s)
+            self._local.tell_members(told)
+
+        threading.Thread(target=take, name="take-state", daemon=True).start()
+
     def close(self) -> None:
         """Take leave of ranks, peers and agent, and end every thread. Idempotent."""
         self._ended.set()
+        if self._fetch is not None:
+            self._fetch.close()
         farewell = self.failure
         if farewell is not None:
             self._write(farewell.to_line())

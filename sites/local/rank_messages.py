@@ -250,6 +250,9 @@ class Members:
     """By name, in the run's order."""
     enters: tuple[str, ...] = ()
     """Who of them takes part from then on. To their own ranks `from_round` is the very round."""
+    state: str = ""
+    """Where one enters, the folder in which its ranks find the state that they take over, and the
+    others' ranks write it: sites/local/entry_folder.py."""
 
 
 FromRank = Join | Region | Reduce | Handed | KeepResiduals | OweResiduals | Metric | Digest | Leave

@@ -28,6 +28,7 @@ def gateway_config(
     bind_host: str | None = None,
     told_host: str | None = None,
     socket_path: str,
+    state_folder: str = "",
 ) -> GatewayConfig:
     """Return what one gateway has to know of a run.
 
@@ -63,6 +64,9 @@ def gateway_config(
         told_host=listening.told if told_host is None else told_host,
         ports=listening.ports,
         socket_path=socket_path,
+        state_folder=state_folder,
+        fetches_state=gateway % described.gateways_per_node == 0,
+        return_share=spec.topology.failure.return_share,
         links=tuple(
             PeerLink(
                 site=link.target,

@@ -88,6 +88,7 @@ class Supervisor:
                     bind_host=self._bind_host,
                     told_host=self._bind_host if self._namespaces else None,
                     socket_path=str(self._socket_path(index)),
+                    state_folder=str(order.node_folder(self._node)),
                 )
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error

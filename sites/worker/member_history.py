@@ -11,7 +11,9 @@ Data loaders fetch ahead. So ranks agree on a step first, and the site enters so
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sites.local.rank_messages import Members
 
@@ -41,6 +43,8 @@ class Entering:
 
     sites: tuple[str, ...]
     epoch: int
+    state: Path
+    """The folder for what they take over."""
 
 
 Change = Announced | GivenUp | Entering
@@ -75,10 +79,13 @@ class MemberHistory:
             else:
                 self._told[told.epoch] = told
 
-    def end_step(self, num_rounds: int, notice_steps: int) -> list[Change]:
+    def end_step(
+        self, num_rounds: int, notice_steps: Callable[[Sequence[str]], int]
+    ) -> list[Change]:
         """Count a step of this process, at whose end so many rounds have begun.
 
-        Sites enter `notice_steps` after all know of them.
+        Once all know of sites that enter, they do so as many steps later as `notice_steps` says of
+        them: the same at all ranks. No lock is held then, for it may be an average over sites.
         """
         with self._condition:
             self._num_steps += 1
@@ -90,15 +97,18 @@ class MemberHistory:
                 self._announced = None
             self._told = {epoch: each for epoch, each in self._told.items() if epoch > newest}
             due = [each for each in self._told.values() if each.from_round <= num_rounds]
-            if self._announced is None and due:
-                self._announced = due[0]
-                self._step = max(self._num_steps, self._step) + notice_steps
-                changes.append(Announced(due[0].enters, self._step))
-            if self._announced is not None and self._step == self._num_steps:
-                changes.append(Entering(self._announced.enters, self._announced.epoch))
+        if self._announced is None and due:
+            self._announced = due[0]
+            wanted = self._num_steps + notice_steps(due[0].enters)
+            self._step = max(wanted, self._step)
+            changes.append(Announced(due[0].enters, self._step))
+        if self._announced is not None and self._step == self._num_steps:
+            told = self._announced
+            changes.append(Entering(told.enters, told.epoch, Path(told.state)))
+            with self._condition:
                 del self._told[self._announced.epoch]
-                self._announced = None
-            return changes
+            self._announced = None
+        return changes
 
     # ---------------------------------------------------------------- a site that comes back
 

@@ -24,6 +24,26 @@ class _Drawn:
     after: DataPositions
 
 
+@dataclass(slots=True)
+class _Absence:
+    """A site takes no part for some steps."""
+
+    since: int
+    """The first step without it."""
+    until: int | None = None
+    """The first step with it again; None: it is not known."""
+
+    @property
+    def unnoticed(self) -> range:
+        """The steps in which its part was handed out all the same: holes of all steps after."""
+        end = self.since + NOTICE_STEPS
+        return range(self.since, end if self.until is None else min(end, self.until))
+
+    def is_gone(self, step: int) -> bool:
+        """Whether all ranks do without the site in a step."""
+        return step >= self.since + NOTICE_STEPS and (self.until is None or step < self.until)
+
+
 class Sampler:
     """This rank's batches, one a step: what a DataLoader takes as its `batch_sampler`.
 
@@ -32,7 +52,8 @@ class Sampler:
     ahead. Made by `Site.sampler`, which counts the steps.
 
     The part of a site that was lost becomes a hole. `NOTICE_STEPS` after the loss holes are handed
-    out, and the others divide the batch among themselves: then every rank knows of it.
+    out, and the others divide the batch among themselves: then every rank knows of it. Where it
+    comes back before, they are handed out then.
     """
 
     def __init__(
@@ -62,10 +83,8 @@ class Sampler:
         """The latest steps' batches, as long as they may have to be given back, and those ahead."""
         self._num_drawn = 0
         self._num_used = 0
-        self._absent: dict[int, int] = {}
-        """By site, the first step without it."""
-        self._until: dict[int, int] = {}
-        """By site, the first step with it again."""
+        self._absences: dict[int, list[_Absence]] = {}
+        """Of each site, one after another."""
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -84,9 +103,9 @@ class Sampler:
         before_first()
         step, gone = self._num_drawn, self._gone(self._num_drawn)
         before = self._drawn[-1].after if self._drawn else self._first
-        for site, since in self._absent.items():
-            if since + NOTICE_STEPS == step:
-                before = before.with_holes(self._parts_of(site, range(since, step)))
+        for site, absence in self._all_absences():
+            if absence.unnoticed and absence.unnoticed.stop == step:
+                before = before.with_holes(self._parts_of(site, absence.unnoticed))
         positions, after = before.taken(self.shares.batch(gone).samples)
         self._drawn.append(_Drawn(positions, gone, after))
         self._num_drawn += 1
@@ -117,9 +136,10 @@ class Sampler:
     def used(self) -> DataPositions:
         """What completed steps have used; a checkpoint has it."""
         found = self._after_used()
-        for site, since in self._absent.items():
-            if since < self._num_used <= since + NOTICE_STEPS:
-                found = found.with_holes(self._parts_of(site, range(since, self._num_used)))
+        for site, absence in self._all_absences():
+            steps = absence.unnoticed
+            if steps.start < self._num_used <= steps.stop:
+                found = found.with_holes(self._parts_of(site, range(steps.start, self._num_used)))
         return found
 
     def step(self) -> None:
@@ -133,22 +153,40 @@ class Sampler:
             RuntimeError: batches were fetched so far ahead that it is too late.
         """
         for site, since in absent.items():
-            if since > self._absent.get(site, -NOTICE_STEPS - 2):
-                if since + NOTICE_STEPS < self._num_drawn:
-                    raise RuntimeError(
-                        f"site.sampler: batches were fetched {self._num_drawn - since} steps "
-                        f"ahead; {NOTICE_STEPS} is the most"
-                    )
-                self._absent[site] = since
-                self._until.pop(site, None)
+            latest = self._absences.get(site, [_Absence(since, since)])[-1]
+            if latest.until is None or since < latest.until:
+                continue  # it is known
+            if since + NOTICE_STEPS < self._num_drawn:
+                raise RuntimeError(
+                    f"site.sampler: batches were fetched {self._num_drawn - since} steps "
+                    f"ahead; {NOTICE_STEPS} is the most"
+                )
+            self._note(site, _Absence(since))
+
+    def notice_steps(self, sites: Iterable[int]) -> int:
+        """Return how many steps from now on sites may take part again at the earliest.
+
+        What was drawn is drawn without them, and holes of others are to be handed out before.
+        """
+        entering = set(sites)
+        ends = [each.unnoticed.stop for at, each in self._all_absences() if at not in entering]
+        return max(self._num_drawn, *ends, self._num_used) - self._num_used
 
     def regain(self, site: int, step: int) -> None:
-        """Take note that a site takes part again from a step on, `NOTICE_STEPS` from now."""
-        self._until[site] = step
+        """Take note that a site takes part again from a step on, which no rank has drawn yet."""
+        self._absences[site][-1].until = step
+
+    def give_up(self, site: int, step: int) -> None:
+        """A site that was to take part from a step on does not, and others may have drawn it."""
+        self._note(site, _Absence(step))
 
     def begin_without(self, sites: Iterable[int]) -> None:
         """Begin in the midst of a run that goes on without some sites; all others know it."""
-        self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
+        for site in sites:
+            self._note(site, _Absence(-NOTICE_STEPS - 1))
+
+    def _note(self, site: int, absence: _Absence) -> None:
+        self._absences.setdefault(site, []).append(absence)
 
     def resume(self, used: DataPositions, before_first: Callable[[], None]) -> None:
         """Go on after what a checkpoint has: before anything is drawn.
@@ -167,8 +205,10 @@ class Sampler:
         self._before_first = before_first
 
     def _gone(self, step: int) -> Gone:
-        found = (site for site, since in self._absent.items() if since + NOTICE_STEPS <= step)
-        return frozenset(site for site in found if step < self._until.get(site, step + 1))
+        return frozenset(site for site, each in self._all_absences() if each.is_gone(step))
+
+    def _all_absences(self) -> Iterator[tuple[int, _Absence]]:
+        return ((site, each) for site, found in self._absences.items() for each in found)
 
     def _after_used(self) -> DataPositions:
         """Return the positions as they were handed out up to the latest step that has ended."""

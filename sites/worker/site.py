@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -39,14 +39,18 @@ from sites.worker.tensor_average import TensorAverage
 from sites.worker.tensor_hashes import hashes_of
 from sites.worker.transfer import CudaTransfer, Transfer
 from topology.batch_rule import FullBatch
-from topology.job import Job
+from topology.job import Checkpoint, Job
 from topology.run_spec import RunSpec
 from topology.world import Topology
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sites.checkpoint.checkpoints import Checkpoints, Stateful
+    from sites.checkpoint.checkpoints import Checkpoints
+    from sites.checkpoint.entry_state import Entered, EntryState
+    from sites.checkpoint.exchange_state import ExchangeState
+    from sites.checkpoint.run_objects import RunObjects, Stateful
+    from sites.checkpoint.training_state import TrainingState
     from sites.worker.canonical import Entry, SiteTensors
 
 _LOOK_S = 1.0
@@ -122,6 +126,7 @@ class Site:
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
+        self._entry: EntryState | None = None
         self._checkpoints: Checkpoints | None = None
         self._steps.listen(self._end_step)
         self._encoder: ShardEncoder | None = None
@@ -281,7 +286,8 @@ class Site:
         Once, from every rank, after `synchronize` or `average_gradients`, and after `sampler` if
         there is one. Saves model, optimizer, scheduler, extras, the place in the data and the
         global random number generators: after optimizer steps at the job's `checkpoint.every`, and
-        at the end. Without a `checkpoint` section, or outside a run, it does nothing.
+        at the end. Without a `checkpoint` section nothing is saved; a site that was lost comes back
+        by this call in any case. Outside a run it does nothing.
 
         Args:
             model: that was synchronised.
@@ -300,18 +306,51 @@ class Site:
             IsthmusError: the checkpoint is damaged, or of another model.
         """
         self._rates = optimizer, scheduler
-        settings = self.job.checkpoint
-        if settings is None or self.job.exchange.schedule == "off":
+        is_alone = self.num_sites == 1 and self.job.checkpoint is None
+        if is_alone or self.job.exchange.schedule == "off":
             return 0
-        if self._pipeline is None or self._checkpoints is not None:
+        if self._pipeline is None or self._entry is not None:
             raise RuntimeError(
                 "site.checkpoint: call it once, after site.synchronize or site.average_gradients"
             )
-        from sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
+        from sites.checkpoint.entry_state import EntryState
         from sites.checkpoint.exchange_state import ExchangeState
+        from sites.checkpoint.run_objects import RunObjects
+        from sites.checkpoint.training_state import TrainingState
+
+        exchange = ExchangeState(
+            self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
+            self._encoder,
+            self._replica_hook,
+        )
+        state = TrainingState(model, optimizer)
+        named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
+        objects = RunObjects(state, named, exchange)
+        self._entry = EntryState(state, objects, self._data_state)
+        if self.job.checkpoint is not None:
+            self._checkpoints = self._make_checkpoints(
+                self.job.checkpoint, state, objects, exchange
+            )
+            complete = self._checkpoints.complete
+            optimizer.register_step_pre_hook(lambda *_: complete())
+        self._go_on(self._entry, self._checkpoints)
+        self._pipeline.before_gradients = self._entry.publish
+        if self._checkpoints is not None:
+            self._checkpoints.start(self._agreed, self._steps.num_steps)
+            self._steps.listen(self._checkpoints.after_step)
+        return self._steps.num_steps
+
+    def _make_checkpoints(
+        self,
+        settings: Checkpoint,
+        state: TrainingState,
+        objects: RunObjects,
+        exchange: ExchangeState,
+    ) -> Checkpoints:
+        from sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
         from sites.checkpoint.writer import Place
 
-        self._checkpoints = Checkpoints(
+        return Checkpoints(
             settings=settings,
             place=Place(
                 store=joined(settings.to, self._run),
@@ -325,73 +364,88 @@ class Site:
                 keep=settings.keep,
             ),
             device=self.device,
-            model=model,
-            optimizer=optimizer,
-            objects={**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})},
+            state=state,
+            objects=objects,
             data=self._data_state,
             attendance=self._link.attendance,
-            exchange=ExchangeState(
-                self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
-                self._encoder,
-                self._replica_hook,
-            ),
+            exchange=exchange,
             on_written=self._record_checkpoint,
         )
-        manifest = self._take_state() if self._returns else self._checkpoints.resume()
-        if manifest is not None:
-            self._steps.resume(manifest.step)
-            if self._sampler is not None and manifest.data:
-                self._resume_data(manifest.data)
-        self._pipeline.before_gradients = self._checkpoints.before_gradients
-        self._checkpoints.start(self._agreed)
-        self._steps.listen(self._checkpoints.after_step)
-        return self._steps.num_steps
 
-    def _take_state(self) -> Manifest:
+    def _go_on(self, entry: EntryState, checkpoints: Checkpoints | None) -> None:
+        """Load what there is to go on from: the others' state, or the job's checkpoint."""
+        found: Entered | Manifest | None = None
+        if self._returns:
+            found = self._take_state(entry)
+        elif checkpoints is not None:
+            found = checkpoints.resume()
+        if found is None:
+            return
+        self._steps.resume(found.step)
+        if self._sampler is not None and found.data:
+            before_first = checkpoints.restore_generators if checkpoints else lambda: None
+            self._resume_data(found.data, before_first)
+
+    def _take_state(self, entry: EntryState) -> Entered:
         """Come back to a run that goes on: wait to be let in, and take the others' state.
 
         Raises:
-            IsthmusError: the gateway has ended, or there is no state, or a damaged one.
+            IsthmusError: the gateway has ended, or it is the state of another model.
         """
-        assert self._checkpoints is not None
         assert self._pipeline is not None
-        while (entry := self._members.own_entry(_LOOK_S)) is None:
+        while (told := self._members.own_entry(_LOOK_S)) is None:
             self._pipeline.check()
-        # The others wait for this site meanwhile, and shall hear of it if it takes too long.
-        manifest = self._checkpoints.take_state(entry.epoch, self._timeouts.process_group_s / 2)
-        others = {*manifest.ranks, self.name}
-        gone = [each for each, name in enumerate(self._welcome.sites) if name not in others]
+        entered = entry.take(Path(told.state))
+        gone = [each for each, name in enumerate(self._welcome.sites) if name not in told.sites]
         self._link.attendance.begin_without(gone)
         if self._sampler is not None:
             self._sampler.begin_without(gone)
-        self._pipeline.num_rounds = entry.from_round
+        self._pipeline.num_rounds = told.from_round
         self._members.has_state()
-        return manifest
+        return entered
 
     def _let_in(self) -> None:
         """Do what is due after this step for sites that come back."""
-        if self._checkpoints is None or self._pipeline is None:
+        entry = self._entry
+        if entry is None or self._pipeline is None:
             return
-        notice_steps = 0 if self._sampler is None else NOTICE_STEPS
-        for change in self._members.end_step(self._pipeline.num_rounds, notice_steps):
+        entry.discard()
+        for change in self._members.end_step(self._pipeline.num_rounds, self._notice_steps):
             for site in map(self._welcome.sites.index, change.sites):
                 match change:
                     case Announced() if self._sampler is not None:
                         self._sampler.regain(site, change.step)
                     case GivenUp() if self._sampler is not None:
-                        self._sampler.lose({site: change.step})
+                        self._sampler.give_up(site, change.step)
                     case Entering():
                         self._link.attendance.enter(site)
             if isinstance(change, Entering):
-                self._checkpoints.let_enter(change)
+                entry.write(change, self._steps.num_steps)
+                if self._checkpoints is not None:
+                    self._checkpoints.let_enter()
+
+    def _notice_steps(self, entering: Sequence[str]) -> int:
+        """Return after how many steps at least sites may enter: the same at all ranks."""
+        if self._sampler is None:
+            return 0
+        sites = map(self._welcome.sites.index, entering)
+        return self._most(self._sampler.notice_steps(sites))
+
+    def _most(self, steps: int) -> int:
+        """Return the largest of a number of steps over all ranks of all sites."""
+        taken = torch.zeros(NOTICE_STEPS + 1, device=self.device)
+        taken[min(steps, NOTICE_STEPS)] = 1.0
+        self.all_reduce([taken], exact=True)
+        return int(taken.nonzero().max())
 
     def _end_step(self, _: int) -> None:
         """Follow an optimizer step: who took part in it, and what that means for the data."""
         self._link.attendance.end_step()
-        self._let_in()
         if self._sampler is not None:
             self._sampler.lose(self._link.attendance.absent())
             self._sampler.step()
+        self._let_in()
+        if self._sampler is not None:
             gone = self._link.attendance.gone()
             self._scale_learning_rates(self._sampler.shares.batch(gone).learning_rate_scale)
 
@@ -406,12 +460,10 @@ class Site:
             "learning_rate_scale": self.learning_rate_scale,
         }
 
-    def _resume_data(self, data: Mapping[str, Any]) -> None:
+    def _resume_data(self, data: Mapping[str, Any], before_first: Callable[[], None]) -> None:
         """Go on after the positions that were used, with the batch for as many ranks as now."""
         assert self._sampler is not None
-        assert self._checkpoints is not None
-        positions = DataPositions.from_json(data)
-        self._sampler.resume(positions, self._checkpoints.restore_generators)
+        self._sampler.resume(DataPositions.from_json(data), before_first)
         shares = self._sampler.shares
         if not shares.sequences:  # a placement has each site's part of the batch
             full = FullBatch(shares.full.samples, data["full_ranks"])
@@ -513,6 +565,8 @@ class Site:
         atexit.unregister(self._leave_at_exit)
         if self._checkpoints is not None:
             self._checkpoints.finish(self._steps.num_steps)
+        if self._entry is not None:
+            self._entry.discard()
         self._steps.flush()
         self._link.leave()
         self._end()

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-STEPS = 1500
+STEPS = 800
 
 
 @pytest.mark.parametrize("role", ["gateway", "rank", "agent"])
@@ -22,7 +22,9 @@ def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str) -> None:
     topology = topology_yaml(
         [(1, 1), (1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1
     )
-    text = job_yaml(steps=STEPS, codec="int8") + "checkpoint: {every: 400 steps, keep: 2}\n"
+    text = job_yaml(steps=STEPS, codec="int8")
+    if role == "rank":  # a site comes back with checkpoints as without
+        text += "checkpoint: {every: 400 steps, keep: 2}\n"
     job = run.write(topology, text)
     process = run.start("launch", str(job), "--json")
     run.wait_for("first steps", lambda: is_training(run, 5))

@@ -18,6 +18,8 @@ from protos.errors import BadCheckpointError, ConfigMismatchError
 from sites.checkpoint.checkpoints import Checkpoints
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import FIRST_STEPS, Interval
+from sites.checkpoint.run_objects import RunObjects
+from sites.checkpoint.training_state import TrainingState
 from sites.checkpoint.writer import Place
 from sites.worker.attendance import Attendance
 from sites.worker.site import scale_learning_rates
@@ -37,6 +39,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.written: list[int] = []
+        state, exchange = TrainingState(self.model, self.optimizer), ExchangeState(None, None, None)
         self.checkpoints = Checkpoints(
             settings=Checkpoint(every_steps=2, keep=2, to=store, resume=resume),
             place=Place(
@@ -44,14 +47,14 @@ class Training:
                 site="a", rank=0, ranks={"a": 1}, keep=2,
             ),
             device=CPU,
-            model=self.model,
-            optimizer=self.optimizer,
-            objects={"scheduler": self.scheduler},
-            exchange=ExchangeState(None, None, None),
+            state=state,
+            objects=RunObjects(state, {"scheduler": self.scheduler}, exchange),
+            exchange=exchange,
             data=lambda: {"next": 7, "holes": []},
             attendance=Attendance(),
             on_written=lambda step, *_: self.written.append(step),
         )  # fmt: skip
+        self.optimizer.register_step_pre_hook(lambda *_: self.checkpoints.complete())
 
     def take(self, steps: range) -> None:
         for step in steps:
@@ -73,7 +76,7 @@ def test_what_was_saved_comes_back(tmp_path: Path, where: str) -> None:
     store = str(tmp_path / "store") if where == "folder" else f"memory://{tmp_path.name}/store"
     training = Training(store, tmp_path)
     assert training.checkpoints.resume() is None
-    training.checkpoints.start(lambda value: value)
+    training.checkpoints.start(lambda value: value, 0)
     training.take(range(1, 6))
     training.checkpoints.finish(5)
     assert training.written == [2, 4, 5]
@@ -100,7 +103,7 @@ def test_what_was_saved_comes_back(tmp_path: Path, where: str) -> None:
 def test_another_model_is_refused(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     training = Training(store, tmp_path)
-    training.checkpoints.start(lambda value: value)
+    training.checkpoints.start(lambda value: value, 0)
     training.take(range(1, 3))
     training.checkpoints.finish(2)
     (stored,) = checkpoints_in(store)
@@ -117,7 +120,7 @@ def test_training_goes_on_where_nothing_can_be_written(
 ) -> None:
     (tmp_path / "store").write_text("a file, not a folder")
     training = Training(str(tmp_path / "store"), tmp_path)
-    training.checkpoints.start(lambda value: value)
+    training.checkpoints.start(lambda value: value, 0)
     training.take(range(1, 4))
     training.checkpoints.finish(3)
     assert training.written == []

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from sites.local.rank_messages import Members
 from sites.worker.member_history import Announced, Change, Entering, GivenUp, MemberHistory
 
-ENTERS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",))
+ENTERS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",), state="state")
 LOSS = Members(epoch=3, from_round=11, sites=("a", "c"))
 
 
 def ends(history: MemberHistory, rounds: range, notice_steps: int = 3) -> list[list[Change]]:
-    return [history.end_step(each, notice_steps) for each in rounds]
+    return [history.end_step(each, lambda _: notice_steps) for each in rounds]
 
 
 def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
@@ -20,13 +21,24 @@ def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
     assert ends(history, range(6, 8)) == [[], []]
     history.tell(ENTERS)
     found = ends(history, range(8, 15))
-    assert found == [[], [], [Announced(("b",), 8)], [], [], [Entering(("b",), 2)], []]
+    assert found == [
+        [],
+        [],
+        [Announced(("b",), 8)],
+        [],
+        [],
+        [Entering(("b",), 2, Path("state"))],
+        [],
+    ]
 
 
 def test_without_data_loaders_it_enters_with_the_next_step() -> None:
     history = MemberHistory("a")
     history.tell(ENTERS)
-    assert ends(history, range(10, 12), 0) == [[Announced(("b",), 1), Entering(("b",), 2)], []]
+    assert ends(history, range(10, 12), 0) == [
+        [Announced(("b",), 1), Entering(("b",), 2, Path("state"))],
+        [],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -42,7 +54,7 @@ def test_ranks_that_hear_sooner_or_later_do_the_same(seed: int) -> None:
                 history.tell(ENTERS)
             if num_rounds == loss_at:
                 history.tell(LOSS)
-            changes.append(history.end_step(num_rounds, 3))
+            changes.append(history.end_step(num_rounds, lambda _: 3))
         found.append(changes)
     assert all(each == found[0] for each in found), f"{seed=}"
     assert [type(each) for changes in found[0] for each in changes][:1] == [Announced]

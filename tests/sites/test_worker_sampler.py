@@ -144,14 +144,15 @@ def test_what_a_lost_site_had_is_handed_out_to_the_others(seed: int, rule: str) 
     assert unused == [], "handed out again by now"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
-    """Others have fetched ahead; one more site may be lost for good."""
+    """Others have fetched ahead; one more site may be lost for good; it may be given up once."""
     chance = random.Random(seed)
     ranks = tuple(chance.randint(1, 3) for _ in range(3))
     divided = shares(*ranks, batch=chance.randint(sum(ranks), 40))
-    since, told = 3, 3 + NOTICE_STEPS + chance.randint(0, 9)
-    again = told + 1 + NOTICE_STEPS
+    since, told = 3, 5 + chance.choice([0, 3, NOTICE_STEPS, 2 * NOTICE_STEPS])
+    retold = told + chance.randint(1, 9) if seed % 3 == 0 else -1
+    again, last = told + NOTICE_STEPS + 1, told + 4 * NOTICE_STEPS
     gone = {0: since, **({2: since + 1} if seed % 2 else {})}
     made = {
         (site, rank): Sampler(num_samples=10**6, shares=divided, site=site, rank=rank, seed=1)
@@ -162,8 +163,8 @@ def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
     drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in made}
     used: list[int] = []
     ledger = DataPositions()
-    for step in range(again + 4):
-        if step == again:
+    for step in range(last):
+        if step == again and step >= retold:
             for rank in range(ranks[0]):
                 made[0, rank] = joiner = Sampler(
                     num_samples=10**6, shares=divided, site=0, rank=rank, seed=1
@@ -174,18 +175,26 @@ def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
         ledgers = set()
         for place, sampler in made.items():
             is_back = place[0] == 0 and step >= again
-            if step >= gone.get(place[0], again + 4) and not is_back:
+            if step >= gone.get(place[0], last) and not is_back:
                 continue
             while len(drawn[place]) <= step + (ahead[place] if step else 0):
                 drawn[place].append(sampler.draw().tolist())
             used += drawn[place][step]
             sampler.lose({} if step >= again else {at: d for at, d in gone.items() if d <= step})
             sampler.step()
-            if step == told:
-                sampler.regain(0, again)
             ledgers.add(sampler.used)
         assert len(ledgers) == 1, f"{seed=} {step=}"
         (ledger,) = ledgers
+        left = [each for place, each in made.items() if gone.get(place[0], last) > step]
+        if step in (told, retold):
+            if step == retold:
+                for each in left:
+                    each.give_up(0, again)
+            again = max(
+                again if retold == step else 0, step + 1 + max(s.notice_steps([0]) for s in left)
+            )
+            for each in left:
+                each.regain(0, again)
     assert len(set(used)) == len(used), f"{seed=}: twice"
     assert sorted(used) == list(range(ledger.next)), f"{seed=}: never"
 

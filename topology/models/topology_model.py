@@ -433,10 +433,16 @@ class FailureModel(Strict):
         Field(
             ge=0,
             le=1000,
-            description="A site that is lost is started again so often within an hour, where the "
-            "job keeps checkpoints.",
+            description="A site that is lost is started again so often within an hour.",
         ),
     ] = 3
+    return_share: Annotated[
+        Share,
+        Field(
+            description="Of each link's bandwidth, what the state may take that a site takes over "
+            "when it comes back."
+        ),
+    ] = 0.5
     start_within: PositiveDuration = default(
         "120s", "Every site is up within this, or all are rolled back."
     )
@@ -451,6 +457,7 @@ class FailureModel(Strict):
             stall_within_s=self.stall_within,
             coordinator_within_s=self.coordinator_within,
             max_restarts=self.max_restarts,
+            return_share=self.return_share,
         )
 
 

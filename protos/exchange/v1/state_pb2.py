@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/exchange/v1/state.proto\x12\x13isthmus.exchange.v1\"%\n\x0fManifestRequest\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"8\n\x10ManifestResponse\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\"R\n\x0bReadRequest\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\r\".\n\x0cReadResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x32\xad\x01\n\x05State\x12W\n\x08Manifest\x12$.isthmus.exchange.v1.ManifestRequest\x1a%.isthmus.exchange.v1.ManifestResponse\x12K\n\x04Read\x12 .isthmus.exchange.v1.ReadRequest\x1a!.isthmus.exchange.v1.ReadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/exchange/v1/state.proto\x12\x13isthmus.exchange.v1\"\x1d\n\x0cIndexRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x1e\n\rIndexResponse\x12\r\n\x05index\x18\x01 \x01(\x0c\"9\n\x0bReadRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05piece\x18\x03 \x01(\x04\"\x1c\n\x0cReadResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xa4\x01\n\x05State\x12N\n\x05Index\x12!.isthmus.exchange.v1.IndexRequest\x1a\".isthmus.exchange.v1.IndexResponse\x12K\n\x04Read\x12 .isthmus.exchange.v1.ReadRequest\x1a!.isthmus.exchange.v1.ReadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.exchange.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MANIFESTREQUEST']._serialized_start=55
-  _globals['_MANIFESTREQUEST']._serialized_end=92
-  _globals['_MANIFESTRESPONSE']._serialized_start=94
-  _globals['_MANIFESTRESPONSE']._serialized_end=150
-  _globals['_READREQUEST']._serialized_start=152
-  _globals['_READREQUEST']._serialized_end=234
-  _globals['_READRESPONSE']._serialized_start=236
-  _globals['_READRESPONSE']._serialized_end=282
-  _globals['_STATE']._serialized_start=285
-  _globals['_STATE']._serialized_end=458
+  _globals['_INDEXREQUEST']._serialized_start=55
+  _globals['_INDEXREQUEST']._serialized_end=84
+  _globals['_INDEXRESPONSE']._serialized_start=86
+  _globals['_INDEXRESPONSE']._serialized_end=116
+  _globals['_READREQUEST']._serialized_start=118
+  _globals['_READREQUEST']._serialized_end=175
+  _globals['_READRESPONSE']._serialized_start=177
+  _globals['_READRESPONSE']._serialized_end=205
+  _globals['_STATE']._serialized_start=208
+  _globals['_STATE']._serialized_end=372
 # @@protoc_insertion_point(module_scope)

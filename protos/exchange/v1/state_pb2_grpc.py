@@ -34,10 +34,10 @@ class StateStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Manifest = channel.unary_unary(
-                '/isthmus.exchange.v1.State/Manifest',
-                request_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.ManifestRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.ManifestResponse.FromString,
+        self.Index = channel.unary_unary(
+                '/isthmus.exchange.v1.State/Index',
+                request_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
+                response_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
                 _registered_method=True)
         self.Read = channel.unary_unary(
                 '/isthmus.exchange.v1.State/Read',
@@ -49,15 +49,15 @@ class StateStub(object):
 class StateServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Manifest(self, request, context):
-        """The manifest of a checkpoint that this site has: protos/checkpoint/manifest.py.
+    def Index(self, request, context):
+        """What the state consists of with which sites enter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """One piece of a file that the manifest names.
+        """One piece of one of its files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,10 +66,10 @@ class StateServicer(object):
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Manifest': grpc.unary_unary_rpc_method_handler(
-                    servicer.Manifest,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.ManifestRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.ManifestResponse.SerializeToString,
+            'Index': grpc.unary_unary_rpc_method_handler(
+                    servicer.Index,
+                    request_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.FromString,
+                    response_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.SerializeToString,
             ),
             'Read': grpc.unary_unary_rpc_method_handler(
                     servicer.Read,
@@ -88,7 +88,7 @@ class State(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Manifest(request,
+    def Index(request,
             target,
             options=(),
             channel_credentials=None,
@@ -101,9 +101,9 @@ class State(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/isthmus.exchange.v1.State/Manifest',
-            protos_dot_exchange_dot_v1_dot_state__pb2.ManifestRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_state__pb2.ManifestResponse.FromString,
+            '/isthmus.exchange.v1.State/Index',
+            protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
+            protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

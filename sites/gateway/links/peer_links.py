@@ -294,6 +294,11 @@ class PeerLinks:
         """Every link that there is now; replaced as a whole."""
         self._is_closed = False
 
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """All that were met."""
+        return tuple(self._peers.values())
+
     def to(self, site: str) -> list[Link]:
         """Return the links to a site's gateways."""
         index = self._config.sites.index(site)

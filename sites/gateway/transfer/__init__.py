@@ -1,1 +1,1 @@
-"""A run's state between sites: a checkpoint of one is fetched by another that comes back."""
+"""A run's state between sites: one that enters takes it over from all others at once."""

@@ -1,0 +1,57 @@
+"""What a run's state consists of beside tensors: settings, what the script names, and buckets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from protos.errors import ConfigMismatchError
+from sites.checkpoint.exchange_state import ExchangeState
+from sites.checkpoint.training_state import TrainingState
+
+
+class Stateful(Protocol):
+    """What a script may have saved along: a scheduler, a scaler, counts of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it; equal at all ranks, for the first one's is saved."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take what `state_dict` returned."""
+
+
+class RunObjects:
+    """Gathers it, and puts it back. Holds references only."""
+
+    def __init__(
+        self, state: TrainingState, named: Mapping[str, Stateful], exchange: ExchangeState
+    ) -> None:
+        """`named` are scheduler and extras, by name."""
+        self._state = state
+        self._named = named
+        self._exchange = exchange
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """How gradients were cut in the latest round."""
+        return self._exchange.buckets
+
+    def now(self, buckets: list[list[str]]) -> dict[str, Any]:
+        """Return a copy, with the buckets into which gradients were cut."""
+        states = {name: each.state_dict() for name, each in self._named.items()}
+        exchange = {"buckets": buckets}
+        held = {"optimizer": self._state.settings(), "objects": states, "exchange": exchange}
+        return copy.deepcopy(held)
+
+    def take(self, saved: Mapping[str, Any]) -> None:
+        """Put back what is not the optimizer's.
+
+        Raises:
+            ConfigMismatchError: the run that was saved had other objects.
+        """
+        for name, each in self._named.items():
+            if name not in saved["objects"]:
+                raise ConfigMismatchError(f"the checkpoint has no {name}")
+            each.load_state_dict(saved["objects"][name])
+        self._exchange.resume_buckets(saved["exchange"])

@@ -1,0 +1,40 @@
+"""Who gives a state to a site that enters, how fast, and how that site reaches them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+
+from sites.gateway.config import GatewayConfig
+from sites.gateway.links.transport import Peer, say_hello
+from sites.gateway.transfer.state_fetch import Donor
+from sites.local.entry_folder import PIECE_BYTES
+
+_STREAMS_MAX: Final = 8
+
+
+def bytes_per_s_to(config: GatewayConfig) -> Mapping[str, float]:
+    """Return how fast this gateway may give a state away, by site: its part of a link's share."""
+    gateways = config.gateways_per_site[config.site_index]
+    return {each.site: each.bytes_per_s * config.return_share / gateways for each in config.links}
+
+
+def donor(config: GatewayConfig, peer: Peer) -> Donor:
+    """Return a peer as one who gives its state to this gateway."""
+
+    def connect() -> tuple[grpc.Channel, str]:
+        channel = peer.channel(config)
+        try:
+            return channel, say_hello(channel, config, config.peer_lost_s / 3).session
+        except grpc.RpcError:
+            channel.close()
+            raise
+
+    [link] = [each for each in config.links if each.site == peer.site]
+    gateways = config.gateways_per_site[config.index_of(peer.site)]
+    held_bytes = link.bytes_per_s * config.return_share * link.rtt_s / gateways
+    num_streams = min(max(1, math.ceil(held_bytes / PIECE_BYTES)), _STREAMS_MAX)
+    return Donor(str(peer), connect, num_streams)

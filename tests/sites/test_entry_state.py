@@ -1,0 +1,84 @@
+"""A site that enters takes over the very bits that the others have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from protos.errors import ConfigMismatchError
+from sites.checkpoint.entry_state import EntryState
+from sites.checkpoint.exchange_state import ExchangeState
+from sites.checkpoint.run_objects import RunObjects
+from sites.checkpoint.training_state import TrainingState
+from sites.worker.member_history import Entering
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+class Training:
+    """A model with buffers, an optimizer and its schedule."""
+
+    def __init__(self, *, seed: int, width: int = 5) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        state = TrainingState(self.model, self.optimizer)
+        objects = RunObjects(state, {"scheduler": self.scheduler}, ExchangeState(None, None, None))
+        self.entry = EntryState(state, objects, lambda: {"next": 7})
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        torch.autograd.backward(self.model(torch.randn(4, 3)).square().sum())
+        self.optimizer.step()
+
+    def tensors(self) -> list[torch.Tensor]:
+        held = [*self.model.state_dict().values()]
+        for each in (self.optimizer.state[parameter] for parameter in self.model.parameters()):
+            held += [each[key] for key in sorted(each)]
+        return [each.clone() for each in held]
+
+
+def test_what_one_site_has_another_takes_over(tmp_path: Path) -> None:
+    member = Training(seed=1)
+    assert member.entry.publish() == 0, "nobody enters"
+    member.step()
+    member.entry.write(Entering(("b",), 9, tmp_path / "entry"), 1)
+    expected = member.tensors()
+    member.scheduler.step()  # a script does that after the step
+    member.model(torch.randn(4, 3))  # the next forward pass changes buffers
+    assert member.entry.publish() == 9
+    assert member.entry.publish() == 0, "only the first gradients begin the epoch"
+
+    joiner = Training(seed=2)
+    entered = joiner.entry.take(tmp_path / "entry")
+    assert (entered.step, entered.data) == (1, {"next": 7})
+    assert all(map(torch.equal, joiner.tensors(), expected))
+    assert joiner.scheduler.state_dict() == member.scheduler.state_dict()
+    assert joiner.optimizer.param_groups[0]["lr"] == 0.05
+    assert not (tmp_path / "entry").exists()
+
+
+def test_equal_sites_write_equal_bytes_and_discard_them(tmp_path: Path) -> None:
+    found = []
+    for site in "ab":
+        training = Training(seed=1)
+        training.step()
+        training.entry.write(Entering(("c",), 9, tmp_path / site), 1)
+        folder = tmp_path / site
+        found.append((folder / "tensors").read_bytes())
+        training.entry.discard()
+        assert not folder.exists()
+    assert found[0] == found[1]
+
+
+def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    member = Training(seed=1)
+    member.step()
+    member.entry.write(Entering(("b",), 9, tmp_path / "entry"), 1)
+    member.entry.publish()
+    with pytest.raises(ConfigMismatchError, match=r"0.weight has shape \[6, 3\] here, \[5, 3\]"):
+        Training(seed=2, width=6).entry.take(tmp_path / "entry")
