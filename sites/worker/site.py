@@ -25,6 +25,7 @@ from sites.worker.attendance import NOTICE_STEPS
 from sites.worker.batch_shares import BatchShares
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
+from sites.worker.data_part import part_of
 from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
@@ -38,6 +39,7 @@ from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.tensor_hashes import hashes_of
 from sites.worker.transfer import CudaTransfer, Transfer
+from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
 from topology.batch_rule import FullBatch
 from topology.job import Checkpoint, Job
 from topology.run_spec import RunSpec
@@ -154,8 +156,9 @@ class Site:
         Args:
             model: a DistributedDataParallel, or what `fully_shard` was called on, whatever else
                 shards it: each site may lay it out in its own way. Several where this rank has
-                several parts of a pipeline.
-            optimizer: of its parameters.
+                several parts of a pipeline. torch.compile, Accelerate or Fabric may have wrapped
+                it.
+            optimizer: of its parameters, wrapped or not.
             data_mesh: the ranks of the site with data of their own, for which `count_tokens`
                 counts: this rank among them, of other ranks that share its data none. Left out,
                 it is the largest mesh over which fully_shard reduces a gradient of this rank.
@@ -167,12 +170,14 @@ class Site:
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
         models = [model] if isinstance(model, nn.Module) else [*model]
-        check_training(models, optimizer)
+        models = [unwrapped_model(each) for each in models]
+        stepped = unwrapped_optimizer(optimizer)
+        check_training(models, stepped)
         self._steps.begin("synchronize")
         if isinstance(models[0], DistributedDataParallel):
-            self._synchronize_replicas(models[0], optimizer)
+            self._synchronize_replicas(models[0], stepped)
         else:
-            self._synchronize_shards(models, optimizer, data_mesh)
+            self._synchronize_shards(models, stepped, data_mesh)
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
@@ -532,6 +537,18 @@ class Site:
         )
         self._sampler = sampler
         return sampler
+
+    def part_of(self, dataset: Any) -> Any:  # noqa: ANN401 - any map-style dataset
+        """Return a view of a map-style dataset that has this site's part of the samples.
+
+        For frameworks that divide a dataset over the ranks they know of: give them this in place of
+        the dataset. The parts of all sites are disjoint and in proportion to their ranks; fewer
+        samples than there are ranks are left out. For a loop of your own, `sampler` does more.
+
+        Args:
+            dataset: the same at every site. A `datasets.Dataset` stays one.
+        """
+        return part_of(dataset, self._welcome.ranks_per_site, self.index)
 
     def log(self, **values: SupportsFloat) -> None:
         """Add values to the last completed step's record and send it.

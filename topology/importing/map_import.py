@@ -300,7 +300,7 @@ def _topology_text(
         "",
         "emulate: true # the WAN is emulated on this machine: remove it where the sites are real",
         "",
-        "security: {mode: insecure} # no TLS yet, and therefore loopback addresses only",
+        "security: {mode: insecure} # without TLS: loopback addresses only",
     ]
     return schema_line("topology") + "\n".join(lines) + "\n"
 

@@ -1,0 +1,1 @@
+"""Adapters for frameworks that bring a training loop of their own: docs/frameworks.md."""

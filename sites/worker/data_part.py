@@ -1,0 +1,46 @@
+"""A site's part of a dataset, for frameworks that divide data over the ranks they know of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Subset
+
+
+class PartIndices(Sequence[int]):
+    """The indices of a dataset that one site reads. Pure.
+
+    Of each block of as many samples as there are ranks, a site has one for each of its own ranks.
+    What does not fill a block is left out. So where each site reads its part in order, batches of
+    b samples a rank, step k of all sites together reads the k-th b * ranks samples of the dataset.
+    """
+
+    def __init__(self, num_samples: int, ranks_per_site: Sequence[int], site: int) -> None:
+        """Give site `site`, by index, its part of `num_samples` samples."""
+        self._block = sum(ranks_per_site)
+        self._first = sum(ranks_per_site[:site])
+        self._own = ranks_per_site[site]
+        self._len = num_samples // self._block * self._own
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - an int gives an int, a slice a list
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._len))]
+        place = int(index) + (self._len if index < 0 else 0)
+        if not 0 <= place < self._len:
+            raise IndexError(f"index {index} of a part of {self._len} samples")
+        block, own = divmod(place, self._own)
+        return block * self._block + self._first + own
+
+
+def part_of(dataset: Any, ranks_per_site: Sequence[int], site: int) -> Any:  # noqa: ANN401
+    """Return a view of a map-style dataset that has one site's part.
+
+    A `datasets.Dataset` of Hugging Face stays one.
+    """
+    indices = PartIndices(len(dataset), ranks_per_site, site)
+    select = getattr(dataset, "select", None)
+    return Subset(dataset, indices) if select is None else select(indices)

@@ -1,0 +1,35 @@
+import pytest
+
+from sites.worker.data_part import PartIndices
+
+
+@pytest.mark.parametrize("ranks_per_site", [(1,), (2, 1), (3, 1, 4)])
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 100])
+def test_sites_have_disjoint_parts_in_proportion_to_their_ranks(
+    ranks_per_site: tuple[int, ...], num_samples: int
+) -> None:
+    parts = [PartIndices(num_samples, ranks_per_site, each) for each in range(len(ranks_per_site))]
+    blocks = num_samples // sum(ranks_per_site)
+    assert [len(each) for each in parts] == [blocks * ranks for ranks in ranks_per_site]
+    assert sorted(index for part in parts for index in part) == list(
+        range(blocks * sum(ranks_per_site))
+    )
+
+
+def test_steps_in_order_are_those_of_the_whole() -> None:
+    ranks_per_site, batch = (2, 1), 4
+    parts = [PartIndices(60, ranks_per_site, site) for site in (0, 1)]
+    for step in range(5):
+        taken = [
+            index
+            for part, ranks in zip(parts, ranks_per_site, strict=True)
+            for index in part[step * ranks * batch : (step + 1) * ranks * batch]
+        ]
+        assert sorted(taken) == list(range(step * 12, (step + 1) * 12))
+
+
+def test_an_index_beyond_the_part_is_an_error() -> None:
+    part = PartIndices(7, (2, 1), 0)
+    assert part[-1] == part[len(part) - 1]
+    with pytest.raises(IndexError, match="a part of 4 samples"):
+        part[4]
