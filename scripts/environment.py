@@ -16,13 +16,17 @@ _STAMP = VENV / "isthmus-inputs.sha256"
 _INPUTS = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
 
 
-def ensure() -> None:
-    """Make .venv hold what pyproject.toml and constraints.txt say; a second call costs nothing."""
+def ensure(*extras: str) -> None:
+    """Make .venv hold what pyproject.toml and constraints.txt say; a second call costs nothing.
+
+    `extras` are further optional dependencies of pyproject.toml; what is there stays.
+    """
     if sys.version_info < (3, 11):  # noqa: UP036 - whoever starts this may have an older one
         raise SystemExit(f"isthmus needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-    wanted = _digest()
-    if PYTHON.exists() and _STAMP.exists() and _STAMP.read_text() == wanted:
+    digest, *installed = _STAMP.read_text().split() if _STAMP.exists() else [""]
+    if PYTHON.exists() and digest == _digest() and {"dev", *extras} <= {"dev", *installed}:
         return
+    groups = ["dev", *sorted({*extras, *installed} - {"dev"})]
     print(f"setting up {VENV} (a few minutes the first time)", file=sys.stderr)
     if not PYTHON.exists():
         _run([sys.executable, "-m", "venv", str(VENV)])
@@ -31,8 +35,8 @@ def ensure() -> None:
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = ["-c", str(ROOT / "constraints.txt")]
     _run([*pip, *constraints, "torch"])
-    _run([*pip, *constraints, "-e", f"{ROOT}[dev]"])
-    _STAMP.write_text(wanted)
+    _run([*pip, *constraints, "-e", f"{ROOT}[{','.join(groups)}]"])
+    _STAMP.write_text("\n".join([_digest(), *groups]))
 
 
 def tool(name: str) -> str:
