@@ -100,8 +100,20 @@ def take_step(
     Raises:
         DivergedError: the global gradient is not finite; the parameters are as before the step.
     """
-    rate = set_learning_rate(optimizer, config, step)
     optimizer.zero_grad()
+    loss_sum, tokens = learn_from(model, text, config, samples)
+    norm, rate = apply_gradients(model, optimizer, config, step)
+    return StepResult(float(loss_sum), tokens, norm, rate)
+
+
+def learn_from(
+    model: nn.Module, text: Bytes, config: Trainer, samples: Positions
+) -> tuple[Tensor, int]:
+    """Add the gradients of `samples`, as `take_step` has it.
+
+    Returns:
+        The sum of their losses, float64, shape (), and the number of their tokens.
+    """
     num_starts = len(text) - config.model.context
     device = next(model.parameters()).device
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -115,6 +127,18 @@ def take_step(
             # A sum over all tokens of the rank, so that a shorter last micro-batch weighs less.
             (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
         loss_sum += losses.detach().sum(dtype=torch.float64)
+    return loss_sum, tokens
+
+
+def apply_gradients(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Trainer, step: int
+) -> tuple[float, float]:
+    """Update the parameters; return the gradient's norm before it was clipped, and the rate.
+
+    Raises:
+        DivergedError: as of `take_step`.
+    """
+    rate = set_learning_rate(optimizer, config, step)
     norm = clip_gradients(model.parameters(), config.optimizer.clip_norm)
     if not math.isfinite(norm):
         raise DivergedError(
@@ -122,7 +146,7 @@ def take_step(
             "trainer.optimizer.learning_rate or raise warmup_steps. No parameter was changed by it"
         )
     optimizer.step()
-    return StepResult(float(loss_sum), tokens, norm, rate)
+    return norm, rate
 
 
 def token_losses(

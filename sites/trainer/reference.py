@@ -43,7 +43,7 @@ def train_alone(
     Raises:
         ConfigError: the text or the model is not as the job says.
     """
-    with _one_deterministic_thread():
+    with one_deterministic_thread():
         return _train(job, folder, on_step)
 
 
@@ -63,7 +63,7 @@ def _train(job: Job, folder: Path, on_step: Callable[[int, float], None] | None)
 
 
 @contextlib.contextmanager
-def _one_deterministic_thread() -> Iterator[None]:
+def one_deterministic_thread() -> Iterator[None]:
     """Set torch up as the launcher does for ranks on CPUs, and put it back afterwards.
 
     A second thread would gain little on matrices this small, and lose much on a busy machine,

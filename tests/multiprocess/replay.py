@@ -1,0 +1,268 @@
+"""One process that trains what a run has trained, by what its journal says of its epochs.
+
+Each chunk is summed by the product's own machines, among those who were members when it was
+finished. So parameters must be those of the run, bit for bit, also where sites were lost in the
+midst of a round or came back. For the shipped trainer, sites of one or two ranks (of three, nobody
+says in which order they are added), and a job whose intervals are steps.
+"""
+
+import json
+import sqlite3
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from protos.frame import pack, unpack
+from sites.codecs.codec import Floats
+from sites.codecs.registry import codec_named
+from sites.gateway.reduction.chunk_reduction import (
+    Bucket,
+    BucketReduction,
+    Event,
+    Own,
+    Received,
+    Send,
+    roles,
+)
+from sites.gateway.reduction.residuals import Residuals
+from sites.local.chunk_grid import grid
+from sites.trainer.corpus import Corpus, load_corpus
+from sites.trainer.gpt import Gpt
+from sites.trainer.learning import apply_gradients, learn_from, make_optimizer
+from sites.trainer.reference import one_deterministic_thread
+from sites.worker.batch_shares import BatchShares
+from sites.worker.collectives import ensure_process_group
+from sites.worker.sampler import Sampler
+from topology.batch_rule import FullBatch
+from topology.epoch import Epoch, Finished, numbers_of
+from topology.json_fields import read_json
+from topology.run_spec import RunSpec
+
+FIRST_GRADIENTS = 2
+"""The rounds before them compare the initial state of all sites, which is the same."""
+
+Chunk = tuple[int, int]
+"""Number of a bucket, and of a chunk of it."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An epoch as the journal has it."""
+
+    epoch: Epoch
+    kept: frozenset[Chunk]
+    """Chunks of its first round that were finished before, and stay as they were."""
+    is_redo: bool
+
+
+def journal_of(run: Path) -> list[Begun]:
+    """Return the epochs of the run that a folder holds, in order, without the first."""
+    with closing(sqlite3.connect(f"file:{run / 'journal.sqlite3'}?mode=ro", uri=True)) as journal:
+        rows = journal.execute(
+            "SELECT detail FROM events WHERE kind = 'epoch.begun' ORDER BY sequence"
+        ).fetchall()
+    found = []
+    for (text,) in rows:
+        detail = json.loads(text)
+        kept = read_json(tuple[Finished, ...], detail["kept"])
+        chunks = frozenset((each.bucket, one) for each in kept for one in numbers_of(each.runs))
+        found.append(Begun(read_json(Epoch, detail["record"]), chunks, detail["is_redo"]))
+    return found
+
+
+class Carriers:
+    """By which epoch each chunk was finished."""
+
+    def __init__(self, first: Epoch, begun: list[Begun]) -> None:
+        self.epochs = [first, *(each.epoch for each in begun)]
+        self._begun = begun
+
+    def of(self, round_: int, chunk: Chunk) -> Epoch:
+        """Return it; a later epoch does again what it has not kept."""
+        found = self.epochs[0]
+        for each in self._begun:
+            if each.epoch.from_round <= round_:
+                is_kept = each.epoch.from_round == round_ and chunk in each.kept
+                found = found if is_kept else each.epoch
+        return found
+
+
+class Replica:
+    """One rank: its own copy of the model, as DDP cuts it into buckets."""
+
+    def __init__(self, spec: RunSpec, site: int, rank: int, corpus: Corpus) -> None:
+        self.config = spec.job.trainer
+        self.corpus = corpus
+        self.site = site
+        self.model = Gpt(self.config.model, self.config.seed)
+        self.parallel = DistributedDataParallel(
+            self.model,
+            bucket_cap_mb=spec.job.exchange.bucket_bytes / (1 << 20),
+            gradient_as_bucket_view=True,
+        )
+        self.parallel.register_comm_hook(None, self._keep)
+        self.optimizer = make_optimizer(self.model, self.config.optimizer)
+        ranks = tuple(each.num_ranks for each in spec.topology.sites)
+        self.sampler = Sampler(
+            num_samples=len(corpus.training) - self.config.model.context,
+            shares=BatchShares(
+                full=FullBatch(self.config.global_batch, sum(ranks)),
+                rule=spec.job.on_fewer_sites,
+                ranks=ranks,
+            ),
+            site=site,
+            rank=rank,
+            seed=self.config.seed,
+        )
+        self.buckets: list[Floats] = []
+        """Memory of each bucket of the latest backward pass: gradients lie in it."""
+        self.tokens = 0
+
+    def _keep(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self.buckets.append(bucket.buffer().numpy())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def backward(self) -> None:
+        """Have this rank's own gradients of the next step in `buckets`; those may be of none."""
+        samples = self.sampler.draw()
+        self.buckets = []
+        self.tokens = len(samples) * self.config.model.context
+        if not len(samples):  # its site has gone: gradients are only to have their memory
+            samples = np.arange(1)
+        self.optimizer.zero_grad()
+        learn_from(self.parallel, self.corpus.training, self.config, samples)
+
+    def step(self, step: int, results: list[Floats]) -> None:
+        """Take the step with the mean of all sites."""
+        for memory, result in zip(self.buckets, results, strict=True):
+            np.copyto(memory, result)
+        apply_gradients(self.model, self.optimizer, self.config, step)
+        self.sampler.step()
+
+
+class Replay:
+    """A run, step by step."""
+
+    def __init__(self, run: Path) -> None:
+        """Read what the folder of a run has of it."""
+        self.spec = RunSpec.from_bytes((run / "run_spec.json").read_bytes())
+        config = self.spec.job.trainer
+        corpus = load_corpus(config.data, run, config.model.context)
+        ensure_process_group(torch.device("cpu"), 60.0)
+        assert dist.get_world_size() == 1
+        self.names = self.spec.site_names
+        self.ranks = tuple(each.num_ranks for each in self.spec.topology.sites)
+        assert max(self.ranks) <= 2
+        self.replicas = [
+            Replica(self.spec, site, rank, corpus)
+            for site, count in enumerate(self.ranks)
+            for rank in range(count)
+        ]
+        first = Epoch(0, self.names, self.spec.reduction, 0)
+        self._begun = journal_of(run)
+        self.carriers = Carriers(first, self._begun)
+        self._residuals = {site: Residuals() for site in range(len(self.names))}
+
+    def steps(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """Take all steps; yield how many there were, and the parameters."""
+        for step in range(self.spec.job.trainer.steps):
+            self._change_members(step)
+            with one_deterministic_thread():
+                for each in self.replicas:
+                    each.backward()
+                results = self._reduce(FIRST_GRADIENTS + step)
+                for each in self.replicas:
+                    each.step(step, results)
+            yield step + 1, dict(self.replicas[0].model.state_dict())
+
+    def _reduce(self, round_: int) -> list[Floats]:
+        """Return the means of all buckets."""
+        sizes = [list(map(len, each.buckets)) for each in self.replicas]
+        assert all(each == sizes[0] for each in sizes)
+        return [self._bucket(round_, bucket) for bucket in range(len(sizes[0]))]
+
+    def _change_members(self, step: int) -> None:
+        """Tell samplers who has gone or enters, and forget what lost encoders owed."""
+        before = set(self.names)
+        for each in self._begun:
+            members = set(each.epoch.members)
+            at = max(0, each.epoch.from_round - FIRST_GRADIENTS)
+            lost, entered = before - members, members - before
+            before = members
+            for name in (*lost, *entered):
+                site = self.names.index(name)
+                if name in lost and at + 1 == step:
+                    for replica in self.replicas:
+                        replica.sampler.lose({site: at})
+                # Its round begins while the others are told: so they are long before.
+                if name in entered and at - 1 == step:
+                    for replica in self.replicas:
+                        replica.sampler.regain(site, at)
+                if name in entered and at == step:
+                    self._residuals[site] = Residuals()
+
+    def _bucket(self, round_: int, index: int) -> Floats:
+        """Return the mean of a bucket."""
+        parts: dict[int, Floats] = {}
+        weights: defaultdict[int, float] = defaultdict(float)
+        for each in self.replicas:
+            scaled = each.buckets[index] * np.float32(each.tokens)
+            if each.site in parts:
+                parts[each.site] += scaled
+            else:
+                parts[each.site] = scaled
+            weights[each.site] += each.tokens
+        numel = len(parts[0])
+        cut = grid(numel, self.spec.chunk_bytes // 4, self.ranks)
+        result = np.empty(numel, dtype=np.float32)
+        reductions: dict[int, dict[int, BucketReduction]] = {}
+        for chunk in range(cut.num_chunks):
+            epoch = self.carriers.of(round_, (index, chunk))
+            if epoch.number not in reductions:
+                reductions[epoch.number] = self._reductions(epoch, round_, index, numel)
+            first, count = cut.span(chunk)
+            place = slice(first, first + count)
+            members = reductions[epoch.number]
+            own = {site: Own(parts[site][place].copy(), weights[site]) for site in members}
+            result[place] = reduced(members, chunk, own)
+        return result
+
+    def _reductions(
+        self, epoch: Epoch, round_: int, index: int, numel: int
+    ) -> dict[int, BucketReduction]:
+        """Return each member's machines of a bucket."""
+        plan = epoch.reduction.plan
+        codecs = tuple(map(codec_named, epoch.reduction.codecs))
+        cut = grid(numel, self.spec.chunk_bytes // 4, self.ranks)
+        bucket = Bucket(epoch.number, round_, index, 0, codecs, cut, time.thread_time)
+        return {
+            site: BucketReduction(
+                bucket, plan, roles(plan, site), self._residuals[site].bucket(index, 0, numel)
+            )
+            for site in map(self.names.index, epoch.members)
+        }
+
+
+def reduced(members: dict[int, BucketReduction], chunk: int, own: dict[int, Own]) -> Floats:
+    """Reduce one chunk between some sites; return its mean, which all of them have."""
+    events: deque[tuple[int, Event]] = deque(own.items())
+    while events:
+        site, event = events.popleft()
+        for action in members[site].chunk(chunk).handle(event):
+            if isinstance(action, Send):
+                frame = unpack(pack(action.frame))  # it may be a view of what changes afterwards
+                events.append((action.site, Received(site, frame)))
+    found = [each.values for each in own.values()]
+    assert all(each.tobytes() == found[0].tobytes() for each in found)
+    return found[0]

@@ -1,0 +1,89 @@
+"""What a run has come to is what one process makes of its journal, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+
+import pytest
+import torch
+
+from protos.checkpoint.store import checkpoints_in
+from sites.checkpoint.export import model_tensors
+from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.replay import Replay, journal_of
+from tests.multiprocess.test_lost_site import is_training
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
+
+
+def check_replay(run: Bench) -> int:
+    """Compare parameters after each step that was saved; return how many those are."""
+    stored = {
+        each.manifest().step: str(each.place)
+        for each in checkpoints_in(str(next((run.folder / "checkpoints").iterdir())))
+    }
+    compared = 0
+    for step, parameters in Replay(run.run_folder()).steps():
+        if step not in stored:
+            continue
+        saved = model_tensors(stored[step])
+        different = [
+            name for name, each in saved.items() if not torch.equal(each, parameters[name])
+        ]
+        assert not different, f"after step {step}: {different}"
+        assert saved.keys() == parameters.keys()
+        compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("tree", ["gather", "star"])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("lost", ["a", "c"])
+def test_a_site_is_lost(run: Bench, codec: str, tree: str, lost: str) -> None:
+    topology = topology_yaml([(1, 1), (1, 1), (1, 2)], rtt="20ms", min_sites=1)
+    text = job(120, codec, tree)
+    process = run.start("launch", str(run.write(topology, text)), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    time.sleep(random.Random(codec + tree + lost).uniform(0.0, 0.3))
+    kill_gateway(run, lost)
+    finish(run, process)
+    (begun,) = journal_of(run.run_folder())
+    assert lost not in begun.epoch.members
+    assert check_replay(run) == 24
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_sites_are_lost_and_come_back(run: Bench, codec: str) -> None:
+    topology = topology_yaml([(1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1)
+    process = run.start("launch", str(run.write(topology, job(1500, codec, "auto"))), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    kill_gateway(run, "b")
+    run.wait_for("its return", lambda: returns(run) == 1)
+    kill_gateway(run, "a")
+    finish(run, process)
+    assert returns(run) == 2
+    assert check_replay(run) > 100
+
+
+def job(steps: int, codec: str, tree: str) -> str:
+    """Return a job with several buckets of several chunks that saves every fifth step."""
+    text = job_yaml(steps=steps, tree=tree, codec=codec, width=64)
+    assert "bucket: 256KiB" in text
+    return f"{text}checkpoint: {{every: 5 steps, keep: 400}}\n"
+
+
+def kill_gateway(run: Bench, site: str) -> None:
+    agent = run.pids("sites.agent", f"--site {site}")[0]
+    kill(run.children(agent, "sites.gateway")[0])
+
+
+def finish(run: Bench, process: subprocess.Popen[str]) -> None:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+
+
+def returns(run: Bench) -> int:
+    """Return how many epochs a site has come back with."""
+    return sum(not each.is_redo for each in journal_of(run.run_folder()))
