@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -394,8 +394,9 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     time.sleep(2.0)
     records = deployment.records()
     status = json.loads(deployment.isthmus("status", RUN, "--json").stdout)["data"]
+    events = json.loads(deployment.isthmus("events", RUN, "--json").stdout)["data"]
     deployment.isthmus("cancel", RUN)
-    good = tell(records, faults, begun_s, end_s)
+    good = tell(records, events["events"], faults, begun_s, end_s)
     is_flat = tell_usage(samples, begun_s, end_s)
     print(
         f"state            {status['state']}; {status['totals']['verified_steps']} steps compared"
@@ -403,40 +404,39 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     return 0 if good >= WANTED_GOODPUT and is_flat and status["state"] == "ACTIVE" else 1
 
 
-def tell(records: list[dict[str, Any]], faults: list[Fault], begun_s: float, end_s: float) -> float:
+def tell(
+    records: list[dict[str, Any]],
+    events: list[dict[str, Any]],
+    faults: list[Fault],
+    begun_s: float,
+    end_s: float,
+) -> float:
     """Print what each fault cost, and the goodput; return that."""
-    first: dict[int, float] = {}
-    steps_s: list[float] = []
-    sites: defaultdict[int, set[str]] = defaultdict(set)
-    for each in records:
-        wall_s, step, values = float(each["wall_s"]), int(each["step"]), each["values"]
-        if not begun_s <= wall_s <= end_s or "step_s" not in values:
-            continue
-        first[step] = min(wall_s, first.get(step, wall_s))
-        sites[step].add(str(each["site"]))
-        steps_s.append(values["step_s"])
-    times = sorted(first.values())
-    usual_s: float = median(steps_s)
-    print(f"{'at':>7} {'what':14} {'site':4}  longest pause, s   all sites back after, s")
+    # Times are those at which the coordinator heard of it: while there is none, nobody hears.
+    told = [
+        (float(each["wall_s"]), int(each["step"]), float(each["values"]["step_s"]))
+        for each in records
+        if "step_s" in each["values"] and begun_s <= each["wall_s"] <= end_s
+    ]
+    steps = {step for _, step, _ in told}
+    usual_s = median(step_s for *_, step_s in told)
+    print(f"{'at':>7} {'what':14} {'site':4} {'longest step, s':>16}   what became of sites")
     ends = [*(each.at_s for each in faults[1:]), end_s]
     for fault, until_s in zip(faults, ends, strict=True):
-        inside = [fault.at_s - usual_s, *(at for at in times if fault.at_s <= at < until_s)]
-        pause_s = max((b - a for a, b in itertools.pairwise(inside)), default=until_s - fault.at_s)
-        short = [
-            at
-            for step, at in first.items()
-            if fault.at_s <= at < until_s - 1.0 and len(sites[step]) < len(SITES)
+        longest_s = max((it for at, _, it in told if fault.at_s <= at < until_s), default=math.nan)
+        became = [
+            f"{each['site']} {each['kind'].removeprefix('site.')} {each['wall_s'] - fault.at_s:.1f}"
+            for each in events
+            if each["kind"] in ("site.lost", "site.returned")
+            and fault.at_s <= each["wall_s"] < until_s
         ]
-        back = f"{max(short) - fault.at_s:.1f}" if short else "0"
-        print(
-            f"{fault.at_s - begun_s:7.0f} {fault.kind:14} {fault.site:4} {pause_s:17.1f} {back:>24}"
-        )
+        at = f"{fault.at_s - begun_s:7.0f} {fault.kind:14} {fault.site:4}"
+        print(f"{at} {longest_s:16.2f}   {', '.join(became)}")
     wall_s = end_s - begun_s
-    good = len(first) * usual_s / wall_s
-    lost = len(set(range(min(first), max(first) + 1)) - first.keys())
-    print(
-        f"steps            {len(first)} in {wall_s:.0f} s, {lost} missing; median {1e3 * usual_s:.1f} ms"
-    )
+    good = len(steps) * usual_s / wall_s
+    missing = max(steps) - min(steps) + 1 - len(steps)
+    print(f"steps            {len(steps)} in {wall_s:.0f} s, {missing} missing")
+    print(f"a step           {1e3 * usual_s:.1f} ms, the median")
     print(f"goodput          {good:.1%}")
     return good
 

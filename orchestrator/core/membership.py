@@ -961,9 +961,13 @@ class Membership:
     def _redo(self, proposal: _Proposal, now_s: float) -> list[Action]:
         """Begin an epoch in which unfinished chunks are done again."""
         told = [(name, each) for name in proposal.asked for each in proposal.answers[name].finished]
-        # A finished chunk contains all members' parts, so all have completed the rounds before.
-        completed = min(proposal.answers[name].chain_round for name in proposal.members)
-        from_round = max((each.round for _, each in told), default=completed + 1)
+        # Who takes part since a round has what all before it came to. A finished chunk contains all
+        # members' parts, so all have completed the rounds before.
+        completed = min(
+            max(proposal.answers[name].chain_round, self._sites[name].since_round - 1)
+            for name in proposal.members
+        )
+        from_round = max(completed + 1, max((each.round for _, each in told), default=0))
         behind = [name for name in proposal.members if self._sites[name].since_round > from_round]
         if behind:
             why = f"round {from_round} is done again, in which it has no part"

@@ -30,8 +30,11 @@ class Stalls:
         self._said[gateway] = message
         said = list(self._said.values())
         away = [(each, False) for one in said for each in one["absent"]]
-        # Ranks with something on hand come, unless they were stopped.
-        waiting = [(each, True) for one in said for each in one["waiting"]]
+        # Ranks that wait, and are not absent, come, unless they were stopped.
+        named = {each["rank"] for each, _ in away}
+        waiting = [
+            (each, True) for one in said for each in one["waiting"] if each["rank"] not in named
+        ]
         looked = await asyncio.gather(
             *(self._absent(each, only_stopped) for each, only_stopped in [*away, *waiting])
         )

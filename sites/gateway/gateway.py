@@ -387,6 +387,9 @@ class Gateway(EndingGateway):
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
+        if self._stalls is not None:
+            with self._watching:
+                self._stalls.posted(rank, time.monotonic())
         if epoch := self._executor.post(rank, request, values):
             self._tell_resumed(epoch)
 

@@ -39,8 +39,9 @@ from sites.trainer.corpus import Corpus, load_corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import apply_gradients, learn_from, make_optimizer
 from sites.trainer.reference import one_deterministic_thread
-from sites.worker.batch_shares import BatchShares
+from sites.worker.batch_shares import BatchShares, Gone
 from sites.worker.collectives import ensure_process_group
+from sites.worker.exactness import Exactness
 from sites.worker.sampler import Sampler
 from topology.batch_rule import FullBatch
 from topology.epoch import Epoch, Finished, numbers_of
@@ -96,6 +97,34 @@ class Carriers:
         return found
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """Gradients that cross together."""
+
+    grads: list[torch.Tensor]
+    """Flat; in the memory that the optimizer reads."""
+    is_exact: bool
+
+    def read(self) -> Floats:
+        """Return a copy, one after another."""
+        found: Floats = torch.cat(self.grads).numpy()
+        return found
+
+    def write(self, result: Floats) -> None:
+        """Put the mean in their place."""
+        start = 0
+        for each in self.grads:
+            each.copy_(torch.from_numpy(result[start : start + each.numel()]))
+            start += each.numel()
+
+
+class PresentShares(BatchShares):
+    """As a batch is divided; ranks of sites that have gone get nothing of it."""
+
+    def of_rank(self, site: int, rank: int, gone: Gone) -> range:
+        return range(0) if site in gone else super().of_rank(site, rank, gone)
+
+
 class Replica:
     """One rank: its own copy of the model, as DDP cuts it into buckets."""
 
@@ -110,11 +139,15 @@ class Replica:
             gradient_as_bucket_view=True,
         )
         self.parallel.register_comm_hook(None, self._keep)
+        self.names: dict[torch.Tensor, str] = {
+            each: name for name, each in self.model.named_parameters()
+        }
+        self.exactness = Exactness(spec.job.exchange)
         self.optimizer = make_optimizer(self.model, self.config.optimizer)
         ranks = tuple(each.num_ranks for each in spec.topology.sites)
         self.sampler = Sampler(
             num_samples=len(corpus.training) - self.config.model.context,
-            shares=BatchShares(
+            shares=PresentShares(
                 full=FullBatch(self.config.global_batch, sum(ranks)),
                 rule=spec.job.on_fewer_sites,
                 ranks=ranks,
@@ -123,12 +156,15 @@ class Replica:
             rank=rank,
             seed=self.config.seed,
         )
-        self.buckets: list[Floats] = []
-        """Memory of each bucket of the latest backward pass: gradients lie in it."""
+        self.buckets: list[Crossing] = []
+        """Of the latest backward pass."""
         self.tokens = 0
 
     def _keep(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self.buckets.append(bucket.buffer().numpy())
+        names = [self.names[each] for each in bucket.parameters()]
+        named = zip(names, bucket.gradients(), strict=True)
+        for group, is_exact in self.exactness.split(named, exact=False):
+            self.buckets.append(Crossing([grad.view(-1) for _, grad in group], is_exact))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
@@ -145,8 +181,8 @@ class Replica:
 
     def step(self, step: int, results: list[Floats]) -> None:
         """Take the step with the mean of all sites."""
-        for memory, result in zip(self.buckets, results, strict=True):
-            np.copyto(memory, result)
+        for bucket, result in zip(self.buckets, results, strict=True):
+            bucket.write(result)
         apply_gradients(self.model, self.optimizer, self.config, step)
         self.sampler.step()
 
@@ -188,9 +224,7 @@ class Replay:
 
     def _reduce(self, round_: int) -> list[Floats]:
         """Return the means of all buckets."""
-        sizes = [list(map(len, each.buckets)) for each in self.replicas]
-        assert all(each == sizes[0] for each in sizes)
-        return [self._bucket(round_, bucket) for bucket in range(len(sizes[0]))]
+        return [self._bucket(round_, bucket) for bucket in range(len(self.replicas[0].buckets))]
 
     def _change_members(self, step: int) -> None:
         """Tell samplers who has gone or enters, and forget what lost encoders owed."""
@@ -217,20 +251,23 @@ class Replay:
         parts: dict[int, Floats] = {}
         weights: defaultdict[int, float] = defaultdict(float)
         for each in self.replicas:
-            scaled = each.buckets[index] * np.float32(each.tokens)
+            scaled = each.buckets[index].read() * np.float32(each.tokens)
             if each.site in parts:
                 parts[each.site] += scaled
             else:
                 parts[each.site] = scaled
             weights[each.site] += each.tokens
-        numel = len(parts[0])
+        (numel,) = {len(each) for each in parts.values()}
+        (is_exact,) = {each.buckets[index].is_exact for each in self.replicas}
         cut = grid(numel, self.spec.chunk_bytes // 4, self.ranks)
         result = np.empty(numel, dtype=np.float32)
         reductions: dict[int, dict[int, BucketReduction]] = {}
         for chunk in range(cut.num_chunks):
             epoch = self.carriers.of(round_, (index, chunk))
             if epoch.number not in reductions:
-                reductions[epoch.number] = self._reductions(epoch, round_, index, numel)
+                reductions[epoch.number] = self._reductions(
+                    epoch, round_, index, numel, is_exact=is_exact
+                )
             first, count = cut.span(chunk)
             place = slice(first, first + count)
             members = reductions[epoch.number]
@@ -239,16 +276,20 @@ class Replay:
         return result
 
     def _reductions(
-        self, epoch: Epoch, round_: int, index: int, numel: int
+        self, epoch: Epoch, round_: int, index: int, numel: int, *, is_exact: bool
     ) -> dict[int, BucketReduction]:
         """Return each member's machines of a bucket."""
         plan = epoch.reduction.plan
-        codecs = tuple(map(codec_named, epoch.reduction.codecs))
+        names = epoch.reduction.codecs
+        codecs = tuple(map(codec_named, ("fp32",) * len(names) if is_exact else names))
         cut = grid(numel, self.spec.chunk_bytes // 4, self.ranks)
         bucket = Bucket(epoch.number, round_, index, 0, codecs, cut, time.thread_time)
         return {
             site: BucketReduction(
-                bucket, plan, roles(plan, site), self._residuals[site].bucket(index, 0, numel)
+                bucket,
+                plan,
+                roles(plan, site),
+                None if is_exact else self._residuals[site].bucket(index, 0, numel),
             )
             for site in map(self.names.index, epoch.members)
         }

@@ -299,6 +299,22 @@ def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
     assert (before.members, core.epoch.members) == (NAMES[:2], NAMES)
 
 
+def test_a_site_that_has_just_entered_goes_on_though_others_are_lost() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_enter(core)
+    core.handle(EntryBegun("eu", 2, 75), 40)
+    core.handle(SiteGone("ap", "gone"), 41)
+    new = SiteSettled(site="sa", epoch=3, round=74)
+    finished = (Finished(74, 0, ((0, 3),)),)  # of what others might lack; but they have begun 75
+    core.handle(dataclasses.replace(settled("eu", 3, 75), finished=finished), 42)
+    epoch, _ = begun(core.handle(new, 42))
+    assert (epoch.members, epoch.from_round) == (("eu", "sa"), 75)
+    core.handle(SiteGone("eu", "gone, too"), 43)
+    epoch, _ = begun(core.handle(dataclasses.replace(new, epoch=4), 44))
+    assert (epoch.members, epoch.from_round) == (("sa",), 75)
+
+
 def test_a_site_that_is_lost_before_it_enters_keeps_nobody_waiting() -> None:
     core = machine()
     lose_sa(core)

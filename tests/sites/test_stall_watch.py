@@ -26,6 +26,7 @@ def trained(num_rounds: int, round_s: float = 1.0) -> tuple[StallWatch, float]:
     for number in range(num_rounds):
         for rank in (0, 1):
             watch.handed(rank, number, now_s)
+            watch.posted(rank, now_s)
         now_s += round_s
         for rank in (0, 1):
             watch.returned(rank, now_s)
@@ -47,13 +48,24 @@ def looks(watch: StallWatch, from_s: float, for_s: float) -> list[tuple[float, S
 def test_the_rank_that_handed_nothing_over_is_absent_and_the_other_waits() -> None:
     watch, now_s = trained(5)
     watch.handed(0, 5, now_s + 0.1)
+    watch.posted(0, now_s + 0.1)
     told = looks(watch, now_s, 20.0)
     assert told == [(5.5, Standing((1,), (0,)))]
     watch.handed(1, 5, now_s + 20.0)
+    watch.posted(1, now_s + 20.0)
     assert watch.look(now_s + 20.1, LOOK_S) == Standing((), (0,))
     for rank in (0, 1):
         watch.returned(rank, now_s + 20.2)
     assert watch.look(now_s + 20.3, LOOK_S) == Standing((), ())
+
+
+def test_what_was_handed_over_and_does_not_come_makes_a_rank_absent_though_it_waits() -> None:
+    watch, now_s = trained(5)
+    for rank in (0, 1):
+        watch.handed(rank, 5, now_s)
+    assert looks(watch, now_s, 20.0) == [(5.5, Standing((0, 1), (0, 1)))]
+    watch.posted(0, now_s + 20.0)
+    assert watch.look(now_s + 20.1, LOOK_S) == Standing((1,), (1,))
 
 
 def test_ranks_that_are_all_away_are_told_as_such() -> None:

@@ -2,7 +2,8 @@
 
 A rank *waits* from when its script has handed a bucket over until the result is there. A rank that
 has nothing handed over computes, or hangs: nobody but the coordinator can tell, who knows whether
-ranks elsewhere wait. An evaluation at all sites keeps all ranks away and nobody waiting. Pure:
+ranks elsewhere wait. What was handed over comes to the gateway once all ranks of the site have
+added it up: if it does not come, the rank waits for others of its site, or hangs on the way. An evaluation at all sites keeps all ranks away and nobody waiting. Pure:
 times are arguments, of one monotonic clock. Whoever calls holds a lock.
 """
 
@@ -27,14 +28,17 @@ class Standing:
     """The ranks of a gateway that have not moved for too long."""
 
     absent: tuple[int, ...]
-    """They have handed nothing over that is not back."""
+    """They have handed nothing over that is not back, or what has not come to the gateway."""
     waiting: tuple[int, ...]
+    """They have handed something over that is not back; they may be absent, too."""
 
 
 @dataclass(slots=True)
 class _Rank:
     moved_s: float
     num_open: int = 0
+    num_posted: int = 0
+    """Of these, those that have come to the gateway."""
     round: int = -1
     round_began_s: float = 0.0
 
@@ -62,11 +66,18 @@ class StallWatch:
         each.num_open += 1
         each.moved_s = now_s
 
+    def posted(self, rank: int, now_s: float) -> None:
+        """A bucket that a rank has handed over has come."""
+        each = self._ranks[rank]
+        each.num_posted += 1
+        each.moved_s = now_s
+
     def returned(self, rank: int, now_s: float) -> None:
         """A rank has got a result."""
         each = self._ranks.get(rank)
         if each is not None:
             each.num_open -= 1
+            each.num_posted -= 1
             each.moved_s = now_s
 
     def left(self, rank: int) -> None:
@@ -103,7 +114,11 @@ class StallWatch:
             if now_s - each.moved_s > self.limit_s and each.round >= 0
         }
         standing = Standing(
-            tuple(rank for rank, each in late.items() if each.num_open == 0),
+            tuple(
+                rank
+                for rank, each in late.items()
+                if each.num_open == 0 or each.num_posted < each.num_open
+            ),
             tuple(rank for rank, each in late.items() if each.num_open > 0),
         )
         is_new = standing != self._told
