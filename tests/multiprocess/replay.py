@@ -10,7 +10,7 @@ import json
 import sqlite3
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,23 @@ from topology.run_spec import RunSpec
 
 FIRST_GRADIENTS = 2
 """The rounds before them compare the initial state of all sites, which is the same."""
+
+
+def step_of(round_: int, entries: Sequence[int]) -> int:
+    """Return the step of a round; sites agree in a round of its own that a site enters next.
+
+    `entries` are the rounds with which sites entered, in order.
+    """
+    return round_ - FIRST_GRADIENTS - sum(each <= round_ for each in entries)
+
+
+def round_of(step: int, entries: Sequence[int]) -> int:
+    """Return the round of a step's gradients."""
+    found = FIRST_GRADIENTS + step
+    for each in entries:
+        found += found >= each - 1
+    return found
+
 
 Chunk = tuple[int, int]
 """Number of a bucket, and of a chunk of it."""
@@ -207,6 +224,7 @@ class Replay:
         ]
         first = Epoch(0, self.names, self.spec.reduction, 0)
         self._begun = journal_of(run)
+        self._entries = [each.epoch.from_round for each in self._begun if not each.is_redo]
         self.carriers = Carriers(first, self._begun)
         self._residuals = {site: Residuals() for site in range(len(self.names))}
 
@@ -217,7 +235,7 @@ class Replay:
             with one_deterministic_thread():
                 for each in self.replicas:
                     each.backward()
-                results = self._reduce(FIRST_GRADIENTS + step)
+                results = self._reduce(round_of(step, self._entries))
                 for each in self.replicas:
                     each.step(step, results)
             yield step + 1, dict(self.replicas[0].model.state_dict())
@@ -231,7 +249,7 @@ class Replay:
         before = set(self.names)
         for each in self._begun:
             members = set(each.epoch.members)
-            at = max(0, each.epoch.from_round - FIRST_GRADIENTS)
+            at = max(0, step_of(each.epoch.from_round, self._entries))
             lost, entered = before - members, members - before
             before = members
             for name in (*lost, *entered):

@@ -86,5 +86,5 @@ def finish(run: Bench, process: subprocess.Popen[str]) -> None:
 
 
 def returns(run: Bench) -> int:
-    """Return how many epochs a site has come back with."""
+    """Return with how many epochs a site has come back."""
     return sum(not each.is_redo for each in journal_of(run.run_folder()))
