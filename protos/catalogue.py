@@ -230,6 +230,12 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "NODE_LOST",
+        "The supervisor of one of a site's machines ended, or fell silent.",
+        "Check that machine, and its path to the site's first.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "LAUNCH_FAILED",
         "A site could not start its processes.",
         "Read the log named.",

@@ -1,10 +1,12 @@
-"""The address of a network interface of this machine."""
+"""The addresses of this machine's network interfaces."""
 
 from __future__ import annotations
 
 import socket
 
 import psutil
+
+from protos.security import is_loopback
 
 
 def address_of(interface: str) -> str:
@@ -22,3 +24,22 @@ def address_of(interface: str) -> str:
             if each.family == family and "%" not in each.address:
                 return each.address
     raise OSError(f"interface {interface!r} has no address")
+
+
+def interface_of(host: str) -> str | None:
+    """Return the interface that has an address of a host, which is this machine; None: none has.
+
+    Raises:
+        OSError: there is no such host.
+    """
+    addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    if any(is_loopback(address) for address in addresses):
+        return "lo"  # all of 127.0.0.0/8 is its, and only the first is listed
+    return next(
+        (
+            interface
+            for interface, known in psutil.net_if_addrs().items()
+            if any(each.address in addresses for each in known)
+        ),
+        None,
+    )

@@ -70,7 +70,8 @@ class Launcher:
     folder: str | None = None
     """Where the agent keeps its files; None: a folder named after topology and site."""
     options: tuple[str, ...] = ()
-    """More arguments of srun."""
+    """More arguments: of the srun that starts the agent, or of the ssh by which its machine starts
+    the site's other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,9 @@ class Site:
     fabric: Fabric | None = None
     launcher: Launcher = field(default=Launcher(), compare=False)
     """How its agent is started, which changes no run."""
+    hosts: tuple[str, ...] = field(default=(), compare=False)
+    """Where its nodes are, one each, the agent's first; empty: all where the agent is, or Slurm
+    says where. It changes no run."""
     nic_bytes_per_s: float | None = None
     """Bytes per second that each node can send towards the WAN; None: as much as its links
     carry."""

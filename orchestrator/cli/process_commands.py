@@ -93,7 +93,9 @@ def agent(
         output,
         AGENT,
         [
-            *agent_arguments(described, site, coordinator, state),
+            *agent_arguments(
+                described, site, coordinator, state, described.site(site).launcher.kind
+            ),
             *(("--bind", bind) if bind else ()),
         ],
     )

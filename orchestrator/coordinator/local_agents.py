@@ -31,8 +31,13 @@ OnEnd = Callable[[str, str], None]
 """Site, and how its agent ended."""
 
 
-def agent_arguments(topology: Topology, site: str, coordinator: str, state: Path) -> list[str]:
-    """Return what an agent's command line says: all that it needs before a run's spec comes."""
+def agent_arguments(
+    topology: Topology, site: str, coordinator: str, state: Path, launcher: str = "local"
+) -> list[str]:
+    """Return what an agent's command line says: all that it needs before a run's spec comes.
+
+    `launcher` is how it starts the site's other nodes; where nothing is said, on its own machine.
+    """
     detection, proxy = topology.failure, topology.site(site).proxy
     return [
         *("--site", site, "--coordinator", coordinator),
@@ -40,6 +45,7 @@ def agent_arguments(topology: Topology, site: str, coordinator: str, state: Path
         *("--topology-hash", topology_hash(topology)),
         *("--detect-within", repr(detection.detect_within_s)),
         *("--start-within", repr(detection.start_within_s)),
+        *("--launcher", launcher),
         *(("--proxy", proxy) if proxy else ()),
     ]
 

@@ -30,6 +30,7 @@ _PRIORITY = {
                 "CONFIG_MISMATCH",
             ),
             ("RANK_STALLED",),
+            ("NODE_LOST",),
             ("RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED", "NEVER_JOINED"),
             ("GATEWAY_EXITED",),
             ("SITE_LOST",),

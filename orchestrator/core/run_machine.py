@@ -54,6 +54,7 @@ LOSES_SITE = frozenset(
         "RANK_KILLED",
         "RANK_LOST",
         "GATEWAY_EXITED",
+        "NODE_LOST",
         "SITE_LOST",
         "LAUNCH_FAILED",
         "PEER_LOST",

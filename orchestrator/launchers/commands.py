@@ -10,11 +10,9 @@ from orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from orchestrator.launchers.launcher import Launcher
 from orchestrator.launchers.local import LocalLauncher
 from orchestrator.launchers.tethered import CREDENTIALS, Spec
+from protos.carried_secrets import carried_secrets
 from protos.identities import AGENT as AGENT_ROLE
 from protos.identities import COORDINATOR, GATEWAY
-from protos.mutual_tls import CertificateError
-from protos.private_files import read_secret
-from protos.security import TLS_VARIABLES, TOKEN_FILE, control_security, tls_files, token_path
 from topology.world import Launcher as Described
 from topology.world import Site, Topology
 
@@ -58,8 +56,10 @@ def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Sp
         CertificateError: a certificate or key that the site needs is not here.
         UnsafeFileError: a secret can be read by others.
     """
-    files, env = _secrets([f"{site.name}.{AGENT_ROLE}", f"{site.name}.{GATEWAY}"])
-    arguments = agent_arguments(topology, site.name, address, Path("state"))
+    files, env = carried_secrets(
+        [f"{site.name}.{AGENT_ROLE}", f"{site.name}.{GATEWAY}"], CREDENTIALS
+    )
+    arguments = agent_arguments(topology, site.name, address, Path("state"), site.launcher.kind)
     return Spec(
         folder=folder_at(topology, site.launcher, site.name, folder / "sites" / site.name),
         command=[python_at(site.launcher), "-m", AGENT, *arguments],
@@ -86,7 +86,7 @@ def coordinator_spec(
         UnsafeFileError: a secret can be read by others.
     """
     described = coordinator_launcher(topology)
-    files, env = _secrets([COORDINATOR])
+    files, env = carried_secrets([COORDINATOR], CREDENTIALS)
     return Spec(
         folder=folder_at(topology, described, COORDINATOR, folder / COORDINATOR),
         command=[
@@ -122,24 +122,3 @@ def folder_at(topology: Topology, described: Described, name: str, here: Path) -
     if described.kind == "local":
         return os.path.abspath(here)  # noqa: PTH100
     return f"{REMOTE_FOLDER}/{topology.name}/{name}"
-
-
-def _secrets(names: list[str]) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Return the files that parties of these names need, and the variables that point there."""
-    files = tls_files()
-    if files is None:
-        control_security()  # makes the secret where nobody has needed it yet
-        return {"token": read_secret(token_path())}, {TOKEN_FILE: f"{CREDENTIALS}/token"}
-    content: dict[str, bytes] = {}
-    for name in names:
-        own = files.of(name)
-        try:
-            content["ca.pem"] = Path(own.ca).read_bytes()
-            content[f"{name}.pem"] = Path(own.cert).read_bytes()
-            content[f"{name}.key"] = read_secret(Path(own.key))
-        except OSError as error:
-            raise CertificateError(f"{error.filename}: {error.strerror}") from error
-    places = {"ca": "ca.pem", "cert": "{name}.pem", "key": "{name}.key"}
-    return content, {
-        variable: f"{CREDENTIALS}/{places[key]}" for key, variable in TLS_VARIABLES.items()
-    }

@@ -29,12 +29,12 @@ from protos.security import require_protected
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
 from sites.agent.logs import OwnLines
-from sites.agent.run import Place
+from sites.agent.site_processes import Place
 from sites.node.children import adopt_orphans
 from sites.node.sockets import socket_folder
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
-from topology.world import Detection
+from topology.world import LAUNCHERS, Detection
 
 COMMAND = "agent"
 
@@ -93,6 +93,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
             state=options.state,
             sockets=sockets,
             bind_host=options.bind,
+            launcher=options.launcher,
             own_lines=own_lines,
         )
         return asyncio.run(Agent(membership, place).serve())
@@ -142,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", required=True, type=Path, metavar="DIR", help="logs go here")
     parser.add_argument("--bind", metavar="HOST", help="gateways bind this, not the site's address")
     parser.add_argument("--proxy", metavar="URL", help=f"to the coordinator; ${PROXY} wins")
+    parser.add_argument(
+        "--launcher", choices=LAUNCHERS, default="local", help="starts the site's other nodes"
+    )
     parser.add_argument("--join-within", type=float, default=60.0, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser

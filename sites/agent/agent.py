@@ -30,8 +30,9 @@ from protos.failure import Failure
 from protos.identities import AGENT, COORDINATOR
 from protos.security import control_security
 from sites.agent.known_coordinator import KnownCoordinator
-from sites.agent.run import Place, SiteRun
+from sites.agent.run import SiteRun
 from sites.agent.session import Dialler, Session, SessionLostError, channel_options
+from sites.agent.site_processes import Place
 from topology.timeouts import Timeouts
 
 _LEAVE_S = 2.0

@@ -10,8 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from protos import metrics
@@ -36,11 +34,11 @@ from protos.control.v1.control_pb2 import (
     Stall,
 )
 from protos.failure import Failure
-from sites.agent.logs import LogShipper, OwnLines
+from sites.agent.logs import LogShipper
 from sites.agent.session import Session
 from sites.agent.site_failures import order_failures
 from sites.agent.site_gateways import EpochChange, Opinions
-from sites.agent.site_processes import SiteProcesses
+from sites.agent.site_processes import Place, SiteProcesses
 from sites.agent.stalls import Stalls
 from sites.node.children import kill_descendants
 from sites.node.failures import SiteError
@@ -54,21 +52,6 @@ _FLUSH_S = 2.0
 """Time for the last log lines."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an agent works."""
-
-    site: str
-    state: Path
-    """The agent's folder."""
-    sockets: Path
-    """Folder for Unix sockets."""
-    bind_host: str | None
-    """What gateways bind instead of the site's address."""
-    own_lines: OwnLines
-    """The agent's log."""
 
 
 class SiteRun:
@@ -214,9 +197,8 @@ class SiteRun:
             self._order = order
             processes = SiteProcesses(
                 order,
-                self._place.sockets,
-                self._place.bind_host,
-                self._prepare.namespace if self._prepare.HasField("namespace") else None,
+                self._prepare,
+                self._place,
                 Listener(lambda *said: self._on_said(tasks, *said), self.fail),
                 tasks,
             )

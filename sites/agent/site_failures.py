@@ -10,7 +10,7 @@ from protos.failure import Failure
 SIMULTANEOUS_S = 0.25
 """Closer together than this, the order in which ends were seen says little on a busy machine."""
 
-_EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED"})
+_EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"})
 """Codes that tell of the end of a process of this site, even where its status was 0."""
 
 
@@ -46,5 +46,10 @@ def _is_exit(failure: Failure) -> bool:
 
 
 def _kind(failure: Failure) -> int:
-    """Rank simultaneous failures: a signal answers to nothing, an exit may, a report does."""
+    """Rank simultaneous failures: a signal answers to nothing, an exit may, a report does.
+
+    A node takes all that is on it with it.
+    """
+    if failure.code == "NODE_LOST":
+        return -1
     return 0 if failure.exit_code < 0 else 1 if _is_exit(failure) else 2

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 import socket
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
+from protos.carried_secrets import carried_secrets
+from protos.control.v1.control_pb2 import GatewayEndpoint, Prepare
+from protos.identities import GATEWAY
+from protos.versions import build
+from sites.agent.logs import OwnLines
+from sites.agent.node_launch import NodePlace, node_places
+from sites.agent.remote_node import RemoteNode
 from sites.node.children import kill_descendants
 from sites.node.node import Listener, Node
 from sites.node.order import SiteOrder
 from sites.node.rank_stacks import RankStack
+from sites.node.stream import NodeOrder
 from sites.node.supervisor import Supervisor
 
 T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+SUPERVISOR_LOG = "supervisor.log"
+"""The file in a node's folder, on the agent's machine, with what its supervisor writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an agent works."""
+
+    site: str
+    state: Path
+    """The agent's folder."""
+    sockets: Path
+    """Folder for Unix sockets."""
+    bind_host: str | None
+    """What gateways of this machine bind instead of what the topology says."""
+    launcher: str
+    """How the site's other nodes are started: one of topology.world.LAUNCHERS."""
+    own_lines: OwnLines
+    """The agent's log."""
 
 
 class SiteProcesses:
@@ -25,39 +56,108 @@ class SiteProcesses:
     def __init__(
         self,
         order: SiteOrder,
-        sockets: Path,
-        bind_host: str | None,
-        namespace: Namespace | None,
+        prepare: Prepare,
+        place: Place,
         listener: Listener,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Gateways bind `bind_host`, or else as the topology says; in a `namespace`, its address.
+        """Start nothing yet.
 
-        `tasks` owns the tasks that listen to the processes and tell `listener`; they end with
-        those.
+        Args:
+            order: The run.
+            prepare: What the coordinator said of it, for other nodes.
+            place: Where the agent works, and how it starts other nodes.
+            listener: Told what processes say.
+            tasks: Owns the tasks that listen to the processes; they end with those.
         """
         self._order = order
-        self._own = [
-            Supervisor(order, node, sockets, bind_host, namespace, listener, tasks)
-            for node in range(order.site.nodes)
-        ]
-        self.nodes: list[Node] = [*self._own]
+        self._prepare = prepare
+        self._place = place
+        self._listener = listener
         self._tasks = tasks
+        self._own: Supervisor | None = None
+        self._others: list[RemoteNode] = []
+        self._host = LOOPBACK
         self._held = ExitStack()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Those that are there by now; the agent's own machine is the first."""
+        return [] if self._own is None else [self._own, *self._others]
 
     @property
     def children(self) -> list[asyncio.subprocess.Process]:
         """Every process that was started here; theirs are below them."""
-        return [process for node in self._own for process in node.children]
+        own = [] if self._own is None else self._own.children
+        return [*own, *(node.process for node in self._others)]
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
         """Start the gateways of all nodes and return where they listen, for others to dial.
 
         Raises:
-            SiteError: one does not listen in time.
+            SiteError: one does not listen in time, or a node cannot be reached.
         """
-        started = await _all(node.start_gateways() for node in self.nodes)
+        order = self._order
+        places = await asyncio.to_thread(node_places, order.site, self._place.launcher)
+        prepare = self._prepare
+        self._host = places[0].host or LOOPBACK
+        self._own = Supervisor(
+            order,
+            0,
+            self._place.sockets,
+            bind_host=self._place.bind_host or self._bound(places[0]),
+            told_host=self._told(places[0]),
+            inside_host=places[0].host,
+            namespace=prepare.namespace if prepare.HasField("namespace") else None,
+            listener=self._listener,
+            tasks=self._tasks,
+        )
+        others = enumerate(places[1 : order.site.nodes], start=1)
+        started = await _all(
+            [self._own.start_gateways(), *(self._start_node(node, each) for node, each in others)]
+        )
+        self._others.sort(key=lambda node: node.index)
         return [endpoint for of_node in started for endpoint in of_node]
+
+    async def _start_node(self, node: int, place: NodePlace) -> list[GatewayEndpoint]:
+        """Start another node's supervisor, and have it start its gateways."""
+        order, timeouts = self._order, self._order.spec.timeouts
+        files: Mapping[str, bytes] = {}
+        env = {name: value for name, value in os.environ.items() if name.startswith("ISTHMUS_")}
+        if not place.shares_files:
+            files, secrets = carried_secrets([f"{order.site.name}.{GATEWAY}"], "{folder}")
+            env |= secrets
+        told = NodeOrder(
+            site=order.site.name,
+            node=node,
+            prepare=base64.b64encode(self._prepare.SerializeToString()).decode(),
+            state=str(self._place.state.resolve()),
+            bind_host=self._bound(place) if place.host else self._place.bind_host,
+            told_host=self._told(place),
+            inside_host=place.host,
+            cwd=str(Path.cwd()),
+            files={name: base64.b64encode(content).decode() for name, content in files.items()},
+            env=env,
+            build=build(),
+            lease_s=timeouts.lease_s,
+            heartbeat_s=timeouts.heartbeat_s,
+        )
+        log_path = order.node_folder(node) / SUPERVISOR_LOG
+        supervisor = await RemoteNode.start(
+            told, place.command, self._listener, log_path, timeouts.start_s
+        )
+        self._others.append(supervisor)
+        self._tasks.create_task(supervisor.read(), name=f"node{node}")
+        return await supervisor.start_gateways()
+
+    def _told(self, place: NodePlace) -> str | None:
+        """Return what others dial; None: as the topology says of the site."""
+        site = self._order.site
+        return place.host if site.hosts and not site.listening.interfaces else None
+
+    def _bound(self, place: NodePlace) -> str | None:
+        """Return what a node's gateways bind; None: as the topology says of the site."""
+        return None if self._order.site.listening.bind else self._told(place)
 
     async def connect(self, endpoints: Sequence[GatewayEndpoint]) -> None:
         """Have all gateways dial the other sites' and wait until Hello was answered.
@@ -86,8 +186,9 @@ class SiteProcesses:
 
     async def run_ranks(self) -> None:
         """Start torchrun on each node and return when all of them have ended, well or not."""
-        port = self._held.enter_context(reserved_port("127.0.0.1"))
-        await _all(node.run_ranks(f"127.0.0.1:{port}") for node in self.nodes)
+        port = self._held.enter_context(reserved_port(self._host))
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        await _all(node.run_ranks(f"{host}:{port}") for node in self.nodes)
 
     async def wait_probed(self) -> None:
         """Wait until the gateways have measured their links, and all others have that meet here."""
@@ -140,7 +241,8 @@ def reserved_port(host: str) -> Iterator[int]:
     The socket is bound and never listens, so that a server with SO_REUSEADDR, as torch's store is,
     may take the port, while the system gives it to no one who asks for any.
     """
-    with socket.socket() as holder:
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((host, 0))
-        yield holder.getsockname()[1]
+        holder.bind(address)
+        yield int(holder.getsockname()[1])

@@ -48,13 +48,15 @@ async def start_leashed(
     talks: bool,
     namespaces: tuple[str, str] | None = None,
     umask: int = -1,
+    line_bytes: int = LINE_BYTES,
 ) -> asyncio.subprocess.Process:
     """Start a command in a process group of its own that dies with this process.
 
     Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
     caller closes. A child that `talks` has pipes for stdin and stdout; else stdin is empty and
     stdout goes to the log, too. `namespaces` are files of a user namespace (may be empty) and a
-    network namespace to enter. `umask` is the child's; -1: as this process has it.
+    network namespace to enter. `umask` is the child's; -1: as this process has it. A line that it
+    says may be `line_bytes` long.
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
@@ -67,7 +69,7 @@ async def start_leashed(
         stderr=log,
         env=env,
         umask=umask,
-        limit=LINE_BYTES,
+        limit=line_bytes,
     )
 
 

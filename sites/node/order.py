@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -123,7 +124,10 @@ def _make_folder(prepare: Prepare, state: Path, nodes: int) -> Path:
     try:
         for node in range(nodes):
             (folder / f"node{node}").mkdir(parents=True, exist_ok=True)
-        (folder / SPEC_FILE).write_bytes(prepare.run_spec)
+        # Nodes that share the folder write the same.
+        scratch = folder / f"{SPEC_FILE}.{platform.node()}.{os.getpid()}"
+        scratch.write_bytes(prepare.run_spec)
+        scratch.replace(folder / SPEC_FILE)
         (folder / "job.yaml").write_text(prepare.job.text, encoding="utf-8")
         (folder / "topology.yaml").write_text(prepare.topology.text, encoding="utf-8")
     except OSError as error:

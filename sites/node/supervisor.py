@@ -34,7 +34,10 @@ class Supervisor:
         order: SiteOrder,
         node: int,
         sockets: Path,
+        *,
         bind_host: str | None,
+        told_host: str | None,
+        inside_host: str | None,
         namespace: Namespace | None,
         listener: Listener,
         tasks: asyncio.TaskGroup,
@@ -47,6 +50,8 @@ class Supervisor:
             sockets: Folder for its gateways' sockets.
             bind_host: What its gateways bind; None: as the topology says. In a `namespace` they
                 bind its address.
+            told_host: What others are told to dial; None: as the topology says.
+            inside_host: The node, as the site's other nodes know it; None: all are on one machine.
             namespace: Where its gateways run; None: where this process does.
             listener: Told what the node's processes say.
             tasks: Owns the tasks that listen to the processes; they end with those.
@@ -57,6 +62,8 @@ class Supervisor:
         self._namespaces = (namespace.user, namespace.net) if namespace else None
         # Not loopback, but nothing outside the emulated WAN reaches it.
         self._bind_host = namespace.address if namespace else bind_host
+        self._told_host = namespace.address if namespace else told_host
+        self._inside_host = inside_host
         self._listener = listener
         self._tasks = tasks
         self._gateways: list[Gateway] = []
@@ -86,7 +93,7 @@ class Supervisor:
                     site=order.site.name,
                     gateway=index,
                     bind_host=self._bind_host,
-                    told_host=self._bind_host if self._namespaces else None,
+                    told_host=self._told_host,
                     socket_path=str(self._socket_path(index)),
                     state_folder=str(order.node_folder(self._node)),
                 )
@@ -138,7 +145,9 @@ class Supervisor:
             endpoint: host:port of the rendezvous, on node 0.
         """
         sockets = [self._socket_path(index) for index in self._order.node_gateways(self._node)]
-        self._torchrun = await Torchrun.start(self._order, self._node, endpoint, sockets)
+        self._torchrun = await Torchrun.start(
+            self._order, self._node, endpoint, sockets, self._inside_host
+        )
         watching = self._torchrun.watch(self._listener.on_failed)
         await asyncio.wait([self._tasks.create_task(watching, name="torchrun")])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from protos.failure import Failure
 from protos.private_files import users_umask
+from sites.interfaces import interface_of
 from sites.launcher.rank_failures import read_failures
 from sites.node.children import start_leashed
 from sites.node.failures import describe_end, rank_failure
@@ -34,7 +35,12 @@ class Torchrun:
 
     @classmethod
     async def start(
-        cls, order: SiteOrder, node: int, endpoint: str, sockets: Sequence[Path]
+        cls,
+        order: SiteOrder,
+        node: int,
+        endpoint: str,
+        sockets: Sequence[Path],
+        inside_host: str | None,
     ) -> Torchrun:
         """Start the ranks of one node.
 
@@ -43,6 +49,7 @@ class Torchrun:
             node: Which node.
             endpoint: host:port of the rendezvous, on node 0.
             sockets: Those of the node's gateways.
+            inside_host: The node, as the others know it; None: all are on one machine.
         """
         site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
         (folder / "failures.json").unlink(missing_ok=True)
@@ -53,8 +60,10 @@ class Torchrun:
             *("--start-within", str(timeouts.start_s), "--grace", str(timeouts.stop_grace_s)),
             *("--", *order.command),
         ]
-        # All nodes of a local launcher are this machine; Gloo would pick the interface by hostname.
-        defaults = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+        defaults = {"PYTHONUNBUFFERED": "1"}
+        # Gloo would pick the interface by the machine's own name.
+        if interface := "lo" if inside_host is None else interface_of(inside_host):
+            defaults["GLOO_SOCKET_IFNAME"] = interface
         with (folder / TORCHRUN_LOG).open("ab") as log_file:
             process = await start_leashed(
                 [sys.executable, "-m", "sites.launcher.node", *arguments],

@@ -27,7 +27,15 @@ def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
         (source, path.name)
         for node in range(2)
         for source, path in Supervisor(
-            cast("Any", order), node, tmp_path, "127.0.0.1", None, unused, unused
+            cast("Any", order),
+            node,
+            tmp_path,
+            bind_host="127.0.0.1",
+            told_host=None,
+            inside_host=None,
+            namespace=None,
+            listener=unused,
+            tasks=unused,
         ).log_files()
     ]
     assert found == [

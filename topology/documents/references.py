@@ -220,9 +220,13 @@ def _check_listening(document: Document) -> None:
         written = document.mapping(*path)
         if "bind" in written and written.get("interfaces"):
             document.add((*path, "bind"), "has no use with interfaces", at_key=True)
-        if written.get("bind") in WILDCARDS and "address" not in written:
+        is_told = "address" in written or document.get("sites", index, "hosts")
+        if written.get("bind") in WILDCARDS and not is_told:
             message = "binds every address of the machine: want address, that others can dial"
             document.add((*path, "bind"), message)
+        if "address" in written and document.get("sites", index, "hosts"):
+            message = "has no use with hosts: others dial each of these"
+            document.add((*path, "address"), message, at_key=True)
         if written.get("address") in WILDCARDS:
             message = "nobody can dial every address: want one here, and bind: with this"
             document.add((*path, "address"), message)
@@ -255,6 +259,9 @@ def _check_security(document: Document) -> None:
             host = document.text("sites", index, "wan", key)
             if host is not None and not is_loopback(host):
                 document.add(("sites", index, "wan", key), _EXPOSED.format(host))
+        for place, name in enumerate(document.sequence("sites", index, "hosts")):
+            if isinstance(name, str) and not is_loopback(name):
+                document.add(("sites", index, "hosts", place), _EXPOSED.format(name))
         if document.get("sites", index, "wan", "proxy") is not None:
             message = f"would read all that the agent says: want {_PROTECTED}"
             document.add(("sites", index, "wan", "proxy"), message)
@@ -282,7 +289,7 @@ _EXPOSED = (
 
 _LAUNCHER_KEYS = {
     "local": {"kind", "python", "folder"},
-    "ssh": {"kind", "host", "user", "port", "key", "known_hosts", "jump", "python", "folder"},
+    "ssh": set(LauncherModel.model_fields),
     "slurm": set(LauncherModel.model_fields),
 }
 

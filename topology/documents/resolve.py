@@ -1,6 +1,7 @@
 """The step from a checked topology file to the world: `like` followed, base units, all RTTs."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from topology.catalogue.accelerators import accelerator_of, catalogue
@@ -39,6 +40,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
     """
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
     _check_gateways(document, model, sites)
+    _check_hosts(document, sites)
     links = [_link(each, sites, model.emulation.described) for each in model.links]
     failure = model.failure.resolved()
     topology = Topology(
@@ -82,8 +84,9 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         nodes=nearest("nodes"),
         accelerators_per_node=nearest("accelerators_per_node"),
         accelerator=_accelerator(model, nearest("accelerator")),
-        address=_address(wan),
+        address=_address(wan, own.hosts),
         listening=wan.listening(),
+        hosts=tuple(own.hosts),
         proxy=wan.proxy or "",
         location=None
         if own.location is None
@@ -95,9 +98,11 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
     )
 
 
-def _address(wan: WanModel) -> str:
-    """Return what peers dial, as far as the file says it."""
-    return wan.address or wan.bind or ("" if wan.interfaces else LOOPBACK)
+def _address(wan: WanModel, hosts: Sequence[str]) -> str:
+    """Return what peers dial, of several machines the first, as far as the file says it."""
+    if wan.interfaces:
+        return wan.address or ""
+    return hosts[0] if hosts else wan.address or wan.bind or LOOPBACK
 
 
 def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site, ...]) -> None:
@@ -119,6 +124,20 @@ def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site,
             document.add(("sites", site.index, "wan", "gateways_per_node"), message)
         elif written.accelerators_per_node is not None:
             document.add(("sites", site.index, "accelerators_per_node"), message)
+
+
+def _check_hosts(document: Document, sites: tuple[Site, ...]) -> None:
+    """Add a problem where hosts are named, but not one a node."""
+    for site in sites:
+        if site.hosts and len(site.hosts) != site.nodes:
+            message = f"want one a node, and {site.name!r} has {site.nodes}; got {len(site.hosts)}"
+            document.add(("sites", site.index, "hosts"), message)
+        elif site.launcher.kind == "slurm" and site.hosts:
+            message = "has no use with launcher: slurm, which says where nodes are"
+            document.add(("sites", site.index, "hosts"), message, at_key=True)
+        elif site.launcher.kind == "ssh" and site.nodes > 1 and not site.hosts:
+            message = f"want hosts, one a node: {site.name!r} has {site.nodes} nodes over ssh"
+            document.add(("sites", site.index), message)
 
 
 def _accelerator(model: TopologyModel, name: str) -> Accelerator:

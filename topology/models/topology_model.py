@@ -310,7 +310,9 @@ class LauncherModel(Strict):
     options: Annotated[
         list[Text],
         Field(
-            default_factory=list, description="slurm: more arguments of srun, as --partition=gpu."
+            default_factory=list,
+            description="More arguments. slurm: of srun, as --partition=gpu. ssh: of the ssh by "
+            "which the first of `hosts` reaches the others.",
         ),
     ]
 
@@ -333,6 +335,15 @@ class SiteModel(Strict):
     ] = None
     location: LocationModel | None = None
     nodes: Annotated[Count | None, Field(description="Machines.")] = None
+    hosts: Annotated[
+        list[Host],
+        Field(
+            default_factory=list,
+            description="Of the site's machines, one a node, the agent's first: by which they "
+            "reach each other, and where their gateways listen unless wan.interfaces says. "
+            "[one machine; with launcher: slurm those of its allocation]",
+        ),
+    ]
     accelerators_per_node: Annotated[
         int | None, Field(ge=1, le=MAX_RANKS_PER_NODE, description="One rank each.")
     ] = None

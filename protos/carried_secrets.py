@@ -1,0 +1,38 @@
+"""Secrets that are carried to another machine, for processes that are started there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from protos.mutual_tls import CertificateError
+from protos.private_files import read_secret
+from protos.security import TLS_VARIABLES, TOKEN_FILE, control_security, tls_files, token_path
+
+
+def carried_secrets(names: Sequence[str], folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the files that parties of these names need, and the variables that point there.
+
+    Args:
+        names: As `Identity.file_name` has them.
+        folder: Where the files will lie.
+
+    Raises:
+        CertificateError: a certificate or key is not here.
+        UnsafeFileError: a secret can be read by others.
+    """
+    files = tls_files()
+    if files is None:
+        control_security()  # makes the secret where nobody has needed it yet
+        return {"token": read_secret(token_path())}, {TOKEN_FILE: f"{folder}/token"}
+    content: dict[str, bytes] = {}
+    for name in names:
+        own = files.of(name)
+        try:
+            content["ca.pem"] = Path(own.ca).read_bytes()
+            content[f"{name}.pem"] = Path(own.cert).read_bytes()
+            content[f"{name}.key"] = read_secret(Path(own.key))
+        except OSError as error:
+            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+    places = {"ca": "ca.pem", "cert": "{name}.pem", "key": "{name}.key"}
+    return content, {variable: f"{folder}/{places[key]}" for key, variable in TLS_VARIABLES.items()}

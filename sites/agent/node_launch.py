@@ -1,0 +1,119 @@
+"""Where a site's nodes are, and what starts the supervisors of those that are not the agent's.
+
+Each command gives a stream to the node: the supervisor's stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sites.node.failures import SiteError
+from topology.world import Launcher, Site
+
+MODULE = "sites.node"
+"""What runs as a supervisor."""
+SCONTROL_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """One node of a site."""
+
+    host: str | None
+    """By which the site's other nodes reach it; None: all are on this machine."""
+    command: tuple[str, ...]
+    """What starts its supervisor."""
+    shares_files: bool
+    """The node reads this machine's secrets where they are."""
+
+
+def node_places(site: Site, launcher: str) -> list[NodePlace]:
+    """Return all nodes of a site; the first one is the agent's own. May block for a while.
+
+    Args:
+        site: Which.
+        launcher: How the others are started: one of topology.world.LAUNCHERS.
+
+    Raises:
+        SiteError: Slurm has given another number of nodes, or says nothing.
+    """
+    supervisor = [sys.executable, "-m", MODULE]
+    if launcher == "slurm" and site.nodes > 1:
+        return [
+            NodePlace(host=address, command=(*_srun(name), *supervisor), shares_files=True)
+            for name, address in _slurm_nodes(site, os.environ)
+        ]
+    hosts: Sequence[str | None] = site.hosts or [None] * site.nodes
+    if launcher == "ssh" and site.hosts:
+        python = site.launcher.python or sys.executable
+        return [
+            NodePlace(
+                host=host,
+                command=(*_ssh(host, site.launcher), shlex.join([python, "-m", MODULE])),
+                shares_files=False,
+            )
+            for host in site.hosts
+        ]
+    return [NodePlace(host=host, command=tuple(supervisor), shares_files=True) for host in hosts]
+
+
+def _ssh(host: str, launcher: Launcher) -> list[str]:
+    """Return the command of OpenSSH's client: the user's own settings hold inside the site.
+
+    It refuses a host whose key is not known, and asks nothing.
+    """
+    alive = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
+    return ["ssh", "-T", "-o", "BatchMode=yes", *alive, *launcher.options, host]
+
+
+def _srun(name: str) -> list[str]:
+    """Return what starts a step on one node of the allocation in which the agent is."""
+    return [
+        *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}"),
+        *("--unbuffered", "--kill-on-bad-exit=1"),
+    ]
+
+
+def _slurm_nodes(site: Site, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return names and addresses of the allocation's nodes, the agent's own first."""
+    allocated = environ.get("SLURM_JOB_NODELIST")
+    if allocated is None:
+        raise SiteError(
+            "LAUNCH_FAILED",
+            f"site {site.name} has {site.nodes} nodes by Slurm, and its agent is in no allocation",
+        )
+    names = _scontrol("show", "hostnames", allocated).split()
+    if len(names) != site.nodes:
+        raise SiteError(
+            "LAUNCH_FAILED",
+            f"site {site.name} has {site.nodes} nodes, and Slurm has given {len(names)}: {allocated}",
+        )
+    own = environ.get("SLURMD_NODENAME", names[0])
+    names.sort(key=lambda name: name != own)
+    return [(name, _address(name)) for name in names]
+
+
+def _address(name: str) -> str:
+    """Return the address by which Slurm itself reaches a node."""
+    found = re.search(r"NodeAddr=(\S+)", _scontrol("--oneliner", "show", "node", name))
+    return found[1] if found else name
+
+
+def _scontrol(*arguments: str) -> str:
+    try:
+        return subprocess.run(
+            ["scontrol", *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SCONTROL_S,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise SiteError("LAUNCH_FAILED", f"scontrol: {said.strip()}") from error

@@ -1,0 +1,319 @@
+"""A node whose supervisor is another process, mostly on another machine: its end of the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+from protos.control.v1.control_pb2 import GatewayEndpoint
+from protos.failure import Failure
+from protos.private_files import users_umask
+from sites.node.children import KILL_S, send, start_leashed, wait_ended
+from sites.node.failures import SiteError, describe_end
+from sites.node.log_files import Lines, LogFiles
+from sites.node.node import Listener
+from sites.node.rank_stacks import RankStack
+from sites.node.stream import (
+    GREETING,
+    LINE_BYTES,
+    NodeOrder,
+    endpoint_of,
+    error_of,
+    failure_of,
+    line_of,
+    stack_of,
+)
+from sites.silence import Silence, Standstills
+from topology.json_fields import to_json
+
+_EXIT_S = 2.0
+"""Between the end of a supervisor's output and that of its process."""
+_CLOSE_S = 5.0
+"""For the last lines of its logs, and for its end."""
+
+log = logging.getLogger(__name__)
+
+
+class _LostError(Exception):
+    """The node answers no more; whoever listens has been told why."""
+
+
+class RemoteNode:
+    """A node (sites/node/node.py)."""
+
+    def __init__(
+        self,
+        order: NodeOrder,
+        process: asyncio.subprocess.Process,
+        listener: Listener,
+        log_path: Path,
+    ) -> None:
+        self.index = order.node
+        self.process = process
+        self._order = order
+        self._listener = listener
+        self._log_path = log_path
+        self._own_log = LogFiles(lambda: [(f"node{order.node}", log_path)])
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._ids = itertools.count()
+        self._silence = Silence(time.monotonic())
+        self._ended = False
+        self._lost = False
+        self._log_ends: Lines = []
+
+    @classmethod
+    async def start(
+        cls,
+        order: NodeOrder,
+        command: Sequence[str],
+        listener: Listener,
+        log_path: Path,
+        within_s: float,
+    ) -> RemoteNode:
+        """Start a supervisor by a command, and give it its order. Then let `read` run.
+
+        Args:
+            order: The run, for this node.
+            command: Its stdin and stdout are the supervisor's.
+            listener: Told what the node says, and when it is lost.
+            log_path: For what the command writes to stderr.
+            within_s: The supervisor has so long to begin.
+
+        Raises:
+            SiteError: it does not start.
+        """
+        with log_path.open("ab") as log_file:
+            process = await start_leashed(
+                command,
+                env=os.environ,
+                log=log_file,
+                talks=True,
+                umask=users_umask(),
+                line_bytes=LINE_BYTES,
+            )
+        node = cls(order, process, listener, log_path)
+        try:
+            async with asyncio.timeout(within_s):
+                await node._greeted()
+        except BaseException as error:
+            send(process, SIGKILL)
+            await process.wait()
+            if isinstance(error, TimeoutError):
+                said = f"did not begin within {within_s:g} s"
+                raise node._not_started(said) from error
+            raise
+        node._write(to_json(order))
+        return node
+
+    async def _greeted(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            if line.startswith(GREETING.encode()):
+                return
+        raise self._not_started(self._end(await self.process.wait()))
+
+    async def read(self) -> None:
+        """Handle what the node says until it has ended."""
+        watching = asyncio.create_task(self._watch(), name=f"silence-node{self._order.node}")
+        assert self.process.stdout is not None
+        try:
+            while line := await self.process.stdout.readline():
+                self._silence.hear(time.monotonic())
+                self._handle(line)
+        except ValueError:  # longer than any line of the protocol
+            self._lose("wrote too long a line")
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                exit_code = await self.process.wait()
+        except TimeoutError:
+            self._lose("closed its output")
+        else:
+            self._lose(self._end(exit_code), exit_code)
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            if "id" in message:
+                self._answered(message)
+            elif "said" in message:
+                self._listener.on_said(message["gateway"], message["said"])
+            elif "failed" in message:
+                self._listener.on_failed(failure_of(message["failed"]))
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            text = line[:200].decode(errors="replace").strip()
+            log.warning("node %d said %r: %r", self._order.node, text, error)
+            self._listener.on_failed(self._failure("INTERNAL", f"said {text!r}"))
+
+    def _answered(self, message: Mapping[str, Any]) -> None:
+        answer = self._answers.pop(message["id"], None)
+        if answer is None or answer.done():
+            return
+        if "error" in message:
+            answer.set_exception(error_of(message["error"], self._order.node))
+        else:
+            answer.set_result(message["result"])
+
+    async def _watch(self) -> None:
+        """Say that the agent lives; lose the node once it has been silent for too long."""
+        order = self._order
+        standstills = Standstills(time.monotonic(), order.lease_s)
+        while self._silence.lasts_s(now_s := time.monotonic()) < order.lease_s:
+            if standstills.look(now_s, order.heartbeat_s):
+                self._silence.begin_anew(now_s)
+            self._write({})
+            await asyncio.sleep(order.heartbeat_s)
+        self._lose(f"has said nothing for {order.lease_s:g} s")
+        send(self.process, SIGKILL)
+
+    def _lose(self, how: str, exit_code: int = 0) -> None:
+        """The node is gone: tell it, unless it was asked to go, and answer whoever waits."""
+        if not self._lost and not self._ended:
+            self._listener.on_failed(self._failure("NODE_LOST", how, exit_code))
+        self._lost = True
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(_LostError())
+        self._answers.clear()
+
+    def _failure(self, code: str, how: str, exit_code: int = 0) -> Failure:
+        return Failure(
+            code=code,
+            message=f"the supervisor of {self._name} {how}",
+            at_s=time.monotonic(),
+            site=self._order.site,
+            node=self._order.node,
+            exit_code=exit_code,
+            log_path=str(self._log_path),
+        )
+
+    @property
+    def _name(self) -> str:
+        host = f" ({self._order.inside_host})" if self._order.inside_host else ""
+        return f"node {self._order.node} of site {self._order.site}{host}"
+
+    def _not_started(self, how: str) -> SiteError:
+        return SiteError(
+            "LAUNCH_FAILED",
+            f"the supervisor of {self._name} {how}",
+            node=self._order.node,
+            log_path=str(self._log_path),
+        )
+
+    def _end(self, exit_code: int) -> str:
+        """Return how the supervisor's process ended, with its last words."""
+        lines = [line for _, said in self._own_log.read_ends([]) for line in said if line.strip()]
+        last = f": {lines[-1].strip()}" if lines and exit_code >= 0 else ""
+        return f"{describe_end(exit_code)}{last}"
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(line_of(message))
+
+    async def _call(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
+        """Have the supervisor do something, and return what comes of it.
+
+        Raises:
+            SiteError: it could not.
+            _LostError: it is gone.
+        """
+        if self._lost:
+            raise _LostError
+        number = next(self._ids)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._write({"id": number, "call": call, **arguments})
+        return await answer
+
+    async def _stage(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
+        """The same of a stage of the run, which the loss of the node ends: nobody goes on here."""
+        try:
+            return await self._call(call, **arguments)
+        except _LostError:
+            return await asyncio.get_running_loop().create_future()
+
+    async def start_gateways(self) -> list[GatewayEndpoint]:
+        """Start the node's gateways and return where they listen, for others to dial."""
+        started = await self._stage("start_gateways")
+        return [endpoint_of(each, self._order.site) for each in started]
+
+    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+        """Write one line to each of them."""
+        self._write({"tell": message})
+
+    async def wait_connected(self) -> None:
+        """Return once all have reached the gateways that they need."""
+        await self._stage("wait_connected")
+
+    async def wait_probed(self) -> None:
+        """Return once all have measured their links, and others have that meet here."""
+        await self._stage("wait_probed")
+
+    async def wait_joined(self) -> None:
+        """Return once all of the node's ranks have joined: as long as a script needs."""
+        await self._stage("wait_joined")
+
+    async def run_ranks(self, endpoint: str) -> None:
+        """Start torchrun and return when it has ended, well or not; `endpoint` is node 0's."""
+        await self._stage("run_ranks", endpoint=endpoint)
+
+    async def leave(self) -> None:
+        """Have the gateways leave after the ranks have, and wait until they have gone."""
+        await self._stage("leave")
+
+    async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
+        """Return what a rank is doing; None: it is not stopped, and only that was asked."""
+        try:
+            return stack_of(await self._call("look", rank=rank, only_stopped=only_stopped))
+        except (_LostError, SiteError):
+            return None
+
+    async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
+        """Return new lines, and how many bytes they were: at most the budget."""
+        own, own_bytes = await asyncio.to_thread(self._own_log.read, budget_bytes // 8)
+        if self._ended:
+            return own, own_bytes
+        try:
+            lines, read_bytes = await self._call("read_logs", budget_bytes=budget_bytes - own_bytes)
+        except (_LostError, SiteError):
+            return own, own_bytes
+        return [*own, *map(tuple, lines)], own_bytes + read_bytes
+
+    async def read_log_ends(self, first: Sequence[str]) -> Lines:
+        """Return the end of every source, as it was when the node was closed."""
+        own = await asyncio.to_thread(self._own_log.read_ends, first)
+        return [*own, *self._log_ends]
+
+    async def end(self, grace_s: float) -> bool:
+        """End ranks, then gateways, then whatever is left on the node."""
+        self._ended = True
+        try:
+            async with asyncio.timeout(grace_s + 2 * KILL_S):
+                return bool(await self._call("end", grace_s=grace_s))
+        except (_LostError, SiteError):
+            return True  # its processes go with it
+        except TimeoutError:
+            return False
+
+    async def close(self) -> None:
+        """Fetch the ends of its logs, then end the supervisor."""
+        self._ended = True
+        with contextlib.suppress(_LostError, SiteError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                self._log_ends = [*map(tuple, await self._call("read_log_ends", first=[]))]
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        if not await wait_ended([self.process], time.monotonic() + _CLOSE_S):
+            send(self.process, SIGKILL)
+            await self.process.wait()

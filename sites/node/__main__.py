@@ -1,0 +1,254 @@
+"""`python -m sites.node`: the supervisor of one node, on the node's machine.
+
+It prints GREETING and its build, reads its order as one line, and then answers its agent's calls
+(sites/node/stream.py). When stdin ends, or says nothing for longer than the lease, or a signal
+comes, it ends all that it has started, and then itself. It depends on no signal: who kills an SSH
+client leaves what that has started running, and sends none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protos.control.v1.control_pb2 import Prepare
+from protos.failure import Failure
+from protos.private_files import keep_private, private_folder
+from protos.versions import build
+from sites.node.children import adopt_orphans, kill_descendants
+from sites.node.failures import SiteError
+from sites.node.node import Listener
+from sites.node.order import read_order
+from sites.node.sockets import socket_folder
+from sites.node.stream import (
+    GREETING,
+    LINE_BYTES,
+    ORDER_S,
+    NodeOrder,
+    endpoint_fields,
+    error_fields,
+    failure_fields,
+    line_of,
+    stack_fields,
+)
+from sites.node.supervisor import Supervisor
+from sites.silence import Silence, Standstills
+from topology.errors import ConfigError
+from topology.json_fields import read_json
+
+_STAGES = frozenset(
+    {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}
+)
+"""Calls that go on until they are done, or the run is to end."""
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Supervise one run; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
+    keep_private()
+    adopt_orphans()
+    try:
+        return asyncio.run(_serve())
+    except (ConfigError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+async def _serve() -> int:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(signum, ended.set)
+    reader = asyncio.StreamReader(limit=LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout)
+    writer.write(f"{GREETING}{build()}\n".encode())
+    async with asyncio.timeout(ORDER_S):
+        line = await reader.readline()
+    if not line:
+        return 0
+    order = read_json(NodeOrder, json.loads(line))
+    if order.build != build():
+        raise ValueError(f"this is isthmus {build()}, and the agent's is {order.build}")
+    with contextlib.suppress(OSError):
+        os.chdir(order.cwd)
+    private_folder(Path(order.state))
+    with _secrets(order), socket_folder() as sockets:
+        async with asyncio.TaskGroup() as tasks:
+            service = _Service(order, sockets, writer, tasks)
+            await service.serve(reader, ended)
+    return 0
+
+
+@contextmanager
+def _secrets(order: NodeOrder) -> Iterator[None]:
+    """Keep the files that came with an order for as long as it lasts, for the user's eyes alone."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-node-") as folder:
+        for name, content in order.files.items():
+            path = Path(folder, name)
+            if path.parent != Path(folder):
+                raise ValueError(f"{name!r} is not the name of a file")
+            path.write_bytes(base64.b64decode(content))  # the umask keeps it private
+        for name, value in order.env.items():
+            os.environ[name] = value.replace("{folder}", folder)
+        yield
+
+
+class _Service:
+    """Answers the agent's calls by a Supervisor."""
+
+    def __init__(
+        self,
+        order: NodeOrder,
+        sockets: Path,
+        writer: asyncio.WriteTransport,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._order = order
+        self._sockets = sockets
+        self._writer = writer
+        self._tasks = tasks
+        self._stages: set[asyncio.Task[None]] = set()
+        self._supervisor: Supervisor | None = None
+        self._grace_s = 0.0
+
+    async def serve(self, reader: asyncio.StreamReader, ended: asyncio.Event) -> None:
+        """Serve until the agent has gone, or a signal has come; leave nothing behind."""
+        silence = Silence(time.monotonic())
+        reading = asyncio.create_task(self._read(reader, silence), name="agent")
+        watching = asyncio.create_task(self._watch(silence), name="silence")
+        signalled = asyncio.create_task(ended.wait(), name="signal")
+        waits = (reading, watching, signalled)
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.wait(waits)
+            await self._end(self._grace_s)
+        if reading.done() and not reading.cancelled() and (error := reading.exception()):
+            raise error
+
+    async def _read(self, reader: asyncio.StreamReader, silence: Silence) -> None:
+        while line := await reader.readline():
+            silence.hear(time.monotonic())
+            message = json.loads(line)
+            if "call" in message:
+                call = self._tasks.create_task(self._answer(message), name=message["call"])
+                if message["call"] in _STAGES:
+                    self._stages.add(call)
+                    call.add_done_callback(self._stages.discard)
+            elif "tell" in message and self._supervisor is not None:
+                self._supervisor.tell_gateways(message["tell"])
+
+    async def _watch(self, silence: Silence) -> None:
+        """Say that this lives; return once the agent has been silent for too long."""
+        order = self._order
+        standstills = Standstills(time.monotonic(), order.lease_s)
+        while silence.lasts_s(now_s := time.monotonic()) < order.lease_s:
+            if standstills.look(now_s, order.heartbeat_s):
+                silence.begin_anew(now_s)
+            self._say({})
+            await asyncio.sleep(order.heartbeat_s)
+        log.warning("the agent has said nothing for %g s", order.lease_s)
+
+    async def _answer(self, message: Mapping[str, Any]) -> None:
+        try:
+            result = await self._call(message["call"], message)
+        except SiteError as error:
+            self._say({"id": message["id"], "error": error_fields(error)})
+        except OSError as error:  # no space, no processes: this machine's, not our bug
+            said = f"{error.filename or 'node'}: {error.strerror or error}"
+            failed = SiteError("LAUNCH_FAILED", said)
+            self._say({"id": message["id"], "error": error_fields(failed)})
+        else:
+            self._say({"id": message["id"], "result": result})
+
+    async def _call(self, call: str, message: Mapping[str, Any]) -> object:
+        if call == "start_gateways":
+            self._supervisor = await self._prepared()
+        supervisor = self._supervisor
+        if call == "end":
+            return await self._end(message["grace_s"])
+        if supervisor is None:
+            raise SiteError("LAUNCH_FAILED", f"{call}: nothing was started here")
+        match call:
+            case "start_gateways":
+                return [endpoint_fields(each) for each in await supervisor.start_gateways()]
+            case "wait_connected":
+                await supervisor.wait_connected()
+            case "wait_probed":
+                await supervisor.wait_probed()
+            case "wait_joined":
+                await supervisor.wait_joined()
+            case "run_ranks":
+                await supervisor.run_ranks(message["endpoint"])
+            case "leave":
+                await supervisor.leave()
+            case "look":
+                found = await supervisor.look(message["rank"], only_stopped=message["only_stopped"])
+                return stack_fields(found)
+            case "read_logs":
+                return await supervisor.read_logs(message["budget_bytes"])
+            case "read_log_ends":
+                return await supervisor.read_log_ends(message["first"])
+            case _:
+                raise SiteError("INTERNAL", f"unknown call {call!r}")
+        return None
+
+    async def _prepared(self) -> Supervisor:
+        order = self._order
+        prepare = Prepare.FromString(base64.b64decode(order.prepare))
+        read = await asyncio.to_thread(read_order, prepare, order.site, Path(order.state))
+        self._grace_s = read.spec.timeouts.stop_grace_s / 2
+        return Supervisor(
+            read,
+            order.node,
+            self._sockets,
+            bind_host=order.bind_host,
+            told_host=order.told_host,
+            inside_host=order.inside_host,
+            namespace=prepare.namespace if prepare.HasField("namespace") else None,
+            listener=Listener(self._on_said, self._on_failed),
+            tasks=self._tasks,
+        )
+
+    async def _end(self, grace_s: float) -> bool:
+        """End all processes; a second call finds none."""
+        stages = list(self._stages)
+        for stage in stages:
+            stage.cancel()
+        if stages:
+            await asyncio.wait(stages)  # one may be starting a process right now
+        supervisor = self._supervisor
+        if supervisor is None:
+            return True
+        await supervisor.end(grace_s)
+        return await kill_descendants(supervisor.children)
+
+    def _on_said(self, gateway: int, message: Mapping[str, Any]) -> None:
+        self._say({"said": message, "gateway": gateway})
+
+    def _on_failed(self, failure: Failure) -> None:
+        self._say({"failed": failure_fields(failure)})
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._writer.write(line_of(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
