@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,6 @@ from topology.run_spec import CodedPlan, RunSpec
 
 MAX_WHY = 500
 """Characters of a site's reason that are kept."""
-
-log = logging.getLogger(__name__)
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
 Record = Callable[[str, str, dict[str, Any]], None]
@@ -121,8 +118,6 @@ class RunEpochs:
                 self._send(action.site, control_pb2.CoordinatorMessage(cancel_settle=cancel))
             case membership.LoseSite() | membership.EndRun() | membership.EndChange():
                 self._on_outcome(action)
-            case membership.TakeState():
-                log.info("site %s has to take another site's state: %s", action.site, action.why)
 
     # ------------------------------------------------------------ plans
 
@@ -176,7 +171,6 @@ def _limits(spec: RunSpec) -> Limits:
         ride_out_s=timeouts.ride_out_s,
         alone_s=timeouts.coordinator_s,
         collect_s=timeouts.collect_s,
-        may_return=False,
     )
 
 

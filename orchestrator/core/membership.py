@@ -41,7 +41,7 @@ Pair = tuple[str, str]
 UNANSWERED = 2.0
 """Times `detect_s`: after this a site that lives but does not settle is lost."""
 CHAINS_KEPT = 256
-"""Rounds of which it is known what a site that comes back must have."""
+"""Rounds of which it is known what all have had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,6 @@ class Limits:
     """Seconds that all sites may go on without a coordinator that hears of any."""
     collect_s: float
     """Seconds from the first news of a dead link, for further ones that belong to it."""
-    may_return: bool
-    """Whether a site that is gone may come back, so that it is worth waiting for."""
 
 
 # ---------------------------------------------------------------- in
@@ -155,16 +153,6 @@ class TreesWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteReady:
-    """A site that is no member would take part."""
-
-    site: str
-    round: int = -1
-    """The latest round that its parameters contain; -1: it takes another site's state."""
-    chain: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class SiteEnters:
     """A site that was lost is ready to take over the members' state, and to take part."""
 
@@ -193,7 +181,7 @@ class Ticked:
     """Time has passed."""
 
 
-Change = TreesWanted | SiteReady | SiteEnters
+Change = TreesWanted | SiteEnters
 """A change that nobody needs in order to go on."""
 Event = (
     SiteGone
@@ -205,7 +193,6 @@ Event = (
     | Reached
     | SiteSettled
     | TreesWanted
-    | SiteReady
     | SiteEnters
     | EntryBegun
     | DropWanted
@@ -256,14 +243,6 @@ class LoseSite:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeState:
-    """The site that would take part has gone another way: it has to take another site's state."""
-
-    site: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class EndChange:
     """What came of a change that was wanted."""
 
@@ -285,9 +264,7 @@ class EndRun:
     why: str
 
 
-Action = (
-    RecordEvent | SendSettle | SendResume | SendCancel | LoseSite | TakeState | EndChange | EndRun
-)
+Action = RecordEvent | SendSettle | SendResume | SendCancel | LoseSite | EndChange | EndRun
 
 MakePlan = Callable[[tuple[str, ...], frozenset[Pair]], CodedPlan]
 """Makes the reduction of some members that are linked, around the links that are dead."""
@@ -340,7 +317,7 @@ class _Proposal:
     number: int
     members: tuple[str, ...]
     asked: tuple[str, ...]
-    """Who has to answer: those members and, where nobody is lost, those of the present epoch."""
+    """Who has to answer: all of them that are members now."""
     lost: tuple[str, ...]
     change: Change | None
     """What is changed though nothing is wrong; None: chunks are done again."""
@@ -387,6 +364,8 @@ class Membership:
         self.epoch = first
         """The latest that was written down."""
         self._handovers: tuple[Handover, ...] = ()
+        self._enters: tuple[str, ...] = ()
+        """Who is new in the epoch."""
         self._counted: dict[str, tuple[int, frozenset[tuple[int, int]]]] = {}
         """By site lost while a round was under way: the round, and buckets and chunks of it that
         were finished with its part."""
@@ -405,6 +384,8 @@ class Membership:
         """By who suspects and who is suspected."""
         self._short_since_s: float | None = None
         """Since when too few sites reach each other."""
+        self._num_chances = 0
+        """How often those who could not go on were asked again since the epoch began."""
         self._mended_s: float | None = None
         """When some reached each other again."""
         self._chains = _Chains()
@@ -476,8 +457,6 @@ class Membership:
                 self._suspicions.pop((event.by, event.site), None)
             case SiteSettled():
                 return self._settled(event)
-            case SiteReady():
-                return self._ready(event)
             case SiteEnters():
                 return self._wants_to_enter(event)
             case EntryBegun():
@@ -502,10 +481,7 @@ class Membership:
         asked = () if proposal is None else proposal.asked
         site.silent = site.session_lost = ""
         site.is_unheard = False
-        joining = {
-            each.site for each in self._open_changes() if isinstance(each, SiteReady | SiteEnters)
-        }
-        if site.name in joining:
+        if any(each == SiteEnters(site.name) for each in self._open_changes()):
             return []
         if site.name not in {*self.epoch.members, *asked}:
             return [LoseSite(site.name, site.gone or "the run goes on without it")]
@@ -513,8 +489,9 @@ class Membership:
             return []
         actions: list[Action] = []
         if site.name in self.epoch.members and event.epoch < self.epoch.number:
-            actions.append(SendResume(site.name, self.epoch, self._handovers))
-        if self._entry is not None and event.epoch < self._entry.epoch.number:
+            enters = self._enters if site.name in self._enters else ()
+            actions.append(SendResume(site.name, self.epoch, self._handovers, enters))
+        if self._entry is not None:  # where it has begun, its round may never have been heard
             actions.append(self._resume_entry(site.name, self._entry))
         if proposal is not None and site.name in asked and site.name not in proposal.answers:
             actions.append(self._settle(site.name, proposal))
@@ -527,29 +504,13 @@ class Membership:
         proposal = self._proposal
         if proposal is None or event.epoch != proposal.number or event.site not in proposal.asked:
             return []
-        if event.site not in self.epoch.members:
-            proposal.answers[event.site] = event
-            return []
         is_whole = self._sites[event.site].since_round == 0  # else its chain begins later
         if is_whole and not self._chains.agrees(event.chain_round, event.chain):
             why = f"after round {event.chain_round} site {event.site} has had other results"
             return self._end_run("PARAMETERS_DIFFER", why)
+        if is_whole:
+            self._chains.note(event.chain_round, event.chain)
         proposal.answers[event.site] = event
-        return []
-
-    def _ready(self, event: SiteReady) -> list[Action]:
-        site = self._sites[event.site]
-        if site.name in self.epoch.members or any(
-            isinstance(each, SiteReady) and each.site == site.name for each in self._open_changes()
-        ):
-            return []
-        if event.round >= 0 and self._chains.at(event.round) != event.chain:
-            why = f"round {event.round} is not known to have been the same there"
-            return [TakeState(site.name, why)]
-        self._forget(site.name)
-        site.gone = site.silent = site.session_lost = site.left_out = ""
-        site.has_finished = False
-        self._changes.append(event)
         return []
 
     def _wants_to_enter(self, event: SiteEnters) -> list[Action]:
@@ -689,18 +650,9 @@ class Membership:
             return self._cancel(proposal, change, missing[0], "it did not answer in time")
         if missing:
             return []
-        if isinstance(change, SiteReady) and not self._shares_past(proposal, change.site):
-            why = "it has had other results than the others"
-            cancelled = self._cancel(proposal, change, change.site, why)
-            return [*cancelled, TakeState(change.site, why)]
         if isinstance(change, SiteEnters):
             return self._await_entry(proposal, change, now_s)
-        return self._carry_out(proposal, change, now_s)
-
-    def _shares_past(self, proposal: _Proposal, site: str) -> bool:
-        """Whether a site that comes back has the members' results, as far as it has any."""
-        answer = proposal.answers[site]
-        return answer.chain_round < 0 or self._chains.at(answer.chain_round) == answer.chain
+        return self._carry_out(proposal, change)
 
     def _wanted(self, now_s: float) -> tuple[tuple[str, ...] | None, list[Action]]:
         """Return who of the members can go on together; None: it has to be waited."""
@@ -713,13 +665,13 @@ class Membership:
             gone = [site for site in members if not site.has_finished]
             return None, [LoseSite(site.name, site.gone) for site in gone]
         if not left:
-            return None, [] if self._limits.may_return else self._too_few(num_finished)
+            return None, self._too_few(num_finished)
         best = max(self._parts(now_s), key=self._size, default=())
         if not best:
             self._second_chance(left, now_s)
-        num_left, num_best = len(present) + num_finished, len(best) + num_finished
-        if num_left < self._limits.min_sites and not self._limits.may_return:
-            return None, self._too_few(num_left)
+        num_best = len(best) + num_finished
+        if len(left) + num_finished < self._limits.min_sites:
+            return None, self._too_few(len(left) + num_finished)
         is_outage = len(present) > 1 and len(best) <= 1 and not self._any_reach(present)
         if not is_outage and num_best >= self._limits.min_sites and best:
             return self._mended(best, len(present), now_s)
@@ -728,7 +680,8 @@ class Membership:
         if self._short_since_s is None:
             self._short_since_s = now_s
             why = "no two sites reach each other" if is_outage else "too few sites are left"
-            why = why if best else "no agent is heard"
+            if not best:
+                why = "no agent is heard" if present else "no site can go on"
             note = f"{why}: waiting for up to {self._limits.ride_out_s:g} s"
             actions = [RecordEvent("run.waiting", detail={"note": note})]
         wait_s = self._limits.ride_out_s if best else self._limits.alone_s
@@ -739,16 +692,22 @@ class Membership:
         return best, actions
 
     def _second_chance(self, left: Sequence[_Site], now_s: float) -> None:
-        """Where nobody else is left, ask those again who could not go on or were not to."""
-        for site in left:
-            if now_s >= site.left_out_since_s + self._limits.detect_s:
-                site.left_out = ""
+        """Where nobody else is left, ask those again who could not go on or were not to.
+
+        Ever more seldom, for nothing may come of it.
+        """
+        limits = self._limits
+        wait_s = min(limits.detect_s * 2**self._num_chances, limits.ride_out_s)
+        due = [each for each in left if now_s >= each.left_out_since_s + wait_s]
+        for site in due:
+            site.left_out = ""
+        self._num_chances += bool(due)
 
     def _mended(
         self, best: tuple[str, ...], num_present: int, now_s: float
     ) -> tuple[tuple[str, ...] | None, list[Action]]:
         """After an outage all have a moment to reach each other again."""
-        if self._short_since_s is None:
+        if self._short_since_s is None or self._num_chances:
             return best, []
         if self._mended_s is None:
             self._mended_s = now_s
@@ -857,12 +816,8 @@ class Membership:
         """Ask sites to settle for another epoch."""
         self._number += 1
         self._is_unfinished = False
-        asked = members
-        lost = tuple(name for name in self.epoch.members if name not in members)
-        if change is not None:
-            asked, lost = tuple(dict.fromkeys((*self._working(self.epoch.members), *members))), ()
-        if isinstance(change, SiteEnters):
-            asked = self._working(self.epoch.members)
+        asked = members if change is None else self._working(self.epoch.members)
+        lost = tuple(name for name in self.epoch.members if name not in {*members, *asked})
         proposal = _Proposal(
             number=self._number,
             members=members,
@@ -893,7 +848,7 @@ class Membership:
         match proposal.change:
             case TreesWanted():
                 return proposal.change.why
-            case SiteReady() | SiteEnters():
+            case SiteEnters():
                 return f"site {proposal.change.site} takes part"
         whys = [
             f"site {name}: {self._why_lost(name)}"
@@ -926,7 +881,7 @@ class Membership:
             change = self._changes.pop(0)
             wanted = members
             match change:
-                case SiteReady() | SiteEnters() if self._sites[change.site].is_live:
+                case SiteEnters() if self._sites[change.site].is_live:
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
                 case TreesWanted() if change.members == members and not (
@@ -1006,18 +961,13 @@ class Membership:
         told = [self._resume_entry(name, entry) for name in entry.asked]
         return [RecordEvent("epoch.entering", change.site, detail), *told]
 
-    def _carry_out(self, proposal: _Proposal, change: Change, now_s: float) -> list[Action]:
+    def _carry_out(self, proposal: _Proposal, change: TreesWanted) -> list[Action]:
         """Begin an epoch with a round that no site has begun."""
         begun = max(answer.round for answer in proposal.answers.values())
-        reduction = (
-            change.reduction
-            if isinstance(change, TreesWanted)
-            else self._make_plan(proposal.members, self._dead_links(now_s))
-        )
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
-            reduction=reduction,
+            reduction=change.reduction,
             from_round=max(begun + 1, self.epoch.from_round),
         )
         resumed = self._resume(proposal, epoch, (), ())
@@ -1049,12 +999,8 @@ class Membership:
             "record": to_json(epoch, _is_set),
             "handovers": to_json(handovers),
         }
-        if proposal.change is None:
+        if proposal.change is None:  # whoever had completed more may be lost
             self._chains.forget_from(epoch.from_round)
-        for name in self.epoch.members:
-            if name in proposal.answers and self._sites[name].since_round == 0:
-                answer = proposal.answers[name]
-                self._chains.note(answer.chain_round, answer.chain)
         self._begin(epoch, handovers, kept, is_redo=proposal.change is None)
         self._proposal = None
         resume = [SendResume(name, epoch, handovers) for name in proposal.asked]
@@ -1088,6 +1034,8 @@ class Membership:
         is_redo: bool,
     ) -> None:
         before, self.epoch, self._handovers = self.epoch, epoch, handovers
+        self._enters = tuple(name for name in epoch.members if name not in before.members)
+        self._num_chances = 0
         self._older_links = frozenset() if is_redo else self._links_of(before.reduction)
         if is_redo:
             chunks = _chunks(kept)
@@ -1134,9 +1082,6 @@ class _Chains:
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-
-    def at(self, round_: int) -> int | None:
-        return self._known.get(round_)
 
     def agrees(self, round_: int, chain: int) -> bool:
         return self._known.get(round_, chain) == chain

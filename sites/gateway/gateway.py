@@ -264,8 +264,9 @@ class Gateway(EndingGateway):
         executor = self._executor
         awaits_entry = bool(command.enters) and config.site not in command.enters
         ruling = command.epoch, command.from_round, command.plan, command.codecs
+        has_begun = True
         if awaits_entry:
-            executor.await_entry(*ruling)
+            has_begun = executor.await_entry(*ruling)
         else:
             executor.resume(*ruling, gifts)
         self._links.drop_sites(lambda site: site not in members and not executor.needs(site))
@@ -273,7 +274,7 @@ class Gateway(EndingGateway):
             target=self._open_more, args=(list(added.values()),), name="open", daemon=True
         ).start()
         _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
-        if not awaits_entry:
+        if has_begun:
             self._tell_resumed(command.epoch)
 
     def _take_state(self, told: Members) -> None:

@@ -62,6 +62,8 @@ class MemberHistory:
         self._told: dict[int, Members] = {}
         """By epoch, those with which others enter."""
         self._announced: Members | None = None
+        self._entered = 0
+        """The latest epoch with which others have entered; it may be told again."""
         self._num_steps = 0
         self._step = 0
         """With which the latest sites that were announced enter."""
@@ -76,7 +78,7 @@ class MemberHistory:
             elif self._own in told.enters:
                 self._own_entry = told
                 self._condition.notify_all()
-            else:
+            elif told.epoch > self._entered:
                 self._told[told.epoch] = told
 
     def end_step(
@@ -106,7 +108,8 @@ class MemberHistory:
             told = self._announced
             changes.append(Entering(told.enters, told.epoch, Path(told.state)))
             with self._condition:
-                del self._told[self._announced.epoch]
+                self._entered = told.epoch
+                del self._told[told.epoch]
             self._announced = None
         return changes
 

@@ -22,10 +22,8 @@ from orchestrator.core.membership import (
     SiteFinished,
     SiteGone,
     SiteHeard,
-    SiteReady,
     SiteSettled,
     Suspected,
-    TakeState,
     Ticked,
     TreesWanted,
 )
@@ -34,9 +32,7 @@ from tests.sim.plans import all_pairs, links_of, plan_of
 from topology.epoch import Epoch, Finished, Handover
 
 NAMES = ("ap", "eu", "sa")
-LIMITS = Limits(
-    min_sites=1, detect_s=15, ride_out_s=600, alone_s=3600, collect_s=2, may_return=False
-)
+LIMITS = Limits(min_sites=1, detect_s=15, ride_out_s=600, alone_s=3600, collect_s=2)
 FIRST = Epoch(0, NAMES, plan_of(NAMES, NAMES, frozenset(), 0), 0)
 
 
@@ -212,19 +208,6 @@ def test_a_dropped_site_is_lost_like_any_other() -> None:
     assert [each.site for each in actions if isinstance(each, SendSettle)] == ["ap", "eu"]
 
 
-def test_a_site_that_comes_back_needs_the_past_of_the_others() -> None:
-    core = machine()
-    lose_sa(core)
-    actions = core.handle(SiteReady("sa", 4, chain=666), 20)
-    assert [type(each) for each in actions] == [TakeState]
-    actions = core.handle(SiteReady("sa"), 21)
-    assert len([each for each in actions if isinstance(each, SendSettle)]) == 3
-    for name in ("ap", "eu"):
-        core.handle(settled(name, 2, 9), 22)
-    epoch, _ = begun(core.handle(SiteSettled(site="sa", epoch=2, round=-1), 22))
-    assert (epoch.members, epoch.from_round) == (NAMES, 10)
-
-
 def test_what_was_written_down_is_told_again_by_the_next_coordinator() -> None:
     core, journal = machine(), [RecordEvent("run.active")]
     for event in (SiteGone("sa", "gone"), settled("ap", 1, 5, (0, 1)), settled("eu", 1, 5)):
@@ -252,6 +235,15 @@ def test_a_cancelled_change_is_told_to_a_site_that_missed_it() -> None:
     core.handle(TreesWanted(NAMES, plan_of(NAMES, NAMES, frozenset(), 1), "slow"), 10)
     core.handle(Ticked(), 30)
     assert core.handle(SiteHeard("eu", 0), 31) == [SendCancel("eu", 1)]
+
+
+def test_sites_that_differ_when_they_settle_end_the_run() -> None:
+    core = machine()
+    core.handle(SiteGone("sa", "gone"), 20)
+    assert core.handle(settled("ap", 1, 5), 21) == []
+    (end,) = core.handle(dataclasses.replace(settled("eu", 1, 5), chain=666), 21)
+    assert isinstance(end, EndRun)
+    assert end.code == "PARAMETERS_DIFFER"
 
 
 def test_different_results_of_one_round_end_the_run() -> None:
@@ -299,6 +291,27 @@ def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
     assert (before.members, core.epoch.members) == (NAMES[:2], NAMES)
 
 
+def test_a_round_that_a_site_enters_with_is_asked_for_where_its_number_was_lost() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_enter(core)
+    actions = core.handle(SiteHeard("eu", 2), 40)
+    (resume,) = (each for each in actions if isinstance(each, SendResume))
+    assert (resume.site, resume.epoch.number, resume.enters) == ("eu", 2, ("sa",))
+
+
+def test_a_site_that_has_entered_is_told_so_by_the_next_coordinator() -> None:
+    core = machine()
+    lost, entering = lose_sa(core), let_sa_enter(core)
+    told = [*lost, *entering, *core.handle(EntryBegun("eu", 2, 75), 40)]
+    again = machine()
+    again.restore([each for each in told if isinstance(each, RecordEvent)])
+    (resume,) = again.handle(SiteHeard("sa", 0), 50)
+    assert isinstance(resume, SendResume)
+    assert (resume.epoch.number, resume.enters) == (2, ("sa",))
+    assert again.handle(SiteHeard("ap", 2), 50) == []
+
+
 def test_a_site_that_has_just_entered_goes_on_though_others_are_lost() -> None:
     core = machine()
     lose_sa(core)
@@ -313,6 +326,27 @@ def test_a_site_that_has_just_entered_goes_on_though_others_are_lost() -> None:
     core.handle(SiteGone("eu", "gone, too"), 43)
     epoch, _ = begun(core.handle(dataclasses.replace(new, epoch=4), 44))
     assert (epoch.members, epoch.from_round) == (("sa",), 75)
+
+
+def test_where_nobody_can_go_on_they_are_asked_ever_more_seldom_and_not_for_ever() -> None:
+    core = machine(names=("ap", "eu"))
+    actions = core.handle(SiteGone("eu", "killed"), 0)
+    now_s, written, chances = 0.0, 0, 0
+    while not any(isinstance(each, EndRun) for each in actions):
+        now_s += 5
+        actions = core.handle(Ticked(), now_s)
+        settles = [each for each in actions if isinstance(each, SendSettle)]
+        if settles:
+            chances += 1
+            number = settles[0].epoch
+            actions += core.handle(
+                dataclasses.replace(settled("ap", number, 5), why="it cannot"), now_s
+            )
+        written += sum(isinstance(each, RecordEvent) for each in actions)
+        assert now_s < 2 * LIMITS.alone_s
+    assert now_s > LIMITS.alone_s
+    assert 3 < chances < 15
+    assert written < 40
 
 
 def test_a_site_that_is_lost_before_it_enters_keeps_nobody_waiting() -> None:

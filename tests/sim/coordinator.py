@@ -17,15 +17,15 @@ from orchestrator.core.membership import (
     SendCancel,
     SendResume,
     SendSettle,
+    SiteEnters,
     SiteHeard,
-    TakeState,
     Ticked,
 )
 from orchestrator.core.run_events import RecordEvent
 from tests.sim.plans import all_pairs, links_of, plan_of
 from topology.epoch import Epoch
 
-Send = SendSettle | SendResume | SendCancel | LoseSite | TakeState
+Send = SendSettle | SendResume | SendCancel | LoseSite
 
 
 class CoordinatorDiedError(Exception):
@@ -57,15 +57,6 @@ class FakeJournal:
             raise CoordinatorDiedError(dies_at)
 
 
-class _Anything:
-    """Equal to all."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
 class SimCoordinator:
     """One coordinator process."""
 
@@ -89,7 +80,6 @@ class SimCoordinator:
         self.is_alive = True
         self.dead_since_s = 0.0
         self.turn = 0
-        self.changes: list[EndChange] = []
         self._names, self._detect_s = names, limits.detect_s
         self.machine = Membership(
             ranks=dict.fromkeys(names, 2),
@@ -100,7 +90,7 @@ class SimCoordinator:
             first=first,
         )
         if mutant == "no_chain_check":
-            self.machine._chains.at = lambda _: _Anything()  # type: ignore[method-assign, assignment, return-value]
+            self.machine._chains.agrees = lambda *_: True  # type: ignore[method-assign]
         if journal.records:
             kept = [each for each in journal.records if not forgets or each.kind == "epoch.begun"]
             self.machine.restore(kept)
@@ -136,6 +126,11 @@ class SimCoordinator:
                 self.tell(LeaseEnded(name, "silent"), now_s)
         self.tell(Ticked(), now_s)
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether sites are asked to settle, or somebody is about to enter."""
+        return bool(self.machine._proposal or self.machine._entry)
+
     def has_lease(self, site: str) -> bool:
         """Whether a site's session goes on."""
         return site not in self._expired
@@ -147,8 +142,10 @@ class SimCoordinator:
                 self._journal.append(action)
             case EndRun():
                 self._on_end(action)
+            case EndChange(change=SiteEnters(site=site), epoch=None):
+                self._send(LoseSite(site, action.why), self.generation)
             case EndChange():
-                self.changes.append(action)
+                pass
             case _:
                 if isinstance(action, LoseSite):
                     detail = {"message": action.why}

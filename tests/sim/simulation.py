@@ -1,7 +1,7 @@
 """A whole run in one process, on a fake clock and a fake network, with faults drawn from a seed.
 
-Under test is the product's machine of epochs (orchestrator/core/membership.py). What the run
-promises is checked at every step.
+Under test are the product's machines of epochs: the coordinator's (orchestrator/core/membership.py)
+and those at the sites (`site.py`). What the run promises is checked at every step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.core.membership import (
     DropWanted,
     EndRun,
+    EntryBegun,
     Event,
     Limits,
     LoseSite,
@@ -25,8 +26,8 @@ from orchestrator.core.membership import (
     SendResume,
     SendSettle,
     SessionLost,
+    SiteEnters,
     SiteGone,
-    SiteReady,
     SiteSettled,
     Suspected,
     TreesWanted,
@@ -42,6 +43,7 @@ from tests.sim.site import (
     Outside,
     Part,
     Report,
+    Saved,
     SimSite,
 )
 from topology.epoch import Epoch
@@ -58,11 +60,13 @@ FAULTS_S = 60.0
 """Faults come within this; then everything that was cut is mended."""
 CALM_ROUNDS = 3
 """Rounds that have to follow."""
-LIMITS = Limits(
-    min_sites=1, detect_s=3.0, ride_out_s=15.0, alone_s=60.0, collect_s=0.6, may_return=True
-)
+LIMITS = Limits(min_sites=1, detect_s=3.0, ride_out_s=15.0, alone_s=60.0, collect_s=0.6)
 CALM_S = LIMITS.ride_out_s + 6 * LIMITS.detect_s
 """Time for them."""
+FORKS = 0.01
+"""Part of the faults that change what a site's results are."""
+REPEATED = 0.4
+"""Part of the frames that come a second time, later."""
 STEP_S = 1.5
 """About what a rank computes before it posts a chunk."""
 
@@ -106,8 +110,17 @@ class Simulation:
             self._check_result,
             self._check_round,
             self._post_round,
+            self._resumed,
+            self._save,
+            self._load,
             mutant,
         )
+        self._store: dict[int, Saved] = {}
+        """Checkpoints, by the epoch that begins with them."""
+        self._spoilt: set[int] = set()
+        """Epochs of which sites have saved different ones: a site was lost meanwhile."""
+        self._answers: dict[tuple[int, str], Report] = {}
+        """What sites have answered, by epoch and site."""
         self.sites = {name: SimSite(name, self._outside, self._first) for name in self.names}
         self._sessions = dict.fromkeys(self.names, 0)
         self._wires = {way: Wire() for way in itertools.permutations((*self.names, ""), 2)}
@@ -136,18 +149,18 @@ class Simulation:
     def _send_frame(self, site: SimSite, target: str, frame: Frame) -> None:
         if site.is_fenced or not site.is_alive:
             raise BrokenPromiseError(f"{site.name} sends, though it was told to end")
-        wire = self._wires[site.name, target]
-        self.at(self._delay_s() * wire.slow, self._arrive, site, target, frame)
-        if self.random.random() < 0.2:
-            self.at(self.random.uniform(0.1, 8.0), self._arrive, site, target, frame)
+        wire, receiver = self._wires[site.name, target], self.sites[target]
+        self.at(self._delay_s() * wire.slow, self._arrive, site, receiver, frame)
+        if self.random.random() < REPEATED:
+            self.at(self.random.uniform(0.5, 4.0), self._arrive, site, receiver, frame)
 
-    def _arrive(self, site: SimSite, target: str, frame: Frame) -> None:
-        """A frame comes, or waits for its link; with its sender what had not crossed is gone."""
-        if self._wires[site.name, target].is_cut:
+    def _arrive(self, site: SimSite, receiver: SimSite, frame: Frame) -> None:
+        """A frame comes, or waits for its link; with either end what had not crossed is gone."""
+        if self._wires[site.name, receiver.name].is_cut:
             if site.is_alive:
-                self.at(1.0, self._arrive, site, target, frame)
+                self.at(1.0, self._arrive, site, receiver, frame)
             return
-        self.sites[target].receive(site.name, frame)
+        receiver.receive(site.name, frame)
 
     def _post_round(self, site: SimSite, _round: int) -> None:
         for number in range(NUM_CHUNKS):
@@ -175,12 +188,15 @@ class Simulation:
         """Send to a site's agent: in order, as long as the session lasts."""
         session, wire = self._sessions[message.site], self._wires["", message.site]
         wire.free_s = max(wire.free_s, self.now_s + self._delay_s() * wire.slow)
-        self.at(wire.free_s - self.now_s, self._hear, message, generation, session)
+        site = self.sites[message.site]
+        is_old = not site.is_started
+        site.is_told_to_end |= isinstance(message, LoseSite) and not is_old
+        self.at(wire.free_s - self.now_s, self._hear, message, generation, session, is_old)
 
-    def _hear(self, message: Send, generation: int, session: int) -> None:
-        """An agent gets a message."""
+    def _hear(self, message: Send, generation: int, session: int, is_old: bool) -> None:
+        """An agent gets a message; `is_old`: it was about processes that have ended since."""
         if self._wires["", message.site].is_cut:
-            self.at(0.5, self._hear, message, generation, session)
+            self.at(0.5, self._hear, message, generation, session, is_old)
             return
         site = self.sites[message.site]
         is_stale = session != self._sessions[message.site] or generation < site.generation
@@ -193,15 +209,14 @@ class Simulation:
                 if report is not None:
                     self._answer(site, report)
             case SendResume():
-                site.resume(message.epoch, message.handovers)
+                site.resume(message.epoch, message.handovers, message.enters)
             case SendCancel():
                 site.cancel(message.epoch)
             case LoseSite():
-                site.is_fenced = True
-            case _:
-                self.at(1.0, self._ready, site, False)
+                site.is_fenced |= not (is_old and site.is_started)
 
     def _answer(self, site: SimSite, report: Report) -> None:
+        self._answers[report.epoch, site.name] = report
         settled = SiteSettled(
             site=site.name,
             epoch=report.epoch,
@@ -209,9 +224,11 @@ class Simulation:
             finished=report.finished,
             chain=report.chain,
             chain_round=report.chain_round,
-            why=report.why,
         )
         self._tell(settled, site)
+
+    def _resumed(self, site: SimSite) -> None:
+        self._tell(EntryBegun(site.name, site.epoch, site.round), site)
 
     def _tell(self, event: Event, site: SimSite) -> None:
         """An agent says something: in order, as long as the session lasts."""
@@ -228,6 +245,8 @@ class Simulation:
         is_known = generation == self.coordinator.generation
         is_known &= session == self._sessions[site.name] or self.mutant == MUTANTS[-1]
         is_known &= self.coordinator.has_lease(site.name)
+        # Whoever is told to end does not enter, whatever it has said meanwhile.
+        is_known &= not (site.is_told_to_end and isinstance(event, SiteEnters))
         if is_known and site.has_agent and self.sites[site.name] is site:
             self.coordinator.tell(event, self.now_s)
 
@@ -270,7 +289,7 @@ class Simulation:
             return
         for name in self._members:
             other = self.sites[name]
-            if other.is_fenced or other.needs_state_for >= 0 or not other.epochs:
+            if other.is_fenced or not other.has_state:
                 continue
             if other.is_alive and abs(other.completed - round_) > 1:
                 raise BrokenPromiseError(f"{site.name} is at {round_}, {name} at {other.completed}")
@@ -278,21 +297,21 @@ class Simulation:
                 raise BrokenPromiseError(f"{site.name} and {name} differ after round {round_}")
 
     def _give_state(self) -> None:
-        """Sites that came back take the state that they need from whoever has it."""
+        """Sites that come back load the checkpoint that they need, if it is there."""
         for site in self.sites.values():
-            donors = [
-                self.sites[name]
-                for name in self._members
-                if site.needs_state_for >= 0
-                and site.is_alive
-                and self.sites[name].is_alive
-                and self.sites[name].needs_state_for < 0
-                and self.sites[name].completed >= site.needs_state_for - 1
-                and not self._wires[name, site.name].is_cut
-            ]
-            if donors:
-                self.counts["states taken"] += 1
-                site.take_state(donors[0])
+            self.counts["states taken"] += site.take_state()
+
+    def _save(self, epoch: int, saved: Saved) -> None:
+        """Ranks save after the same step, or nobody enters with that epoch."""
+        if self._store.setdefault(epoch, saved) != saved:
+            self._spoilt.add(epoch)
+
+    def _load(self, site: SimSite, epoch: int) -> Saved | None:
+        if site.name not in self._members:
+            return None
+        if epoch in self._spoilt:
+            raise BrokenPromiseError(f"checkpoints of epoch {epoch} differ")
+        return self._store.get(epoch)
 
     def _draw(self, site: SimSite, round_: int) -> tuple[int, ...]:
         """Give a site the data of a round: a new range, and those that nobody used."""
@@ -308,6 +327,7 @@ class Simulation:
         if record.kind != "epoch.begun":
             return
         detail: Any = record.detail
+        self._check_one_past(detail["epoch"], tuple(detail["members"]))
         self._members = tuple(detail["members"])
         self.counts["redone" if detail["is_redo"] else "planned"] += 1
         self.counts["handovers"] += len(detail["handovers"])
@@ -319,6 +339,16 @@ class Simulation:
             if name in unused and round_ >= unused[name]:
                 self._holders[each] = ("", -1)
                 self.counts["holes"] += 1
+
+    def _check_one_past(self, epoch: int, members: tuple[str, ...]) -> None:
+        """Members that go on together have had the same results, as far as they can be compared."""
+        known: dict[int, int] = {}
+        for name in members:
+            answer = self._answers.get((epoch, name))
+            if answer is None or self.sites[name].returns:
+                continue
+            if known.setdefault(answer.chain_round, answer.chain) != answer.chain:
+                raise BrokenPromiseError(f"{members} go on, and {name} has had other results")
 
     def _check_ranges(self) -> None:
         """Every range of the data is in one round that is finished, or in none."""
@@ -344,7 +374,9 @@ class Simulation:
         self._is_over = True
         self.counts["ended"] += 1
         working = [site.name for site in self._working()]
-        if end.code != "SITE_LOST" or len(working) > 1:
+        if end.code == "PARAMETERS_DIFFER" and any(each.is_forked for each in self.sites.values()):
+            self.counts["forks found"] += 1
+        elif end.code != "SITE_LOST" or len(working) > 1:
             raise BrokenPromiseError(f"the run ends, though {working} work: {end}")
 
     # ------------------------------------------------------------ faults
@@ -426,19 +458,12 @@ class Simulation:
             self._journal.dies_at = how
 
     def _come_back(self, name: str) -> None:
-        """A site that is out starts anew, with what it had or without."""
+        """A site that is out starts anew."""
         site = self.sites[name]
         if name in self._members or (site.is_alive and not site.is_fenced):
             return
-        keeps = self.random.random() < 0.6
-        again = SimSite(name, self._outside, None, generation=site.generation)
-        if keeps:
-            # Parameters outlive the processes; chunks of a round that is not complete do not.
-            again.results = {
-                chunk: part for chunk, part in site.results.items() if chunk[0] <= site.completed
-            }
-            again.chains = dict(site.chains)
-            again.completed = again.round = site.completed
+        again = SimSite(name, self._outside, self._first, returns=True, generation=site.generation)
+        again.is_started = False
         self.sites[name] = again
         self._sessions[name] += 1
         self.counts["came back"] += 1
@@ -446,20 +471,20 @@ class Simulation:
             if by != name:
                 self.at(0.2, self._reach, by, name)
         self._reconnect(name, 0)
-        self.at(1.5, self._ready, again, keeps)
+        self.at(1.5, self._start, again)
 
-    def _ready(self, site: SimSite, keeps: bool) -> None:
-        if self.sites[site.name] is not site or site.epochs or not site.is_alive:
-            return
-        site.is_fenced = False
-        if keeps:
-            ready = SiteReady(site.name, site.completed, site.chains[site.completed])
-        else:
-            site.results, site.chains = {}, {-1: 0}
-            site.round = site.completed = -1
-            ready = SiteReady(site.name)
-        self._tell(ready, site)
-        self.at(6.0, self._ready, site, keeps)
+    def _start(self, site: SimSite) -> None:
+        """Its processes are up again, whatever it was told to end before."""
+        site.is_fenced, site.is_started = False, True
+        self._ready(site)
+
+    def _ready(self, site: SimSite) -> None:
+        is_there = self.sites[site.name] is site and site.is_alive and not site.is_fenced
+        if is_there and not site.epoch:
+            if self.coordinator.is_settling:
+                self.counts["ready while others settle"] += 1
+            self._tell(SiteEnters(site.name), site)
+            self.at(6.0, self._ready, site)
 
     def _want_trees(self) -> None:
         self.counts["trees wanted"] += 1
@@ -472,6 +497,9 @@ class Simulation:
         """Let something happen."""
         name, other = self.random.sample(self.names, 2)
         for_s = self.random.choice((0.5, 2.0, 5.0, 12.0, 25.0))
+        if self.random.random() < FORKS:
+            self.sites[name].is_forked = True
+            return
         match self.random.randrange(16):
             case 0 | 1:
                 self._kill(name, self.random.choice(("gateway", "agent", "machine")))
@@ -558,14 +586,9 @@ class Simulation:
         return self.counts
 
     def _working(self) -> list[SimSite]:
-        """Return the members that are alive and have the run's state.
-
-        Who has not heard of its first epoch has yet to take the state.
-        """
+        """Return the members that are alive and have the run's state."""
         members = [self.sites[name] for name in self._members]
-        return [
-            site for site in members if site.is_alive and site.epochs and site.needs_state_for < 0
-        ]
+        return [site for site in members if site.is_alive and site.has_state]
 
     def _calm_down(self) -> None:
         """Mend everything; who is dead stays so."""
@@ -582,7 +605,7 @@ class Simulation:
     def _state(self) -> str:
         sites = [
             f"{site.name}: epoch {site.epoch}, round {site.round}, alive {site.is_alive}, "
-            f"fenced {site.is_fenced}, settled {site.settled}, suspects {site.suspects}"
+            f"fenced {site.is_fenced}, has state {site.has_state}, suspects {site.suspects}"
             for site in self.sites.values()
         ]
         return f"members {self._members}; {'; '.join(sites)}"

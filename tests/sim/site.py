@@ -1,8 +1,9 @@
 """One simulated site: its agent, one gateway and one rank, without any I/O.
 
-The gateway is the smallest that keeps what docs/protocols.md promises for a change of the epoch.
-Contributions are integers. The first site's codec loses the last bits of what it sends, and owes
-them to the next round.
+The gateway's epochs are the product's (sites/gateway/reduction/epochs.py), and so is what its rank
+makes of members that enter (sites/worker/member_history.py). Between the two are the smallest sums
+that have something to lose. Contributions are integers. The first site's codec loses the last bits
+of what it sends, and owes them to the next round.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sites.gateway.reduction.epochs import Epochs, Fate, Gift, PlanInForce, Verdict, in_force
+from sites.local.rank_messages import Members
+from sites.worker.member_history import Entering, MemberHistory
 from tests.sim.plans import NAMES
-from topology.epoch import Epoch, Finished, Handover, numbers_of, runs_of
+from topology.epoch import Epoch, Finished, Handover
 
 NUM_CHUNKS = 3
 LOST_BITS = 15
 """Of a contribution, by the lossy codec."""
+NOTICE_STEPS = 2
+"""Steps from when all ranks know of a site that enters."""
+FORK = 1
+"""What the results of a site differ by, whose chain is forked."""
 
 Chunk = tuple[int, int]
 """Round, and number within it."""
@@ -49,7 +57,15 @@ class Report:
     finished: tuple[Finished, ...]
     chain: int
     chain_round: int
-    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint: all that follows from the rounds up to one."""
+
+    completed: int
+    results: dict[Chunk, Part]
+    chains: dict[int, int]
 
 
 class BrokenPromiseError(AssertionError):
@@ -67,6 +83,12 @@ class Outside:
     on_completed: Callable[[SimSite, int], None]
     on_begun: Callable[[SimSite, int], None]
     """A round has begun: its chunks are to be posted, each after a while."""
+    on_resumed: Callable[[SimSite], None]
+    """The site uses another epoch."""
+    save: Callable[[int, Saved], None]
+    """Writes the checkpoint of an epoch in which others enter."""
+    load: Callable[[SimSite, int], Saved | None]
+    """Reads that; None: it is not there yet."""
     mutant: str = ""
 
 
@@ -76,78 +98,82 @@ class SimSite:
 
     name: str
     outside: Outside
-    first: Epoch | None
-    """None: it takes no part yet."""
+    first: Epoch
+    returns: bool = False
+    """It comes back to a run that goes on."""
     is_alive: bool = True
     """Its gateway and its rank run."""
     has_agent: bool = True
     is_fenced: bool = False
+    is_started: bool = True
+    """What it is told to end from now on are these processes."""
+    is_told_to_end: bool = False
+    """The coordinator has said so, whether the site has heard it or not."""
+    is_forked: bool = False
+    """From now on its results are told to differ from the others'."""
     generation: int = 0
     """The highest of any coordinator that the agent has heard."""
-    epochs: list[Epoch] = field(default_factory=list)
-    settled: Report | None = None
-    """The answer to the latest Settle that nothing has come of."""
-    is_stopped: bool = False
-    """Chunks of older epochs cross no more."""
-    round: int = -1
-    """The latest that has begun."""
+    epoch: int = 0
+    """The latest that it uses."""
     completed: int = -1
-    needs_state_for: int = -1
-    """The first round here, while the state before it has yet to come; -1: it is there."""
-    _joined_for: int = 0
-    """The first round in which it has a part."""
     results: dict[Chunk, Part] = field(default_factory=dict)
     chains: dict[int, int] = field(default_factory=lambda: {-1: 0})
+    """What all results came to; unlike the gateway's it goes on where another site's state ends."""
     suspects: dict[str, bool] = field(default_factory=dict)
     """Who is not reached, and whether it is gone."""
+    epochs: Epochs = field(init=False)
+    _members: MemberHistory = field(init=False)
+    has_state: bool = field(init=False)
+    """Whether it has, or needs not, the others' state."""
+    _marks: int = 0
+    """The epoch with which the next round is marked, for others enter; 0: none."""
     _own: dict[Chunk, Part] = field(default_factory=dict)
     """Posted and not finished."""
     _ranges: tuple[int, ...] = ()
     _sent: set[Chunk] = field(default_factory=set)
     _parts: dict[Chunk, dict[str, Part]] = field(default_factory=dict)
     _ahead: list[tuple[str, Frame]] = field(default_factory=list)
-    _promised: dict[Chunk, list[str]] = field(default_factory=dict)
-    """Chunks to hand over once they are here, and to whom."""
-    _awaited: set[Chunk] = field(default_factory=set)
-    """Chunks that another site hands over."""
+    """Of epochs that have not begun here."""
     _residuals: dict[int, int] = field(default_factory=dict)
     _replaced: dict[Chunk, int] = field(default_factory=dict)
     """The residual before an encoding whose chunk is not finished."""
 
     def __post_init__(self) -> None:
-        if self.first is not None:
-            self.epochs.append(self.first)
+        self.epochs = Epochs(self._in_force(self.first))
+        self._members = MemberHistory(self.name, returns=self.returns)
+        self.has_state = not self.returns
 
     @property
-    def epoch(self) -> int:
-        """The number of the latest epoch."""
-        return self.epochs[-1].number if self.epochs else -1
+    def round(self) -> int:
+        """The latest that has begun here."""
+        return self.epochs.round
 
-    def plan(self, round_: int) -> Epoch | None:
-        """Return the epoch that carries a round."""
-        for each in reversed(self.epochs):
-            if each.from_round <= round_:
-                return each
-        return None
+    @property
+    def _takes_part(self) -> bool:
+        return self.is_alive and not self.is_fenced
+
+    def _in_force(self, epoch: Epoch) -> PlanInForce:
+        reduction, me = epoch.reduction, NAMES.index(self.name)
+        return in_force(
+            reduction.plan, reduction.codecs, me, epoch=epoch.number, from_round=epoch.from_round
+        )
 
     # ------------------------------------------------------------ rounds
 
     def begin_if_due(self) -> None:
         """Begin the next round, if the one before is complete and nothing holds it back."""
-        following = self.round + 1
-        epoch = self.plan(following)
-        if (
-            not self._takes_part
-            or self.settled is not None
-            or self.needs_state_for >= 0
-            or self.completed < self.round
-            or epoch is None
-            or self.name not in epoch.members
-        ):
+        following = self.completed + 1
+        is_due = self._takes_part and self.has_state and self.round < following
+        if not is_due or not self.epochs.may_begin(following):
             return
-        self.round = following
+        has_entered = bool(self._marks) and self.epochs.enter(self._marks, following)
+        self._marks = 0
+        self.epochs.begin(following)
         self._ranges = self.outside.draw(self, following)
         self.outside.on_begun(self, following)
+        if has_entered:
+            self._tell_resumed()
+            self._take_ahead()
 
     def post(self, number: int) -> None:
         """The rank has computed one chunk of the present round."""
@@ -157,11 +183,22 @@ class SimSite:
         value = hash((NAMES.index(self.name), *chunk, *self._ranges)) & 0xFFFF
         self._own[chunk] = Part(value, frozenset(self._ranges))
         self._sum(chunk)
-        self._take_ahead()
 
-    @property
-    def _takes_part(self) -> bool:
-        return self.is_alive and not self.is_fenced
+    def _complete(self) -> None:
+        """The rank has all results of a round, and makes a step."""
+        round_ = self.completed + 1
+        chunks = [(round_, number) for number in range(NUM_CHUNKS)]
+        if round_ > self.round or not all(chunk in self.results for chunk in chunks):
+            return
+        totals = tuple(self.results[chunk].total for chunk in chunks)
+        self.chains[round_] = hash((self.chains[round_ - 1], round_, totals))
+        self.completed = round_
+        for change in self._members.end_step(round_ + 1, lambda _: NOTICE_STEPS):
+            if isinstance(change, Entering):
+                self._marks = change.epoch
+                saved = Saved(round_, dict(self.results), dict(self.chains))
+                self.outside.save(change.epoch, saved)
+        self.outside.on_completed(self, round_)
 
     # ------------------------------------------------------------ chunks
 
@@ -169,42 +206,48 @@ class SimSite:
         """A frame has come."""
         if not self._takes_part:
             return
-        round_ = frame.chunk[0]
-        epoch = self.plan(round_)
-        # What is handed over is of the donor's latest epoch, which may begin with a later round.
-        if epoch is None or frame.epoch > self.epoch or round_ > self.round:
+        verdict, chunk = self._verdict(frame), frame.chunk
+        if verdict is Verdict.WAIT:
             self._ahead.append((sender, frame))
+        if verdict is not Verdict.TAKE or chunk in self.results:
             return
-        is_old = frame.epoch < epoch.number
-        if (is_old and self.outside.mutant != "no_fence") or frame.chunk in self.results:
-            return
-        if self.is_stopped and self.outside.mutant != "mixed_views":
-            return  # of an epoch that ends; it is done again
-        if is_old and self.outside.mutant != "no_fence":
-            raise BrokenPromiseError(f"{self.name}: a frame of epoch {frame.epoch} is applied")
-        if frame.is_result:
-            if frame.chunk in self._own or frame.is_handover:
-                self._finish(frame.chunk, frame.part, passes_on=not frame.is_handover)
-            else:
-                self._ahead.append((sender, frame))
-            return
-        self._parts.setdefault(frame.chunk, {})[sender] = frame.part
-        self._sum(frame.chunk)
+        if frame.is_handover:
+            if self.epochs.donor(_order(chunk)) == NAMES.index(sender):
+                self._finish(chunk, frame.part, passes_on=False)
+                self._hand_over()
+        elif frame.is_result:
+            self._finish(chunk, frame.part)
+        else:
+            self._parts.setdefault(chunk, {})[sender] = frame.part
+            self._sum(chunk)
+
+    def _verdict(self, frame: Frame) -> Verdict:
+        round_ = frame.chunk[0]
+        verdict = self.epochs.verdict(frame.epoch, round_)
+        if verdict is Verdict.DROP and self.outside.mutant:
+            is_old = frame.epoch < self.epochs.plan_of(round_).epoch
+            if self.outside.mutant == ("no_fence" if is_old else "mixed_views"):
+                return Verdict.TAKE
+        return verdict
 
     def _take_ahead(self) -> None:
         waiting, self._ahead = self._ahead, []
         for sender, frame in waiting:
             self.receive(sender, frame)
 
+    @property
+    def _stands_still(self) -> bool:
+        return self.epochs.is_stopped and self.outside.mutant != "mixed_views"
+
     def _sum(self, chunk: Chunk) -> None:
         """Pass the sum of the own part and the children's on, once all are there."""
-        own, epoch = self._own.get(chunk), self.plan(chunk[0])
-        if own is None or chunk in self._sent or chunk in self._awaited or epoch is None:
+        own = self._own.get(chunk)
+        if own is None or chunk in self._sent or self._stands_still:
             return
-        if self.is_stopped and self.outside.mutant != "mixed_views":
+        if self.epochs.donor(_order(chunk)) is not None:
             return
-        plan = epoch.reduction.plan
-        tree = plan.trees[plan.tree_index(chunk[1])]
+        ruling = self.epochs.plan_of(chunk[0])
+        tree = ruling.plan.trees[ruling.plan.tree_index(chunk[1])]
         me = NAMES.index(self.name)
         children = [NAMES[each] for each in tree.children(me)]
         parts = self._parts.get(chunk, {})
@@ -219,7 +262,7 @@ class SimSite:
             self._finish(chunk, part)
         else:
             parent = NAMES[tree.parent[me]]
-            self.outside.send(self, parent, Frame(epoch.number, chunk, False, part))
+            self.outside.send(self, parent, Frame(ruling.epoch, chunk, False, part))
 
     def _encoded(self, chunk: Chunk, value: int) -> int:
         if self.name != NAMES[0]:
@@ -234,123 +277,115 @@ class SimSite:
         return (value + owed) & ~LOST_BITS
 
     def _finish(self, chunk: Chunk, part: Part, *, passes_on: bool = True) -> None:
-        epoch = self.plan(chunk[0])
-        assert epoch is not None
         self.results[chunk] = part
         self._own.pop(chunk, None)
         self._parts.pop(chunk, None)
         self._replaced.pop(chunk, None)
-        self._awaited.discard(chunk)
         self.outside.on_finished(self, chunk, part)
-        plan = epoch.reduction.plan
-        tree = plan.trees[plan.tree_index(chunk[1])]
-        me = NAMES.index(self.name)
+        checksum = hash((chunk, part.total)) + FORK * self.is_forked
+        self.epochs.finish(_order(chunk), (part,), checksum)
+        ruling = self.epochs.plan_of(chunk[0])
+        tree = ruling.plan.trees[ruling.plan.tree_index(chunk[1])]
         if passes_on:
-            for other in tree.receivers(me):
-                self.outside.send(self, NAMES[other], Frame(epoch.number, chunk, True, part))
-        for receiver in self._promised.pop(chunk, ()):
-            self._hand_over(receiver, chunk)
+            for other in tree.receivers(NAMES.index(self.name)):
+                self.outside.send(self, NAMES[other], Frame(ruling.epoch, chunk, True, part))
         self._complete()
-
-    def _complete(self) -> None:
-        round_ = self.completed + 1
-        if round_ > self.round:
-            return
-        chunks = [(round_, number) for number in range(NUM_CHUNKS)]
-        if not all(chunk in self.results for chunk in chunks):
-            return
-        totals = tuple(self.results[chunk].total for chunk in chunks)
-        self.chains[round_] = hash((self.chains[round_ - 1], round_, totals))
-        self.completed = round_
-        self.outside.on_completed(self, round_)
 
     # ------------------------------------------------------------ changes of the epoch
 
     def settle(self, epoch: int, *, is_redo: bool) -> Report | None:
         """Begin no new round, stop all chunks where asked; say what is there."""
-        if not self._takes_part or epoch <= self.epoch:
+        if not self._takes_part:
             return None
-        if self.settled is not None and epoch <= self.settled.epoch:
-            return self.settled if epoch == self.settled.epoch else None
-        self.is_stopped |= is_redo
-        latest = max((round_ for round_, _ in self.results), default=-1)
-        if latest < self._joined_for:
-            latest = -1  # results that came with the state are no frames to hand over
-        numbers = [number for round_, number in self.results if round_ == latest]
-        finished = (Finished(latest, 0, runs_of(numbers)),) if is_redo and numbers else ()
-        self.settled = Report(
+        was_stopped = self.epochs.is_stopped
+        self.epochs.settle(epoch, stops=is_redo)
+        if self.epochs.is_stopped and not was_stopped:
+            self._parts.clear()
+            self._sent.clear()
+        chain_round = max(self.epochs.chains, default=-1)
+        return Report(
             epoch=epoch,
             round=self.round,
-            finished=finished,
-            chain=self.chains[self.completed],
-            chain_round=self.completed,
-            why="its state has not come" if is_redo and self.needs_state_for >= 0 else "",
+            finished=self.epochs.finished(),
+            chain=self.epochs.chains.get(chain_round, 0),
+            chain_round=chain_round,
         )
-        return self.settled
 
     def cancel(self, epoch: int) -> None:
         """A change does not come."""
-        if self.settled is not None and self.settled.epoch <= epoch:
-            self.settled, self.is_stopped = None, False
+        if self._takes_part:
+            self.epochs.cancel(epoch)
             self.begin_if_due()
 
-    def resume(self, epoch: Epoch, handovers: tuple[Handover, ...]) -> None:
+    def resume(
+        self, epoch: Epoch, handovers: tuple[Handover, ...], enters: tuple[str, ...]
+    ) -> None:
         """Go on in a new epoch."""
-        if not self._takes_part or epoch.number <= self.epoch:
+        if not self._takes_part:
             return
-        is_new = not self.epochs
-        self.epochs.append(epoch)
-        self.settled, self.is_stopped = None, False
-        if is_new:
-            self.needs_state_for = self._joined_for = epoch.from_round
+        told = Members(
+            epoch=epoch.number, from_round=epoch.from_round, sites=epoch.members, enters=enters
+        )
+        self._members.tell(told)
+        if enters and self.name not in enters:
+            self.epochs.await_entry(self._in_force(epoch))
+            if self.epochs.number >= epoch.number:
+                self._tell_resumed()
+            self.begin_if_due()
             return
-        handed = [
-            (each, (each.round, number)) for each in handovers for number in numbers_of(each.runs)
-        ]
-        if epoch.from_round <= self.round:
-            self._promised.clear()
-            self._awaited = {
-                chunk
-                for each, chunk in handed
-                if each.receiver == self.name and chunk not in self.results
-            }
-            self._do_again(epoch.from_round)
-        for each, chunk in handed:
-            if each.donor == self.name:
-                self._hand_over(each.receiver, chunk)
-        for chunk in list(self._own):
-            self._sum(chunk)
-        self._take_ahead()
+        was_stopped = self.epochs.is_stopped
+        if self.epochs.resume(self._in_force(epoch), map(_gift, handovers)):
+            if was_stopped:
+                self._do_again(epoch.from_round)
+            self._hand_over()
+            for chunk in list(self._own):
+                self._sum(chunk)
+            self._take_ahead()
+        self._tell_resumed()
         self.begin_if_due()
 
+    def _tell_resumed(self) -> None:
+        self.epoch = self.epochs.number
+        self.outside.on_resumed(self)
+
     def _do_again(self, from_round: int) -> None:
-        """Forget all of unfinished chunks but the own parts."""
-        for chunk in [each for each in self._parts if each[0] >= from_round]:
-            del self._parts[chunk]
-        for chunk in [each for each in self._sent if each[0] >= from_round]:
-            if chunk not in self.results:
-                self._sent.discard(chunk)
-        if self.outside.mutant != "stale_residual":
-            for chunk in self._replaced.keys() - self._awaited:
+        """Put back what a codec owed to chunks that are begun anew."""
+        if self.outside.mutant == "stale_residual":
+            return
+        for chunk in [each for each in self._replaced if each[0] >= from_round]:
+            if self.epochs.fate(_order(chunk)) is Fate.AGAIN:
                 self._residuals[chunk[1]] = self._replaced[chunk]
 
-    def _hand_over(self, receiver: str, chunk: Chunk) -> None:
-        if chunk in self.results:
-            frame = Frame(self.epoch, chunk, True, self.results[chunk], is_handover=True)
-            self.outside.send(self, receiver, frame)
-        else:
-            self._promised.setdefault(chunk, []).append(receiver)
+    def _hand_over(self) -> None:
+        for (round_, _, number), receiver, (part,) in self.epochs.due():
+            assert isinstance(part, Part)
+            frame = Frame(self.epochs.number, (round_, number), True, part, is_handover=True)
+            self.outside.send(self, NAMES[receiver], frame)
 
     # ------------------------------------------------------------ coming back
 
-    def take_state(self, donor: SimSite) -> None:
-        """Take what came before the first round here; what is here already has to be the same."""
-        last = self.needs_state_for - 1
-        if self.chains.get(self.completed) != donor.chains.get(self.completed):
-            raise BrokenPromiseError(f"{self.name} comes back with another past than {donor.name}")
-        self.results |= {chunk: part for chunk, part in donor.results.items() if chunk[0] <= last}
-        self.chains |= {round_: chain for round_, chain in donor.chains.items() if round_ <= last}
-        self.completed = self.round = last
-        self.needs_state_for = -1
-        self._take_ahead()
+    def take_state(self) -> bool:
+        """Load the checkpoint of the epoch in which this site enters, as soon as it is there."""
+        entry = self._members.own_entry(0.0)
+        saved = None if entry is None else self.outside.load(self, entry.epoch)
+        if self.has_state or not self._takes_part or entry is None or saved is None:
+            return False
+        if saved.completed != entry.from_round - 1:
+            raise BrokenPromiseError(
+                f"{self.name} enters with round {entry.from_round}, and has the state after "
+                f"{saved.completed}"
+            )
+        self.results, self.chains = dict(saved.results), dict(saved.chains)
+        self.completed = saved.completed
+        self.has_state = True
         self.begin_if_due()
+        return True
+
+
+def _order(chunk: Chunk) -> tuple[int, int, int]:
+    return chunk[0], 0, chunk[1]
+
+
+def _gift(each: Handover) -> Gift:
+    donor, receiver = NAMES.index(each.donor), NAMES.index(each.receiver)
+    return Gift(donor, receiver, each.round, each.bucket, each.runs)

@@ -239,16 +239,17 @@ class Executor:
 
     def await_entry(
         self, epoch: int, from_round: int, plan: ReductionPlan, codecs: tuple[str, ...]
-    ) -> None:
+    ) -> bool:
         """Use a plan from the round on that ranks mark with its epoch; a site enters then.
 
-        Rounds go on meanwhile. To say so again changes nothing.
+        Rounds go on meanwhile. To say so again changes nothing; return whether it has begun.
         """
         with self._condition:
             if self._epochs.await_entry(
                 self._plan(plan, codecs, epoch=epoch, from_round=from_round)
             ):
                 self._condition.notify_all()
+            return self._epochs.number >= epoch
 
     def _take_ahead(self) -> dict[tuple[GatewayId, ChunkKey, int], Frame]:
         """Return the frames that waited for an epoch; the lock is held."""
