@@ -40,6 +40,8 @@ CALLERS: Mapping[str, str] = {
     f"{_EXCHANGE}Hello": GATEWAY,
     f"{_EXCHANGE}Leave": GATEWAY,
     f"{_EXCHANGE}Push": GATEWAY,
+    f"{_EXCHANGE}Pull": GATEWAY,
+    f"{_EXCHANGE}Attend": GATEWAY,
     f"{_PROBE}Turn": GATEWAY,
     f"{_PROBE}Echo": GATEWAY,
     f"{_PROBE}Finish": GATEWAY,

@@ -112,6 +112,8 @@ class Site:
     address: str
     """Host that peers dial, as far as it is known before gateways listen: empty where those tell it
     from their `interfaces`."""
+    inbound: bool = field(default=True, metadata=REQUIRED)
+    """Whether its gateways can be dialled; else they dial for both directions."""
     listening: Listening = field(default=Listening(), compare=False)
     """What its gateways bind, which changes no run."""
     proxy: str = field(default="", compare=False)
@@ -128,6 +130,13 @@ class Site:
     carry."""
     gateways_per_node: int = field(default=1, metadata=REQUIRED)
     """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node."""
+
+    @property
+    def bound(self) -> str:
+        """Host that its gateways bind, as far as it is known; empty: it is not, or they do not."""
+        if not self.inbound or self.listening.interfaces:
+            return ""
+        return self.listening.bind or self.address
 
     @property
     def num_ranks(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class RunWan:
         up = await self._start(config)
         return run_events.NamespacesOpened({each.site: each for each in up.sites})
 
-    async def _open_relay(self, listening: Iterable[Endpoint]) -> run_events.Event:
+    async def _open_relay(self, listening: Sequence[Endpoint]) -> run_events.Event:
         """Emulate connections between the gateways that listen.
 
         Raises:
@@ -153,7 +153,7 @@ class RunWan:
             seed=self._seed,
         )
         up = await self._start(config)
-        return run_events.RelayOpened(_books(up.endpoints))
+        return run_events.RelayOpened(_books(up.endpoints, self._topology, listening))
 
     @property
     def _seed(self) -> int:
@@ -214,10 +214,19 @@ class RunWan:
         )
 
 
-def _books(endpoints: Iterable[RelayEndpoint]) -> dict[str, tuple[Endpoint, ...]]:
-    """Return the address book of each dialling site: where it reaches the others' gateways."""
+def _books(
+    endpoints: Iterable[RelayEndpoint], topology: Topology, listening: Iterable[Endpoint]
+) -> dict[str, tuple[Endpoint, ...]]:
+    """Return the address book of each site: where it reaches the others' gateways.
+
+    Those that cannot be dialled stand in it as they are.
+    """
     books: dict[str, tuple[Endpoint, ...]] = {}
     for each in endpoints:
         endpoint = Endpoint(each.target, each.gateway, each.host, each.port)
         books[each.source] = (*books.get(each.source, ()), endpoint)
+    for gateway in (each for each in listening if not each.port):
+        for site in topology.sites:
+            if topology.link(site.name, gateway.site):
+                books[site.name] = (*books.get(site.name, ()), gateway)
     return books

@@ -76,10 +76,12 @@ class Examined:
             folders.append(self.checkpoints)
         return dataclasses.replace(
             files,
-            addresses=tuple(dict.fromkeys(site.address for site in sites)),
+            addresses=tuple(dict.fromkeys(site.bound for site in sites if site.bound)),
             peers=tuple(
                 dict.fromkeys(
-                    site.address for site in self.topology.sites if site.name not in names
+                    site.address
+                    for site in self.topology.sites
+                    if site.name not in names and site.inbound and site.address
                 )
             ),
             folders=tuple(folders),
@@ -165,7 +167,9 @@ def _seen_here(
     here = tuple(
         site
         for site in sites
-        if only is not None or is_loopback(site.address) or site.address not in refused
+        if only is not None
+        or is_loopback(site.address)
+        or (site.bound and site.bound not in refused)
     )
     found += [_elsewhere(site) for site in sites if site not in here]
     found += _coordinator(refused, wanted.endpoints)
@@ -237,10 +241,14 @@ def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -
     for link in topology.links:
         if link.source not in examiners or link.target not in examiners:
             continue
-        source, target = topology.site(link.source).address, topology.site(link.target).address
+        source, target = topology.site(link.source).bound, topology.site(link.target)
+        if not target.inbound or not target.bound:
+            continue  # nobody dials it, or nobody knows where before its gateways run
         try:
             if link.target not in ports:
-                ports[link.target] = examiners[link.target].listen(target, ANSWER_S)
+                ports[link.target] = examiners[link.target].listen(
+                    target.bound, target.listening.ports, ANSWER_S
+                )
             port = ports[link.target]
             if isinstance(port, str):
                 continue  # nothing can listen there: found already
@@ -248,9 +256,9 @@ def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -
                 source=link.source,
                 target=link.target,
                 source_address=source,
-                target_address=target,
+                target_address=target.address,
                 port=port,
-                error=examiners[link.source].reach(source, target, port, REACH_S),
+                error=examiners[link.source].reach(source, target.address, port, REACH_S),
             )
         except NoAnswerError as error:
             found.append(_unexamined(link.source, str(error)))

@@ -17,6 +17,7 @@ from typing import Any, Self
 from topology.errors import ConfigError
 from topology.json_fields import read_json, to_json
 from topology.machine_facts import Facts, Wanted
+from topology.world import PortRange
 
 FACTS = ("-m", "sites.facts", "--serve")
 """The arguments with which Python answers for its machine."""
@@ -90,13 +91,18 @@ class Examiner:
             raise NoAnswerError(f"its clock says {clock_s!r:.100}")
         return clock_s - before_s - round_trip_s / 2, round_trip_s / 2
 
-    def listen(self, host: str, within_s: float) -> int | str:
+    def listen(self, host: str, ports: PortRange | None, within_s: float) -> int | str:
         """Have the machine listen; return the port, or why it cannot.
+
+        `ports` are those that may be listened on; None: any.
 
         Raises:
             NoAnswerError: as of `facts`.
         """
-        answer = self._ask({"ask": "listen", "host": host}, within_s)
+        question: dict[str, object] = {"ask": "listen", "host": host}
+        if ports is not None:
+            question["ports"] = [ports.first, ports.last]
+        answer = self._ask(question, within_s)
         port = answer.get("port")
         return port if type(port) is int and 0 < port < 1 << 16 else str(answer.get("error"))
 

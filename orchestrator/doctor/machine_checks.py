@@ -114,16 +114,16 @@ def _versions(machine: Machine) -> Iterator[Finding]:
 def _addresses(machine: Machine) -> Iterator[Finding]:
     refused = machine.facts.refused or {}
     for site in machine.sites:
-        if site.address in refused:
+        if site.bound in refused:
             yield Finding(
                 severity=Severity.ERROR,
                 kind="address-refused",
                 site=site.name,
-                found=f"nothing can listen on {site.address}: {refused[site.address]}",
+                found=f"nothing can listen on {site.bound}: {refused[site.bound]}",
                 why="its gateways listen there, and peers dial it",
                 cure=f"ip -brief address, then `wan: {{address: …}}` of site {site.name}"
-                if not site.address.startswith("127.")
-                else f"sudo ip address add {site.address}/8 dev lo; sudo ip link set lo up",
+                if not site.bound.startswith("127.")
+                else f"sudo ip address add {site.bound}/8 dev lo; sudo ip link set lo up",
             )
 
 

@@ -210,7 +210,7 @@ def netns_config(topology: Topology, seed: int, folder: Path) -> NetnsConfig:
 
 
 def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEndpoint, ...]:
-    """Return one endpoint for each gateway and each site that has links to and from it."""
+    """Return one endpoint for each gateway that can be dialled, and each site linked with it."""
     return tuple(
         RelayEndpoint(
             source=site.name,
@@ -221,7 +221,9 @@ def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEnd
         )
         for gateway in listening
         for site in topology.sites
-        if topology.link(site.name, gateway.site) and topology.link(gateway.site, site.name)
+        if gateway.port
+        and topology.link(site.name, gateway.site)
+        and topology.link(gateway.site, site.name)
     )
 
 

@@ -5,7 +5,7 @@ each a JSON object, until stdin ends; so one process can be asked anything that 
 
     {"ask": "facts", "wanted": {...}}                             -> {"facts": {...}}
     {"ask": "clock"}                                              -> {"clock_s": 1700000000.0}
-    {"ask": "listen", "host": "10.0.0.5"}                         -> {"port": 40123}
+    {"ask": "listen", "host": "10.0.0.5", "ports": [0, 0]}        -> {"port": 40123}
     {"ask": "reach", "source": "10.0.0.5", "host": "10.0.1.5", "port": 40123, "within_s": 3.0}
                                                                   -> {"rtt_s": 0.06, "error": null}
 
@@ -52,7 +52,8 @@ def _answer(asked: dict[str, Any], echoes: list[Echo]) -> dict[str, Any]:
         case "clock":
             return {"clock_s": time.time()}
         case "listen":
-            echoes.append(Echo(asked["host"]))
+            first, last = asked.get("ports", (0, 0))
+            echoes.append(Echo(asked["host"], (int(first), int(last))))
             return {"port": echoes[-1].port}
         case "reach":
             rtt_s, reason = reach(

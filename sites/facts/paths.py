@@ -16,14 +16,21 @@ _READ_BYTES = 1 << 16
 class Echo:
     """A port that sends back what it gets, until it is closed. A thread for each connection."""
 
-    def __init__(self, host: str) -> None:
-        """Listen on a port that the system chooses.
+    def __init__(self, host: str, ports: tuple[int, int] = (0, 0)) -> None:
+        """Listen on the first port of a range that is free; 0: on one that the system chooses.
 
         Raises:
-            OSError: nothing can listen on that host.
+            OSError: nothing can listen on that host, or no port is free.
         """
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        self._listening = socket.create_server((host, 0), family=family)
+        first, last = ports
+        for port in range(first, last + 1):
+            try:
+                self._listening = socket.create_server((host, port), family=family)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or port == last:
+                    raise
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, name="echo", daemon=True).start()
 

@@ -48,6 +48,8 @@ class PeerLink:
     congestion: str = ""
     """The congestion control of its connections, by Linux's name; empty: BBR where it may be
     chosen, else this host's."""
+    dials_in: bool = False
+    """The site cannot be dialled: it dials this one, for both directions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ class GatewayConfig:
     """Where others dial; empty: what is bound."""
     ports: PortRange | None = None
     """What may be bound; None: any port."""
+    listens: bool = True
+    """False: this gateway cannot be dialled, and dials for both directions."""
     socket_path: str
     """Where its ranks reach this gateway."""
     state_folder: str = ""

@@ -110,6 +110,8 @@ class Gateway(EndingGateway):
         rates = bytes_per_s_to(config)
         state = StateServer(Path(config.state_folder), self._server.site_of, rates)
         self._server.add(state.register)
+        for name, handler, read in state.methods:
+            self._server.carry(name, handler, read)
         self._fetch: StateFetch | None = None
         """Of the state, where this site enters the run."""
         self._links = PeerLinks(
@@ -119,6 +121,7 @@ class Gateway(EndingGateway):
             on_progress=self._executor.pump,
             needs=self._executor.needs,
             on_opinion=self._tell_opinion,
+            server=self._server,
         )
         self._connecting: threading.Thread | None = None
         self._preparing = threading.Lock()
@@ -248,8 +251,10 @@ class Gateway(EndingGateway):
             raise LocalProtocolError(f"stdin: resume: {error.problems[0].message}") from error
         if config.site_index not in members:
             raise LocalProtocolError(f"stdin: resume: {config.site} is no member")
-        receivers = {each.receiver for each in gifts if each.donor == config.site_index}
-        added = self._links.add({*command.plan.neighbours(config.site_index), *receivers})
+        wanted = {each.receiver for each in gifts if each.donor == config.site_index}
+        if not config.listens:  # donors cannot dial
+            wanted |= {each.donor for each in gifts if each.receiver == config.site_index}
+        added = self._links.add({*command.plan.neighbours(config.site_index), *wanted})
         told = Members(
             epoch=command.epoch,
             from_round=command.from_round,

@@ -63,6 +63,7 @@ def gateway_config(
         interface=interfaces[gateway % len(interfaces)] if interfaces else "",
         told_host=listening.told if told_host is None else told_host,
         ports=listening.ports,
+        listens=described.inbound,
         socket_path=socket_path,
         state_folder=state_folder,
         fetches_state=gateway % described.gateways_per_node == 0,
@@ -75,6 +76,7 @@ def gateway_config(
                 max_flows=link.max_flows or FLOWS_MAX,
                 is_shared=link.share < 1,
                 congestion=link.congestion or "",
+                dials_in=not spec.topology.site(link.target).inbound,
             )
             for link in _links_of(spec, site)
         ),

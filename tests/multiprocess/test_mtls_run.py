@@ -1,4 +1,4 @@
-"""A run over mutual TLS, each site on an address of its own; nothing listens beyond those."""
+"""A run over mutual TLS, one site behind NAT; nothing listens beyond what is configured."""
 
 from __future__ import annotations
 
@@ -16,18 +16,28 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 SITES = [(1, 1), (1, 2)]
 
 
-def listening(run: Bench) -> set[str]:
-    """Return the addresses on which the run's processes listen."""
-    found = set()
+PORTS = (23100, 23149)
+
+
+def listening(run: Bench) -> dict[tuple[str, int], str]:
+    """Return where the run's processes listen, and which does: its module, else what torch runs."""
+    found = {}
     for pid in run.pids():
-        for each in psutil.Process(pid).net_connections(kind="inet"):
+        process = psutil.Process(pid)
+        modules = [each for each in process.cmdline() if each.startswith(("sites.", "orchestr"))]
+        for each in process.net_connections(kind="inet"):
             if each.status == psutil.CONN_LISTEN:
-                found.add(each.laddr.ip.removeprefix("::ffff:"))
+                host = each.laddr.ip.removeprefix("::ffff:")
+                found[host, each.laddr.port] = modules[0] if modules else "rank"
     return found
 
 
 def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
     topology = topology_yaml(SITES, emulate=False, addresses=["127.0.0.2", "127.0.0.3"])
+    topology = topology.replace(
+        "address: 127.0.0.2", f"address: 127.0.0.2, ports: {PORTS[0]}-{PORTS[1]}"
+    )
+    topology = topology.replace("address: 127.0.0.3", "inbound: false")
     job = run.write(topology.replace("mode: insecure", "mode: mtls"), job_yaml(steps=200))
     topology_path, state = run.folder / "topology.yaml", run.folder / "coordinator"
     certs = str(run.folder / "certs")
@@ -52,7 +62,19 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
 
     run.wait_for("steps", steps, 60)
 
-    assert listening(run) <= {"127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"}
+    found = listening(run)
+    inside = {what for (host, _), what in found.items() if host == "127.0.0.1"}
+    # torchrun's store, and Gloo's pairs.
+    assert inside == {"sites.launcher.node", "sites.launcher.rank"}, found
+    outside = {(host, port): what for (host, port), what in found.items() if host != "127.0.0.1"}
+    ((host, port),) = (where for where, what in outside.items() if what == "sites.gateway")
+    assert host == "127.0.0.2"
+    assert PORTS[0] <= port <= PORTS[1]
+    coordinator_host, _, coordinator_port = address.rpartition(":")
+    assert outside == {
+        (host, port): "sites.gateway",
+        (coordinator_host, int(coordinator_port)): "orchestrator.coordinator",
+    }
     status = run.isthmus("status", "--json").check()
     assert status.envelope["data"]["state"] in {"ACTIVE", "STOPPING", "SUCCEEDED"}
     out, err = launched.communicate(timeout=120)

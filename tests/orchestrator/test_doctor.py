@@ -265,7 +265,7 @@ def test_17_a_path_that_a_firewall_closes() -> None:
         "ip rule add pref 5 from 127.0.0.2 to 127.0.0.3 prohibit"
     )
     with examiner_in(closed) as examiner:
-        port = examiner.listen("127.0.0.3", 20.0)
+        port = examiner.listen("127.0.0.3", None, 20.0)
         assert isinstance(port, int)
         error = examiner.reach("127.0.0.2", "127.0.0.3", port, 1.0)
     assert error is not None
@@ -283,7 +283,7 @@ def test_17_a_path_that_a_firewall_closes() -> None:
 
 def test_a_path_that_is_open() -> None:
     with examiner_in(UP) as examiner:
-        port = examiner.listen("127.0.0.3", 20.0)
+        port = examiner.listen("127.0.0.3", None, 20.0)
         assert isinstance(port, int)
         assert examiner.reach("127.0.0.2", "127.0.0.3", port, 3.0) is None
         assert examiner.reach("127.0.0.2", "127.0.0.3", 1, 3.0) == "Connection refused"

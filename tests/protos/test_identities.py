@@ -15,7 +15,9 @@ def test_every_call_of_both_planes_has_a_role() -> None:
         for service in file.services_by_name.values()
         for method in service.methods
     }
-    raw = {"/isthmus.exchange.v1.Exchange/Push", "/isthmus.exchange.v1.Probe/Pour"}
+    raw = {
+        f"/isthmus.exchange.v1.{each}" for each in ("Exchange/Push", "Exchange/Pull", "Probe/Pour")
+    }
     assert set(CALLERS) == described | raw
 
 

@@ -188,6 +188,16 @@ def test_what_binds_every_address_has_one_that_others_dial() -> None:
     ]
 
 
+def test_of_two_sites_with_a_link_one_can_be_dialled() -> None:
+    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {inbound: false}, ")
+    assert [site.inbound for site in load_topology(text, "t.yaml").sites] == [False, True]
+    text = changed(text, "like: a", "like: a, wan: {inbound: false}")
+    assert told("topology", text) == [
+        "7:15 neither 'a' nor 'b' can be dialled (inbound: false): leave the link out, and trees "
+        "go around it [links.0.between]"
+    ]
+
+
 def test_gateways_divide_a_nodes_ranks_and_are_taken_over() -> None:
     assert [site.num_gateways for site in load_topology(TWO_SITES, "t.yaml").sites] == [1, 1]
     text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {gateways_per_node: 2}, ")

@@ -134,6 +134,11 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "nic: 100Gbit/s",
+        "inbound: false, ports: 29500-29600",
+        ["12:49 has no use with inbound: false [sites.0.wan.ports]"],
+    ),
+    (
+        "nic: 100Gbit/s",
         "ports: 29500",
         ["12:40 want FIRST-LAST, as 29500-29600; got 29500 [sites.0.wan.ports]"],
     ),

@@ -141,6 +141,7 @@ def _check_links(document: Document) -> None:
         else:
             _take_pairs(document, pairs, index, (source, target))
     _check_figures(document)
+    _check_dialling(document)
     if sound and len(list(_link_ends(document))) == len(document.sequence("links")):
         _check_connected(document, names, set(pairs))
 
@@ -194,6 +195,22 @@ def _check_figures(document: Document) -> None:
                 )
 
 
+def _check_dialling(document: Document) -> None:
+    """Check that of two sites with a link at least one can be dialled."""
+    shut = {
+        document.text("sites", index, "name")
+        for index in _sites(document)
+        if document.get("sites", index, "wan", "inbound") is False
+    }
+    for index, source, target in _link_ends(document):
+        if {source, target} <= shut:
+            message = (
+                f"neither {source!r} nor {target!r} can be dialled (inbound: false): leave the "
+                "link out, and trees go around it"
+            )
+            document.add(("links", index, "between"), message)
+
+
 def _check_connected(document: Document, names: list[str], pairs: set[tuple[str, str]]) -> None:
     """Check that links lead both ways between all sites: sums go up a tree, results go down."""
     cut = unlinked(names, pairs)
@@ -218,6 +235,9 @@ def _check_listening(document: Document) -> None:
     for index in _sites(document):
         path = ("sites", index, "wan")
         written = document.mapping(*path)
+        for key in ("bind", "interfaces", "ports"):
+            if key in written and written.get("inbound") is False:
+                document.add((*path, key), "has no use with inbound: false", at_key=True)
         if "bind" in written and written.get("interfaces"):
             document.add((*path, "bind"), "has no use with interfaces", at_key=True)
         is_told = "address" in written or document.get("sites", index, "hosts")

@@ -85,6 +85,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         accelerators_per_node=nearest("accelerators_per_node"),
         accelerator=_accelerator(model, nearest("accelerator")),
         address=_address(wan, own.hosts),
+        inbound=wan.inbound,
         listening=wan.listening(),
         hosts=tuple(own.hosts),
         proxy=wan.proxy or "",

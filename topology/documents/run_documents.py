@@ -76,6 +76,7 @@ def joined(
     """
     _refuse([*problems_of(job, described), *problems_of_codecs(job, described)], written)
     here = placed(job, described)
+    _refuse(_probe_problems(job, here), written)
     reduction = check_pair(job, here, written, is_placed=is_placed)
     return RunDocuments(job, here, described, reduction)
 
@@ -100,6 +101,15 @@ def check_pair(
         raise
     _refuse(problems, written)
     return reduction
+
+
+def _probe_problems(job: Job, topology: Topology) -> list[Misplaced]:
+    """Return whether a probe would have to dial a site that cannot be dialled."""
+    shut = [site.name for site in topology.sites if not site.inbound]
+    if job.probe is None or not shut:
+        return []
+    message = f"a probe dials every site, and {', '.join(map(repr, shut))} has inbound: false"
+    return [(("probe",), message)]
 
 
 def _batch_problems(job: Job, topology: Topology) -> list[Misplaced]:

@@ -245,6 +245,13 @@ class WanModel(Strict):
             f"otherwise. [{LOOPBACK}; with interfaces theirs]"
         ),
     ] = None
+    inbound: Annotated[
+        bool,
+        Field(
+            description="false: behind NAT or a firewall, so that nobody can dial its gateways; "
+            "they dial for both directions."
+        ),
+    ] = True
     bind: Annotated[
         Host | None,
         Field(description="Host that gateways bind, where it is not the one that peers dial."),

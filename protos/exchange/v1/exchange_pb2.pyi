@@ -8,8 +8,13 @@ messages are raw bytes (a protobuf bytes field costs up to four times more at th
 
   /isthmus.exchange.v1.Exchange/Push   stream of frames up, stream of acknowledgements down
 
-Frames and acknowledgements: protos/frame.py. A Push names the session that Hello answered in its
-metadata under "isthmus-session"; an unknown one is ABORTED.
+  /isthmus.exchange.v1.Exchange/Pull   stream of acknowledgements up, stream of frames down
+
+Frames and acknowledgements: protos/frame.py. Push, Pull and Attend name the session that Hello
+answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
+
+A gateway that cannot be dialled (`inbound: false`) dials for both directions: it attends, and
+pulls the frames that the other would have pushed.
 """
 
 import builtins
@@ -18,6 +23,63 @@ import google.protobuf.message
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+@typing.final
+class Ask(google.protobuf.message.Message):
+    """A call the other way round. Without a method it only says how many streams are wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    STREAMS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the call; the answer repeats it"""
+    method: builtins.str
+    """"Hello", "Leave", or one of State: "Index", "Read" """
+    request: builtins.bytes
+    """that method's request"""
+    streams: builtins.int
+    """how many Pulls to keep open; they only ever become more"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        method: builtins.str = ...,
+        request: builtins.bytes = ...,
+        streams: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["method", b"method", "number", b"number", "request", b"request", "streams", b"streams"]) -> None: ...
+
+global___Ask = Ask
+
+@typing.final
+class Answer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    RESPONSE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    DETAILS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    response: builtins.bytes
+    """that method's response; empty with a status"""
+    status: builtins.int
+    """of gRPC; 0: answered"""
+    details: builtins.str
+    """one line"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        response: builtins.bytes = ...,
+        status: builtins.int = ...,
+        details: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["details", b"details", "number", b"number", "response", b"response", "status", b"status"]) -> None: ...
+
+global___Answer = Answer
 
 @typing.final
 class HelloRequest(google.protobuf.message.Message):

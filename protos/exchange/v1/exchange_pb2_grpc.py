@@ -44,6 +44,11 @@ class ExchangeStub(object):
                 request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.stream_stream(
+                '/isthmus.exchange.v1.Exchange/Attend',
+                request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
+                response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
+                _registered_method=True)
 
 
 class ExchangeServicer(object):
@@ -66,6 +71,14 @@ class ExchangeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request_iterator, context):
+        """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
+        The latest stream of a gateway counts, and ends those before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.FromString,
                     response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.SerializeToString,
+            ),
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.FromString,
+                    response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class Exchange(object):
             '/isthmus.exchange.v1.Exchange/Leave',
             protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
             protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/isthmus.exchange.v1.Exchange/Attend',
+            protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
+            protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,8 +8,13 @@ messages are raw bytes (a protobuf bytes field costs up to four times more at th
 
   /isthmus.exchange.v1.Exchange/Push   stream of frames up, stream of acknowledgements down
 
-Frames and acknowledgements: protos/frame.py. A Push names the session that Hello answered in its
-metadata under "isthmus-session"; an unknown one is ABORTED.
+  /isthmus.exchange.v1.Exchange/Pull   stream of acknowledgements up, stream of frames down
+
+Frames and acknowledgements: protos/frame.py. Push, Pull and Attend name the session that Hello
+answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
+
+A gateway that cannot be dialled (`inbound: false`) dials for both directions: it attends, and
+pulls the frames that the other would have pushed.
 """
 
 import abc
@@ -45,6 +50,14 @@ class ExchangeStub:
     run cannot go on. ABORTED for an unknown session.
     """
 
+    Attend: grpc.StreamStreamMultiCallable[
+        protos.exchange.v1.exchange_pb2.Answer,
+        protos.exchange.v1.exchange_pb2.Ask,
+    ]
+    """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
+    The latest stream of a gateway counts, and ends those before.
+    """
+
 class ExchangeAsyncStub:
     Hello: grpc.aio.UnaryUnaryMultiCallable[
         protos.exchange.v1.exchange_pb2.HelloRequest,
@@ -61,6 +74,14 @@ class ExchangeAsyncStub:
     ]
     """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
     run cannot go on. ABORTED for an unknown session.
+    """
+
+    Attend: grpc.aio.StreamStreamMultiCallable[
+        protos.exchange.v1.exchange_pb2.Answer,
+        protos.exchange.v1.exchange_pb2.Ask,
+    ]
+    """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
+    The latest stream of a gateway counts, and ends those before.
     """
 
 class ExchangeServicer(metaclass=abc.ABCMeta):
@@ -83,6 +104,16 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[protos.exchange.v1.exchange_pb2.LeaveResponse, collections.abc.Awaitable[protos.exchange.v1.exchange_pb2.LeaveResponse]]:
         """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
         run cannot go on. ABORTED for an unknown session.
+        """
+
+    @abc.abstractmethod
+    def Attend(
+        self,
+        request_iterator: _MaybeAsyncIterator[protos.exchange.v1.exchange_pb2.Answer],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[protos.exchange.v1.exchange_pb2.Ask], collections.abc.AsyncIterator[protos.exchange.v1.exchange_pb2.Ask]]:
+        """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
+        The latest stream of a gateway counts, and ends those before.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -25,9 +25,12 @@ from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.failure import Failure
 from protos.frame import ChunkKey, Frame, Kind, pack
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
+from sites.gateway.links.attendance import Attendance, Servant
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import use_pauses
 from sites.gateway.links.congestion.rate import window_bytes
+from sites.gateway.links.entrance import Entrance
+from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.peer_watch import Judge, PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
 from sites.gateway.links.streams import Streams
@@ -53,17 +56,19 @@ class Link:
         self,
         config: GatewayConfig,
         link: PeerLink,
-        peer: Peer,
+        peer: Peer | Entrance,
         *,
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
         on_suspect: Judge = lambda *_: None,
         on_reached: Callable[[], None] = lambda: None,
+        servant: Servant | None = None,
     ) -> None:
         """`on_failure` is called once, from a thread of the link's own.
 
         `on_progress` is called when a frame has left the queue, and must not block. `on_suspect`
-        and `on_reached` are `PeerWatch`'s.
+        and `on_reached` are `PeerWatch`'s. With a `servant` the peer is dialled for both
+        directions, and the servant does what it wants.
         """
         self.peer = peer
         self.rtt_s = link.rtt_s
@@ -89,6 +94,10 @@ class Link:
         self._growth = ChannelGrowth(
             config.channels_per_link, link, peer, self._outbox, self._streams
         )
+        self._attendance: Attendance | None = None
+        if servant is not None:
+            assert isinstance(peer, Peer), "one of both can be dialled"
+            self._attendance = Attendance(config, peer, servant, lambda: self._watch.session)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -122,6 +131,8 @@ class Link:
             PeerLostError: no answer in time, as `PeerWatch.greet` counts it.
         """
         self._watch.greet(within_s)
+        if self._attendance is not None:
+            self._attendance.begin()
         self._outbox.warm_up(self._padding())
         self._growth.begin()
         self._start(self._watch.run, "watch")
@@ -198,6 +209,8 @@ class Link:
         """End the streams and threads. Frames that were not acknowledged are dropped."""
         self._outbox.close()
         self._streams.close()
+        if self._attendance is not None:
+            self._attendance.close()
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
@@ -273,13 +286,15 @@ class PeerLinks:
         on_progress: Callable[[], None],
         needs: Callable[[int], bool],
         on_opinion: Callable[[int, Opinion | None], None] = lambda *_: None,
+        server: ExchangeServer | None = None,
     ) -> None:
         """`on_change` gets all links, in a mapping that stays as it is, when some come or go.
 
         `on_failure` is told when a link is lost that a plan needs: `needs` says that, by the site's
         index. `on_progress` is told when a frame has left a queue, and must not block. `on_opinion`
         is told what is thought of a site, by its index: a suspicion, or None when all its gateways
-        that have a link are reached again.
+        that have a link are reached again. The `server` is needed where one of two sites cannot
+        be dialled.
         """
         self._config = config
         self._on_change = on_change
@@ -287,15 +302,16 @@ class PeerLinks:
         self._on_progress = on_progress
         self._needs = needs
         self._on_opinion = on_opinion
+        self._server = server
         self._suspected: set[GatewayId] = set()
-        self._peers: Mapping[GatewayId, Peer] = {}
+        self._peers: Mapping[GatewayId, Peer | Entrance] = {}
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
         """Every link that there is now; replaced as a whole."""
         self._is_closed = False
 
     @property
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[Peer | Entrance, ...]:
         """All that were met."""
         return tuple(self._peers.values())
 
@@ -318,7 +334,7 @@ class PeerLinks:
         """
         config = self._config
         known = {(peer.site, peer.gateway): peer for peer in peers}
-        met: dict[GatewayId, Peer] = {}
+        met: dict[GatewayId, Peer | Entrance] = {}
         for figures in config.links:
             if sites is not None and figures.site not in sites:
                 continue
@@ -329,6 +345,9 @@ class PeerLinks:
                         f"stdin: connect: no address of site {figures.site} gateway {gateway}"
                     )
                 met[index, gateway] = known[figures.site, gateway]
+                if figures.dials_in:
+                    assert self._server is not None
+                    met[index, gateway] = self._server.entrance((index, gateway))
         moved = [each for each, peer in met.items() if self._peers.get(each, peer) != peer]
         self._peers = {**self._peers, **met}
         self.drop(moved)
@@ -362,6 +381,7 @@ class PeerLinks:
                     on_progress=self._on_progress,
                     on_suspect=functools.partial(self._suspect, sender),
                     on_reached=functools.partial(self._reached, sender),
+                    servant=None if self._config.listens else self._server,
                 )
                 for sender, peer in self._peers.items()
                 if sender[0] in wanted and sender not in self.all

@@ -16,6 +16,7 @@ from typing import Any, Final, Never, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from protos.errors import (
     STATUS,
@@ -44,6 +45,7 @@ from protos.versions import (
 )
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
+from sites.gateway.links.entrance import CarriedContext, CarriedError, Entrance
 from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
 from sites.gateway.links.wire_loop import WireLoop
 from sites.interfaces import address_of
@@ -100,14 +102,26 @@ class ExchangeServer(ExchangeServicer):
         self._server: grpc.aio.Server | None = None
         self._servicers: list[Callable[[grpc.aio.Server], None]] = []
         self._sessions: dict[str, GatewayId] = {}
+        self._entrances: dict[GatewayId, Entrance] = {}
+        self._carried: dict[str, tuple[Callable[..., Any], Callable[[bytes], Any]]] = {}
+        self.carry("Hello", self.Hello, HelloRequest.FromString)
+        self.carry("Leave", self.Leave, LeaveRequest.FromString)
         self._corrupt: dict[GatewayId, int] = {}
+
+    def entrance(self, sender: GatewayId) -> Entrance:
+        """Return where a gateway comes in that cannot be dialled; after `start`."""
+        if sender not in self._entrances:
+            assert self._wire is not None, "it has been started"
+            site, gateway = sender
+            self._entrances[sender] = Entrance(self._config.sites[site], gateway, self._wire)
+        return self._entrances[sender]
 
     def add(self, register: Callable[[grpc.aio.Server], None]) -> None:
         """Have another service registered, before `start`."""
         self._servicers.append(register)
 
     def start(self) -> Endpoint:
-        """Listen as configured; return where others dial.
+        """Listen as configured; return where others dial: port 0 where they cannot.
 
         Raises:
             InsecureAddressError: others could reach it, without TLS.
@@ -126,8 +140,11 @@ class ExchangeServer(ExchangeServicer):
 
     async def _start(self) -> Endpoint:
         config = self._config
+        if not config.listens:
+            return Endpoint(host="", port=0)
         gateways = sum(
-            config.gateways_per_site[config.sites.index(each.site)] for each in config.links
+            config.gateways_per_site[config.sites.index(each.site)] * (2 if each.dials_in else 1)
+            for each in config.links
         )
         # Twice the streams: some come back while their broken predecessors still end.
         num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
@@ -137,8 +154,10 @@ class ExchangeServer(ExchangeServicer):
         # Raw bytes both ways: no serializers, so gRPC hands over what is on the wire.
         push: grpc.RpcMethodHandler[bytes, bytes]
         push = grpc.stream_stream_rpc_method_handler(self._push)
+        pull: grpc.RpcMethodHandler[bytes, bytes]
+        pull = grpc.stream_stream_rpc_method_handler(self._pull)
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Push": push}),)
+            (grpc.method_handlers_generic_handler(SERVICE, {"Push": push, "Pull": pull}),)
         )
         for register in self._servicers:
             register(server)
@@ -172,6 +191,10 @@ class ExchangeServer(ExchangeServicer):
             await self._server.stop(_STOP_GRACE_S)
 
     # ---------------------------------------------------------------- the service
+
+    def carry(self, method: str, handler: Callable[..., Any], read: Callable[[bytes], Any]) -> None:
+        """Have a method also be served to peers that this gateway has dialled."""
+        self._carried[method] = handler, read
 
     async def Hello(  # noqa: N802 - gRPC fixes the name
         self, request: HelloRequest, context: Context
@@ -211,27 +234,70 @@ class ExchangeServer(ExchangeServicer):
             )
         return LeaveResponse()
 
+    async def Attend(  # type: ignore[override]  # noqa: N802 - gRPC fixes the name
+        self, _: object, context: Context
+    ) -> None:
+        """A gateway that cannot be dialled is there for calls to it."""
+        await self.entrance(await self._sender(session_of(context), context)).attend(context)
+
+    async def _pull(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """A gateway that cannot be dialled takes frames."""
+        await self.entrance(await self._sender(session_of(context), context)).pull(context)
+
     async def _push(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Take frames over, one after another, and acknowledge each."""
         sender = await self._sender(session_of(context), context)
         while isinstance(message := await context.read(), bytes):  # else: the end
             try:
-                frame = unpack(message)
-            except CorruptDataError as error:
-                self._count_corrupt(sender, error)
+                acknowledgement = self.take(sender, message)
+            except IsthmusError as error:
                 await abort(context, error)
-            except IsthmusError as error:
-                await self._refuse(sender, error, context)
-            try:
-                if frame.key.kind is not Kind.PADDING:
-                    self._receiver.receive(sender, frame)
-            except IsthmusError as error:
-                await self._refuse(sender, error, context)
-            except Exception as error:  # a task's root: else the peer would send it for ever
-                _log.exception("a frame of round %d was not taken", frame.key.round)
-                self._receiver.fail(failure_of(error))
-                raise
-            await context.write(pack_ack(frame.key, frame.epoch))
+            await context.write(acknowledgement)
+
+    # ---------------------------------------------------------------- what a peer wants
+
+    async def answer(self, sender: GatewayId, method: str, request: bytes) -> bytes:
+        """Return the serialised response to a call that was carried here.
+
+        Raises:
+            CarriedError: it is refused.
+        """
+        if method not in self._carried:
+            raise CarriedError(grpc.StatusCode.UNIMPLEMENTED, f"{method[:80]!r} is not carried")
+        handler, read = self._carried[method]
+        try:
+            asked = read(request)
+        except DecodeError as error:
+            raise CarriedError(grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error}") from error
+        context = CarriedContext(self._config.sites[sender[0]], self._session_of(sender))
+        answered: bytes = (await handler(asked, context)).SerializeToString()
+        return answered
+
+    def take(self, sender: GatewayId, message: bytes) -> bytes:
+        """Take a frame over, and return its acknowledgement.
+
+        Raises:
+            IsthmusError: it is not taken; what follows for the run has been done.
+        """
+        try:
+            frame = unpack(message)
+        except CorruptDataError as error:
+            self._count_corrupt(sender, error)
+            raise
+        except IsthmusError as error:
+            self._receiver.fail(failure_of(error, self._config.sites[sender[0]]))
+            raise
+        try:
+            if frame.key.kind is not Kind.PADDING:
+                self._receiver.receive(sender, frame)
+        except IsthmusError as error:
+            self._receiver.fail(failure_of(error, self._config.sites[sender[0]]))
+            raise
+        except Exception as error:  # a task's root: else the peer would send it for ever
+            _log.exception("a frame of round %d was not taken", frame.key.round)
+            self._receiver.fail(failure_of(error))
+            raise
+        return pack_ack(frame.key, frame.epoch)
 
     # ---------------------------------------------------------------- who may do what
 
@@ -294,10 +360,6 @@ class ExchangeServer(ExchangeServicer):
             _log.warning("refused: %s", error)
             await abort(context, error)
         return sender
-
-    async def _refuse(self, sender: GatewayId, error: IsthmusError, context: Context) -> Never:
-        self._receiver.fail(failure_of(error, self._config.sites[sender[0]]))
-        await abort(context, error)
 
     def _count_corrupt(self, sender: GatewayId, error: CorruptDataError) -> None:
         """Count a damaged frame, which the peer sends again; too many end the run."""

@@ -16,7 +16,6 @@ have stood still with it; a greeting that was on its way then is asked again.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import grpc
 
 from protos.errors import PeerLostError, StaleGenerationError
 from sites.gateway.config import GatewayConfig
+from sites.gateway.links.entrance import Entrance
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
@@ -39,8 +39,6 @@ from sites.silence import Silence, Standstills
 _log = logging.getLogger(__name__)
 
 _PATIENCE_MIN_S = 0.05
-_CONNECT_S = 1.0
-"""A refusal takes one round trip."""
 
 Judge = Callable[[bool, str], None]
 """Told that a peer is suspected: whether it is gone, and why."""
@@ -52,7 +50,7 @@ class PeerWatch:
     def __init__(
         self,
         config: GatewayConfig,
-        peer: Peer,
+        peer: Peer | Entrance,
         outbox: Outbox,
         *,
         on_suspect: Judge = lambda *_: None,
@@ -234,13 +232,7 @@ class PeerWatch:
             self.suspect(why, is_gone=is_gone)
 
     def _refuses_connections(self) -> bool:
-        try:
-            with socket.create_connection((self.peer.host, self.peer.port), _CONNECT_S):
-                return False
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
+        return self.peer.refuses_connections()
 
     def _raise_if_lost(self, error: grpc.RpcError, within_s: float) -> None:
         silent_s = self._heard.lasts_s(time.monotonic())

@@ -12,7 +12,6 @@ acknowledgement makes room.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import random
@@ -21,7 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import wait
 
 import grpc
-import grpc.aio
 
 from protos.frame import unpack_ack
 from sites.gateway.config import GatewayConfig
@@ -30,8 +28,7 @@ from sites.gateway.links.send_queue import Outbox, Outgoing
 from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
-    PUSH_METHOD,
-    SESSION_KEY,
+    FrameStream,
     details,
 )
 from sites.gateway.links.wire_loop import WireLoop
@@ -41,10 +38,6 @@ _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
 """Idle streams look around this often, in case that nobody told them."""
 _END_S = 2.0
-_READY_S = 2.0
-"""A connection that takes longer carries frames all the same, once it is there."""
-
-Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class Streams:
@@ -127,24 +120,20 @@ class Streams:
     async def _run(self, index: int) -> None:
         backoff_s = BACKOFF_FIRST_S
         while not self._outbox.is_over:
-            async with self._watch.peer.aio_channel(self._config) as channel:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(channel.channel_ready(), _READY_S)
-                    await asyncio.to_thread(self._set_up)
-                if await self._push(channel, index):
+            peer, session = self._watch.peer, self._watch.session
+            async with peer.stream(self._config, session, self._set_up) as stream:
+                if await self._push(stream, index):
                     backoff_s = BACKOFF_FIRST_S
             # Full jitter, so that streams which broke together do not come back together.
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _push(self, channel: grpc.aio.Channel, index: int) -> bool:
+    async def _push(self, call: FrameStream, index: int) -> bool:
         """Run one stream until it ends; return whether any frame got through.
 
         Raises:
             IsthmusError: the peer will never take this stream.
         """
-        push: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(PUSH_METHOD)
-        call = push(metadata=((SESSION_KEY, self._watch.session),))
         sending = asyncio.create_task(self._send(call, index))
         sending.add_done_callback(self._report)
         progressed = False
@@ -160,13 +149,12 @@ class Streams:
         finally:
             sending.cancel()
             await asyncio.wait([sending])
-            call.cancel()
             again = self._outbox.requeue(index)
             if again and not self._outbox.is_over:
                 _log.info("%d frames to %s are sent again", again, self._watch.peer)
         return progressed
 
-    async def _send(self, call: Call, index: int) -> None:
+    async def _send(self, call: FrameStream, index: int) -> None:
         """Send frames as the window allows. If the call ends, who reads its answers hears why."""
         try:
             while True:

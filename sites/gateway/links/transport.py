@@ -13,8 +13,13 @@ behind them:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -42,6 +47,7 @@ Options = list[tuple[str, int | str]]
 
 SERVICE: Final = "isthmus.exchange.v1.Exchange"
 PUSH_METHOD: Final = f"/{SERVICE}/Push"
+PULL_METHOD: Final = f"/{SERVICE}/Pull"
 SESSION_KEY: Final = "isthmus-session"
 
 _HTTP2_WINDOW_MIN_BYTES = 4 << 20
@@ -55,6 +61,10 @@ _ATTEMPT_RTTS = 4
 """Round trips that a connection attempt may take, beside _ATTEMPT_MS: more than it has, for links
 have queues."""
 
+_READY_S = 2.0
+"""A connection that takes longer carries frames all the same, once it is there."""
+_CONNECT_S = 1.0
+"""A refusal takes one round trip."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 """The wait between two attempts to reach a peer is doubled each time, up to this."""
@@ -66,6 +76,24 @@ _REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 """Answers that make trying again pointless."""
+
+
+class FrameStream(Protocol):
+    """Carries frames one way, and acknowledgements back."""
+
+    async def read(self) -> object:
+        """Return the next acknowledgement; something else than bytes at the end.
+
+        Raises:
+            grpc.RpcError: the stream broke.
+        """
+
+    async def write(self, request: bytes) -> None:
+        """Send a frame.
+
+        Raises:
+            grpc.RpcError: the stream broke; also asyncio.InvalidStateError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +117,36 @@ class Peer:
         """Return a fresh connection for the running event loop; the caller closes it."""
         security = exchange_security(config.site)
         return security.aio_channel(self._target, client_options(config), self._name)
+
+    @asynccontextmanager
+    async def stream(
+        self, config: GatewayConfig, session: str, set_up: Callable[[], None]
+    ) -> AsyncIterator[FrameStream]:
+        """Give a stream that carries frames, on a fresh connection.
+
+        `set_up` is called on a thread once that has been made.
+        """
+        async with self.aio_channel(config) as channel:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(channel.channel_ready(), _READY_S)
+                await asyncio.to_thread(set_up)
+            push: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+            push = channel.stream_stream(PUSH_METHOD)
+            call = push(metadata=((SESSION_KEY, session),))
+            try:
+                yield call
+            finally:
+                call.cancel()
+
+    def refuses_connections(self) -> bool:
+        """Whether the peer's host says that nobody listens there."""
+        try:
+            with socket.create_connection((self.host, self.port), _CONNECT_S):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
 
     @property
     def _name(self) -> str:
@@ -118,7 +176,7 @@ def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) ->
     return ExchangeStub(channel).Hello(request, timeout=timeout_s)
 
 
-def refusal_of(error: grpc.RpcError, peer: Peer) -> IsthmusError | None:
+def refusal_of(error: grpc.RpcError, peer: object) -> IsthmusError | None:
     """Return what a peer's final answer means; None if it is worth trying again."""
     kind = _REFUSALS.get(error.code())
     return None if kind is None else kind(f"{peer} refused: {details(error)}")
@@ -139,6 +197,7 @@ def client_options(config: GatewayConfig) -> Options:
     attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * farthest_s)
     return [
         *_common(config),
+        *([] if config.listens else _received(config)),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         *NO_PROXY,
@@ -149,7 +208,19 @@ def client_options(config: GatewayConfig) -> Options:
 
 
 def server_options(config: GatewayConfig) -> Options:
-    """Return the arguments of the gateway's server.
+    """Return the arguments of the gateway's server."""
+    return [
+        *_common(config),
+        *_received(config),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_concurrent_streams", _STREAMS_MAX),
+    ]
+
+
+def _received(config: GatewayConfig) -> Options:
+    """Return the arguments of who receives frames.
 
     What peers send is bounded by their windows, so the HTTP/2 window is set beyond these. With the
     estimator it would have to grow first, which takes up to a second of each new connection.
@@ -157,13 +228,8 @@ def server_options(config: GatewayConfig) -> Options:
     widest = max((window_bytes(config, link) for link in config.links), default=0)
     http2_bytes = min(max(2 * widest, _HTTP2_WINDOW_MIN_BYTES), _HTTP2_WINDOW_MAX_BYTES)
     return [
-        *_common(config),
-        ("grpc.so_reuseport", 0),
         ("grpc.http2.lookahead_bytes", 1 << (http2_bytes - 1).bit_length()),
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 100),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_concurrent_streams", _STREAMS_MAX),
     ]
 
 

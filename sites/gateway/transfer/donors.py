@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 
 from sites.gateway.config import GatewayConfig
+from sites.gateway.links.entrance import Entrance
 from sites.gateway.links.transport import Peer, say_hello
 from sites.gateway.transfer.state_fetch import Donor
 from sites.local.entry_folder import PIECE_BYTES
@@ -22,7 +23,7 @@ def bytes_per_s_to(config: GatewayConfig) -> Mapping[str, float]:
     return {each.site: each.bytes_per_s * config.return_share / gateways for each in config.links}
 
 
-def donor(config: GatewayConfig, peer: Peer) -> Donor:
+def donor(config: GatewayConfig, peer: Peer | Entrance) -> Donor:
     """Return a peer as one who gives its state to this gateway."""
 
     def connect() -> tuple[grpc.Channel, str]:

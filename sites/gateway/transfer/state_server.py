@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -38,6 +39,14 @@ class StateServer(state_pb2_grpc.StateServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add the methods to a server that has not been started."""
         state_pb2_grpc.add_StateServicer_to_server(self, server)
+
+    @property
+    def methods(self) -> tuple[tuple[str, Callable[..., Any], Callable[[bytes], Any]], ...]:
+        """The methods by name, and how their requests are read."""
+        return (
+            ("Index", self.Index, state_pb2.IndexRequest.FromString),
+            ("Read", self.Read, state_pb2.ReadRequest.FromString),
+        )
 
     async def Index(  # noqa: N802 - gRPC fixes the name
         self, request: state_pb2.IndexRequest, context: Context

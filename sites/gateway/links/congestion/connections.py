@@ -33,6 +33,7 @@ from sites.gateway.links.congestion.kernel import (
     stay_local,
 )
 from sites.gateway.links.congestion.rate import Pace
+from sites.gateway.links.entrance import Entrance
 from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer
@@ -100,7 +101,12 @@ class ChannelGrowth:
     """Opens and sets up the connections of one link. `begin`, then `run` on a thread."""
 
     def __init__(
-        self, wanted: int | None, link: PeerLink, peer: Peer, outbox: Outbox, streams: Streams
+        self,
+        wanted: int | None,
+        link: PeerLink,
+        peer: Peer | Entrance,
+        outbox: Outbox,
+        streams: Streams,
     ) -> None:
         """`wanted` is how many connections the job says; None: as many as it takes."""
         self._wanted = wanted

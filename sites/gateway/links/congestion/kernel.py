@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sites.gateway.config import PeerLink
+from sites.gateway.links.entrance import Entrance
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
 
@@ -88,11 +89,13 @@ def addresses_of(host: str, port: int) -> Addresses:
     return frozenset((_plain(str(address[0])), port) for *_, address in found)
 
 
-def addresses_now(peer: Peer) -> Addresses | None:
+def addresses_now(peer: Peer | Entrance) -> Addresses | None:
     """Return where connections to a peer lead; None: its name is not known just now.
 
     The connections that there are do without it.
     """
+    if isinstance(peer, Entrance):
+        return frozenset((_plain(host), port) for host, port in peer.addresses())
     try:
         return addresses_of(peer.host, peer.port)
     except OSError as error:
@@ -110,7 +113,7 @@ def segments_to(addresses: Addresses) -> Segments:
     )
 
 
-def set_up(peer: Peer, link: PeerLink, pace_bytes_per_s: float) -> None:
+def set_up(peer: Peer | Entrance, link: PeerLink, pace_bytes_per_s: float) -> None:
     """Have the connections to a peer follow what its link asks for, or BBR where it may be chosen.
 
     Each sends at most `pace_bytes_per_s`, which may be infinite. Any limit has the kernel spread
@@ -159,7 +162,7 @@ def starts_slowly_after_idle() -> bool:
         return False
 
 
-def use_pauses(peer: Peer, outbox: Outbox, rtt_s: float) -> None:
+def use_pauses(peer: Peer | Entrance, outbox: Outbox, rtt_s: float) -> None:
     """Have BBR begin anew in one link's pauses, until the link is over: it then makes none itself.
 
     BBR lets a connection run dry where it has seen no shorter round trip for ten seconds. It then

@@ -1,0 +1,184 @@
+"""The side of a gateway that cannot be dialled: it dials a peer for what that would dial it for.
+
+It keeps an Attend stream open, over which the peer's calls come, and as many Pull streams as the
+peer asks for, each on a connection of its own. What breaks is opened again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+import grpc.aio
+
+from protos.errors import IsthmusError
+from protos.exchange.v1.exchange_pb2 import Answer, Ask
+from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from sites.gateway.config import GatewayConfig, GatewayId
+from sites.gateway.links.congestion.connections import CHANNELS_MAX
+from sites.gateway.links.entrance import CarriedError
+from sites.gateway.links.transport import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    PULL_METHOD,
+    SESSION_KEY,
+    Peer,
+    details,
+)
+from sites.gateway.links.wire_loop import WireLoop
+
+if TYPE_CHECKING:
+    from protos.exchange.v1.exchange_pb2_grpc import ExchangeAsyncStub
+
+_log = logging.getLogger(__name__)
+
+_END_S = 2.0
+_ANSWERS_MAX = 16
+"""Calls of a peer that are served side by side."""
+
+
+class Servant(Protocol):
+    """Does what a peer wants that was dialled; on the loop's thread."""
+
+    async def answer(self, sender: GatewayId, method: str, request: bytes) -> bytes:
+        """Return the serialised response to a call.
+
+        Raises:
+            CarriedError: it is refused.
+        """
+
+    def take(self, sender: GatewayId, message: bytes) -> bytes:
+        """Take a frame over without waiting, and return its acknowledgement.
+
+        Raises:
+            IsthmusError: it is not taken; what follows for the run has been done.
+        """
+
+
+class Attendance:
+    """Attends one peer. `begin` once it has answered Hello, then `close`."""
+
+    def __init__(
+        self, config: GatewayConfig, peer: Peer, servant: Servant, session: Callable[[], str]
+    ) -> None:
+        """`session` returns what the peer calls this side."""
+        self._config = config
+        self._peer = peer
+        self._servant = servant
+        self._session = session
+        self._sender = config.index_of(peer.site), peer.gateway
+        self._lock = threading.Lock()
+        self._wire: WireLoop | None = None
+        self._is_closed = False
+        self._tasks: list[asyncio.Task[None]] = []  # of the loop's thread alone
+
+    def begin(self) -> None:
+        """Dial the peer, from now on."""
+        with self._lock:
+            if self._is_closed or self._wire is not None:
+                return
+            self._wire = WireLoop.acquire()
+            self._wire.call(lambda: self._keep(self._attend))
+
+    def close(self) -> None:
+        """End all streams. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            wire, self._wire = self._wire, None
+        if wire is None:
+            return
+        wait([wire.run(self._end())], _END_S)
+        WireLoop.release()
+
+    # ---------------------------------------------------------------- on the loop's thread
+
+    def _keep(self, serve: Callable[[grpc.aio.Channel], Awaitable[bool]]) -> None:
+        self._tasks.append(asyncio.create_task(self._again_and_again(serve)))
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _again_and_again(self, serve: Callable[[grpc.aio.Channel], Awaitable[bool]]) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            async with self._peer.aio_channel(self._config) as channel:
+                try:
+                    if await serve(channel):
+                        backoff_s = BACKOFF_FIRST_S
+                except* grpc.RpcError as group:
+                    error = _first(group)
+                    _log.warning("a stream from %s broke: %s", self._peer, details(error))
+            # Full jitter, so that streams which broke together do not come back together.
+            await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _attend(self, channel: grpc.aio.Channel) -> bool:
+        """Serve one Attend stream until it ends; return whether anything came."""
+        stub: ExchangeAsyncStub = ExchangeStub(channel)  # type: ignore[assignment]
+        call = stub.Attend(metadata=self._metadata)
+        came = False
+        answers = asyncio.Semaphore(_ANSWERS_MAX)
+        writing = asyncio.Lock()
+
+        async def reply(ask: Ask) -> None:
+            try:
+                answer = await self._answer(ask)
+                async with writing:
+                    await call.write(answer)
+            finally:
+                answers.release()
+
+        async with asyncio.TaskGroup() as tasks:
+            while isinstance(ask := await call.read(), Ask):
+                came = True
+                while len(self._tasks) <= min(ask.streams, CHANNELS_MAX):
+                    self._keep(self._pull)
+                if ask.method:
+                    await answers.acquire()
+                    tasks.create_task(reply(ask))
+        return came
+
+    async def _answer(self, ask: Ask) -> Answer:
+        try:
+            response = await self._servant.answer(self._sender, ask.method, ask.request)
+        except CarriedError as error:
+            _log.warning("refused %s of %s: %s", ask.method, self._peer, error)
+            status: int = error.code().value[0]
+            return Answer(number=ask.number, status=status, details=error.details())
+        return Answer(number=ask.number, response=response)
+
+    async def _pull(self, channel: grpc.aio.Channel) -> bool:
+        """Serve one Pull stream until it ends; return whether anything came."""
+        pull: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(PULL_METHOD)
+        call = pull(metadata=self._metadata)
+        came = False
+        while isinstance(message := await call.read(), bytes):
+            came = True
+            try:
+                acknowledgement = self._servant.take(self._sender, message)
+            except IsthmusError:
+                call.cancel()  # the peer sends it again, unless this was the run's end
+                return came
+            await call.write(acknowledgement)
+        return came
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((SESSION_KEY, self._session()),)
+
+
+def _first(group: BaseExceptionGroup[grpc.RpcError]) -> grpc.RpcError:
+    """Return one error of a group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, grpc.RpcError)
+    return error

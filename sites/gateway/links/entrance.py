@@ -1,0 +1,291 @@
+"""The way to a gateway that cannot be dialled: over the connections that it has dialled itself.
+
+It attends: calls to it travel over its Attend stream, and its answers back. And it pulls: each of
+its Pull streams carries frames to it, as a Push would. What a link does with a peer that it dials,
+it does with an `Entrance` alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import urllib.parse
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, Never, Self, cast
+
+import grpc
+import grpc.aio
+
+from protos.exchange.v1.exchange_pb2 import Answer, Ask
+from protos.identities import GATEWAY, Identity
+from sites.gateway.config import GatewayConfig
+from sites.gateway.links.transport import SESSION_KEY, FrameStream
+from sites.gateway.links.wire_loop import WireLoop
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_ASKS_MAX = 256
+"""Calls that may wait for an answer: some greetings, and one farewell."""
+_STATUS = {each.value[0]: each for each in grpc.StatusCode}
+
+
+class CarriedError(grpc.RpcError):
+    """A call to a gateway that attends was not answered, or refused."""
+
+    def __init__(self, status: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self._status, self._why = status, why
+
+    def code(self) -> grpc.StatusCode:
+        """Return what gRPC would have said."""
+        return self._status
+
+    def details(self) -> str:
+        """Return why, in one line."""
+        return self._why
+
+
+class Entrance:
+    """Where one gateway of another site comes in. Its connections may come and go."""
+
+    def __init__(self, site: str, gateway: int, wire: WireLoop) -> None:
+        self.site = site
+        self.gateway = gateway
+        self._wire = wire
+        # Of the loop's thread alone:
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._asks: asyncio.Queue[Ask] = asyncio.Queue(_ASKS_MAX)
+        self._attending: asyncio.Task[None] | None = None
+        self._num_streams = 0
+        self._waiting: asyncio.Queue[_Pulled] = asyncio.Queue()
+        self._pulled: set[_Pulled] = set()
+
+    def __str__(self) -> str:
+        return f"site {self.site} (gateway {self.gateway}, which dials in)"
+
+    # ---------------------------------------------------------------- what a link uses
+
+    def channel(self, config: GatewayConfig) -> grpc.Channel:
+        """Return what stubs take for a connection; its calls are carried."""
+        return cast("grpc.Channel", _CarriedChannel(self))
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        config: GatewayConfig,
+        session: str,
+        set_up: Callable[[], None],
+    ) -> AsyncIterator[FrameStream]:
+        """Give a stream that carries frames, once the other side has opened one."""
+        self._num_streams += 1
+        try:
+            self._tell(Ask(streams=self._num_streams))
+            pulled = await self._next()
+            try:
+                await asyncio.to_thread(set_up)
+                yield pulled
+            finally:
+                pulled.ended.set()
+        finally:
+            self._num_streams -= 1
+
+    def refuses_connections(self) -> bool:
+        """Nobody can tell: it is not dialled."""
+        return False
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return where its connections come from that carry frames, hosts as numbers."""
+        return [_address(each.peer) for each in list(self._pulled)]
+
+    def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Make a call, and return the serialised response; for any thread but the loop's.
+
+        Raises:
+            CarriedError: it was refused, or not answered in time.
+        """
+        answering: Future[Answer] = self._wire.run(self._ask(method, request))
+        try:
+            answer = answering.result(timeout_s)
+        except TimeoutError:
+            answering.cancel()
+            raise CarriedError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"{self} did not answer for {timeout_s:.1f} s"
+            ) from None
+        if answer.status:
+            status = _STATUS.get(answer.status, grpc.StatusCode.UNKNOWN)
+            raise CarriedError(status, answer.details)
+        return answer.response
+
+    # ---------------------------------------------------------------- what the server hands over
+
+    async def attend(self, context: Context) -> None:
+        """Serve an Attend stream until it breaks, or the gateway opens another."""
+        if self._attending is not None:
+            self._attending.cancel()
+        own = self._attending = asyncio.create_task(self._carry(context), name="attend")
+        try:
+            await asyncio.wait([own])
+        finally:
+            own.cancel()
+            if self._attending is own:
+                self._attending = None
+
+    async def pull(self, context: Context) -> None:
+        """Serve a Pull stream until it breaks, or its link has no use for it any more."""
+        pulled = _Pulled(context)
+        reading = asyncio.create_task(pulled.receive(), name="pull")
+        ending = asyncio.create_task(pulled.ended.wait(), name="pull-ended")
+        self._pulled.add(pulled)
+        self._waiting.put_nowait(pulled)
+        try:
+            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._pulled.discard(pulled)
+            pulled.break_off()
+            reading.cancel()
+            ending.cancel()
+
+    async def _next(self) -> _Pulled:
+        """Return a stream that waits for a link, and has not broken meanwhile."""
+        while (pulled := await self._waiting.get()).is_broken:
+            pass
+        return pulled
+
+    async def _carry(self, context: Context) -> None:
+        sending = asyncio.create_task(self._send(context), name="asks")
+        try:
+            while isinstance(answer := await context.read(), Answer):
+                asked = self._asked.pop(answer.number, None)
+                if asked is not None and not asked.done():
+                    asked.set_result(answer)
+        finally:
+            sending.cancel()
+
+    async def _send(self, context: Context) -> None:
+        await context.write(Ask(streams=self._num_streams))
+        while True:
+            ask = await self._asks.get()
+            if not ask.method or ask.number in self._asked:  # else nobody waits any more
+                await context.write(ask)
+
+    async def _ask(self, method: str, request: bytes) -> Answer:
+        number = next(self._numbers)
+        asked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[number] = asked
+        try:
+            self._tell(Ask(number=number, method=method, request=request))
+            return await asked
+        finally:
+            self._asked.pop(number, None)
+
+    def _tell(self, ask: Ask) -> None:
+        """Have it sent over the stream that there is, or comes."""
+        ask.streams = self._num_streams
+        if self._asks.full():
+            self._asks.get_nowait()
+        self._asks.put_nowait(ask)
+
+
+class _Pulled:
+    """One Pull stream, as a link uses it."""
+
+    def __init__(self, context: Context) -> None:
+        self.peer = context.peer()
+        self.ended = asyncio.Event()
+        """The link has no use for it any more."""
+        self.is_broken = False
+        self._context = context
+        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def receive(self) -> None:
+        """Take acknowledgements in until the other side ends the stream."""
+        while isinstance(message := await self._context.read(), bytes):
+            self._answers.put_nowait(message)
+
+    def break_off(self) -> None:
+        """Nothing comes any more."""
+        self.is_broken = True
+        self._answers.put_nowait(None)
+
+    async def read(self) -> bytes | None:
+        """Return the next acknowledgement; None at the end."""
+        return await self._answers.get()
+
+    async def write(self, request: bytes) -> None:
+        """Send a frame."""
+        if self.is_broken:
+            raise asyncio.InvalidStateError("the stream has broken")
+        try:
+            await self._context.write(request)
+        except grpc.aio.BaseError as error:
+            raise asyncio.InvalidStateError(str(error)) from error
+
+
+class CarriedContext:
+    """What servicers need to know of a call that was carried: it came from a site that was dialled.
+
+    Whoever it was dialled as is who speaks: TLS has seen to it.
+    """
+
+    def __init__(self, site: str, session: str) -> None:
+        self._site, self._session = site, session
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the session that the site has here."""
+        return ((SESSION_KEY, self._session),)
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return who speaks, as its certificate would."""
+        return {"peer_uri": [Identity("carried", GATEWAY, self._site).uri.encode()]}
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> Never:
+        """Refuse the call."""
+        raise CarriedError(code, details)
+
+
+class _CarriedChannel:
+    """What generated stubs need of a channel, for methods with one request and one response."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self._entrance = entrance
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        **_: object,
+    ) -> Callable[..., Any]:
+        """Return a method's callable, which blocks."""
+
+        def call(request: Any, timeout: float, **_: object) -> Any:  # noqa: ANN401 - any message
+            name = method.rpartition("/")[2]
+            answer = self._entrance.call(name, request_serializer(request), timeout)
+            return response_deserializer(answer)
+
+        return call
+
+    def stream_stream(self, method: str, *_: object, **__: object) -> str:
+        """Return something that cannot be called: streams are not carried."""
+        return method
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _address(peer: str) -> tuple[str, int]:
+    """Return what gRPC calls `ipv4:10.0.0.7:4321` or `ipv6:%5B::1%5D:4321`."""
+    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
+    with contextlib.suppress(ValueError):
+        return host.strip("[]"), int(port)
+    return "", 0
