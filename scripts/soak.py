@@ -9,7 +9,8 @@ drawn from the seed, each kind as often as any other.
 
 Printed: what each fault cost; goodput, which is steps times their median over the wall time; and
 descriptors, threads and memory of coordinator, agents and gateways in the first and the last fifth.
-It ends with 1 where the run has ended, goodput is below 85 %, or something has grown.
+Ctrl-C ends it earlier. It ends with 1 where the run has ended, goodput is below 85 %, or something
+has grown.
 """
 
 from __future__ import annotations
@@ -161,7 +162,10 @@ class Deployment:
             self.down_until_s.pop(name, None)
             with self._logs.open("ab") as log:
                 self._running[name] = subprocess.Popen(
-                    [*(sys.executable, "-m", "orchestrator.cli.main"), *command],
+                    [
+                        *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+                        *(sys.executable, "-m", "orchestrator.cli.main", *command),
+                    ],
                     stdout=log,
                     stderr=log,
                     stdin=subprocess.DEVNULL,
@@ -368,7 +372,9 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     next_s = begun_s + options.every / 2
     ends: list[tuple[float, str, str]] = []
     sampled_s = 0.0
-    while (now_s := time.time()) < end_s:
+    ended: list[int] = []
+    signal.signal(signal.SIGINT, lambda signum, _: ended.append(signum))
+    while (now_s := time.time()) < end_s and not ended:
         deployment.keep_up()
         for each in [each for each in ends if each[0] <= now_s]:
             ends.remove(each)
@@ -389,6 +395,7 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
             sampled_s = now_s
             samples += [(now_s, *each) for each in usage(deployment)]
         time.sleep(0.2)
+    end_s = now_s
     for each in ends:
         mend(deployment, *each[1:])
     time.sleep(2.0)

@@ -23,6 +23,7 @@ from tests.multiprocess.harness import Bench, bench, job_yaml, kill, topology_ya
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 STEPS = 30
+GLOBAL_BATCH = 12
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 KINDS = ["trainer-fp32", "fsdp-int8", "ddp-int8", "fsdp-fp32", "trainer-int4"]
 
@@ -30,7 +31,8 @@ KINDS = ["trainer-fp32", "fsdp-int8", "ddp-int8", "fsdp-fp32", "trainer-int4"]
 def job(kind: str, *, dropout: float = 0.1) -> str:
     """Return a job that saves every third step."""
     what, codec = kind.split("-")
-    text = job_yaml(steps=STEPS, codec=codec) + "checkpoint: {every: 3 steps, keep: 4}\n"
+    text = job_yaml(steps=STEPS, codec=codec, global_batch=GLOBAL_BATCH)
+    text += "checkpoint: {every: 3 steps, keep: 4}\n"
     if what != "trainer":
         text += f"entrypoint: {SCRIPT}\narguments: ['{STEPS}', {what}, '{dropout}']\n"
     return text
@@ -113,8 +115,27 @@ def test_other_numbers_of_sites_and_ranks_go_on_alike(
     stored = store(whole, "whole") / checkpoint_name(STEPS - 9)
     path = run.write(topology(sites), job("trainer-fp32"))
     run.isthmus("launch", str(path), "--run-id", "other", "--resume", str(stored)).check()
+    check_goes_on(run, "other", whole.losses("whole"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sites", [[(1, 1), (1, 1)], [(1, 2)]], ids=["in-two-sites", "in-one-site"])
+def test_four_ranks_go_on_in_two(run: Bench, sites: list[tuple[int, int]]) -> None:
+    run.launch(topology([(1, 2), (1, 2)]), job("trainer-fp32"), "--run-id", "four").check()
+    stored = store(run, "four") / checkpoint_name(STEPS - 9)
+    path = run.write(topology(sites), job("trainer-fp32"))
+    run.isthmus("launch", str(path), "--run-id", "two", "--resume", str(stored)).check()
+    check_goes_on(run, "two", run.losses("four"))
+
+
+def check_goes_on(run: Bench, run_id: str, whole: list[float]) -> None:
+    """Check the last nine steps of a run: the losses of the same samples, each taken once."""
     # Other float32 sums only: tests/multiprocess/test_same_training.py.
-    assert run.losses("other") == pytest.approx(whole.losses("whole")[-9:], rel=1e-5)
+    assert run.losses(run_id) == pytest.approx(whole[-9:], rel=1e-5)
+    data = [each.manifest() for each in checkpoints_in(str(store(run, run_id)))]
+    assert [(each.data["next"], each.data["holes"]) for each in data] == [
+        (each.step * GLOBAL_BATCH, []) for each in data
+    ]
 
 
 @pytest.mark.exhaustive

@@ -13,7 +13,7 @@ from protos.checkpoint.store import checkpoints_in
 from sites.checkpoint.export import model_tensors
 from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
 from tests.multiprocess.replay import Replay, journal_of
-from tests.multiprocess.test_lost_site import is_training
+from tests.multiprocess.test_lost_site import is_training, steps_of
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 
@@ -62,6 +62,8 @@ def test_sites_are_lost_and_come_back(run: Bench, codec: str) -> None:
     run.wait_for("first steps", lambda: is_training(run, 5))
     kill_gateway(run, "b")
     run.wait_for("its return", lambda: returns(run) == 1)
+    first = journal_of(run.run_folder())[-1].epoch.from_round
+    run.wait_for("its steps", lambda: max(steps_of(run, "b")) > first)  # till then only a has all
     kill_gateway(run, "a")
     finish(run, process)
     assert returns(run) == 2

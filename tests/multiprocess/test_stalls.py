@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_hang.py"
 STALL_S = 4.0
+SLACK_S = 2.0
+"""For the look at the rank's stack, and for a busy machine."""
 
 
 def start(run: Bench, *arguments: str) -> None:
@@ -33,15 +35,15 @@ def stalled(run: Bench, since_s: float) -> dict[str, Any]:
         return [each for each in told if each["kind"] == "rank.stalled"]
 
     run.wait_for("the rank's name", lambda: bool(events()), 60)
-    assert time.monotonic() - since_s < STALL_S + 15
     (event,) = events()
+    assert event["wall_s"] - since_s < STALL_S + SLACK_S
     return event
 
 
 def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Bench) -> None:
     start(run, "100000", "b", "1", "30")
     run.wait_for("training", lambda: "trains" in run.logs(), 90)
-    event = stalled(run, time.monotonic())
+    event = stalled(run, time.time())
     assert event["site"] == "b"
     assert event["detail"]["rank"] == 1
     assert "hang (" in event["detail"]["note"]
@@ -57,6 +59,6 @@ def test_a_rank_that_is_stopped_is_named_as_stopped(run: Bench) -> None:
     run.wait_for("training", lambda: "trains" in run.logs(), 90)
     agent = run.pids("sites.agent", "--site b")[0]
     os.kill(run.children(agent, "sites.launcher.rank")[-1], signal.SIGSTOP)
-    event = stalled(run, time.monotonic())
+    event = stalled(run, time.time())
     assert event["site"] == "b"
     assert "its process is stopped" in event["detail"]["note"]
