@@ -72,6 +72,13 @@ from topology.errors import ConfigError
 @click.option(
     "--run-id", type=RUN_NAME, help="Name of the run; the same again gives the same run. [made up]"
 )
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    default=0,
+    show_default=True,
+    help="Of runs that wait for the same sites, the highest begins first.",
+)
 @timeout_option(None, "Stop following after this long, as 90s; the run goes on.")
 @home_option
 @json_option
@@ -88,6 +95,7 @@ def command(
     faults_path: Path | None,
     seed: int | None,
     run_id: str | None,
+    priority: int,
     timeout_s: float | None,
     home: Path | None,
 ) -> int:
@@ -108,7 +116,8 @@ def command(
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
     with INTERRUPTION.holding():  # whoever interrupts it is told whether there is a run
-        folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator, faults)
+        name = run_id or new_run_id()
+        folder = submit(pair, home_folder(home), name, coordinator, faults, priority)
         try:
             return _tell(output, folder, home, deadline_s, detach=detach)
         except KeyboardInterrupt as error:

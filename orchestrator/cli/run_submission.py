@@ -35,6 +35,7 @@ def submit(
     run_id: str,
     coordinator: str | None = None,
     faults: Sequence[str] = (),
+    priority: int = 0,
 ) -> RunFolder:
     """Submit to the coordinator, or to one started for this run; return the run's folder here.
 
@@ -44,6 +45,7 @@ def submit(
         run_id: Names it.
         coordinator: Its address; None: one is started.
         faults: Arguments of such a one that name a fault script, which has been checked.
+        priority: Of runs that wait for the same sites, the highest begins first.
 
     Raises:
         CommandError: an embedded coordinator does not start, or the run was there and has ended.
@@ -61,7 +63,7 @@ def submit(
         folder.remember_tls()
         if coordinator is not None:
             folder.remember_remote(coordinator)
-            _submit_to(coordinator, pair, run_id)
+            _submit_to(coordinator, pair, run_id, priority)
         else:
             with started_coordinator(
                 folder,
@@ -97,7 +99,7 @@ def _remember_checkpoints(pair: Pair, folder: RunFolder) -> None:
         folder.remember_checkpoints(joined(anchored.to, folder.run_id), anchored.resume)
 
 
-def _submit_to(address: str, pair: Pair, run_id: str) -> None:
+def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> None:
     """Send what was asked for, and beside it what a plan decided."""
     plan = pair.plan
     with Client(address) as client:
@@ -114,6 +116,7 @@ def _submit_to(address: str, pair: Pair, run_id: str) -> None:
                 overrides=pair.topology_overrides,
             ),
             decisions="" if plan is None else json.dumps(plan.decisions),
+            priority=priority,
         )
 
 

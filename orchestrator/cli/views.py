@@ -20,6 +20,8 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "name": run.name,
         "state": formats.run_state(run),
         "generation": run.generation,
+        "priority": run.priority,
+        "position": run.position or None,
         "reason_code": run.reason_code,
         "reason": run.reason,
         "notes": list(run.notes),

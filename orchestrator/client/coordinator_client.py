@@ -90,18 +90,24 @@ class Client:
         job: control_pb2.Document,
         topology: control_pb2.Document,
         decisions: str = "",
+        priority: int = 0,
     ) -> str:
         """Submit a run and return its id; the same id again answers the same run.
 
         A signal does not end the wait for the answer: nobody would know whether the run goes on.
-        `decisions` are those of a plan for the job, as JSON; empty: there is no plan.
+        `decisions` are those of a plan for the job, as JSON; empty: there is no plan. Of runs that
+        wait for the same sites, the one of the highest `priority` begins first.
 
         Raises:
             ConfigError: the coordinator found mistakes in the documents.
             IsthmusError: it refused, or does not answer.
         """
         request = control_pb2.SubmitRequest(
-            run_id=run_id, job=job, topology=topology, decisions=decisions
+            run_id=run_id,
+            job=job,
+            topology=topology,
+            decisions=decisions,
+            priority=priority,
         )
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
             return self._stub.Submit(request, timeout=self._call_s).run_id

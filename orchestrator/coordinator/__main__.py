@@ -19,6 +19,7 @@ from typing import Any
 # Before grpc is imported: processes are started here, and gRPC's fork handlers would run each time.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control import Control
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.local_agents import LocalAgents
@@ -175,23 +176,22 @@ async def _run_once(control: Control) -> None:
         log.info("no run was submitted within %g s", control.timeouts.start_s)
         return
     assert control.latest is not None
-    await _wait_for_end(control)
+    await _wait_for_end(control.latest)
 
 
 async def _cancel_run(control: Control, signum: int) -> None:
-    """End the run that is going on, if any; the core gives sites as long as this to confirm it."""
-    if control.latest is not None:
-        name = signal.Signals(signum).name
-        control.cancel(control.latest.run_id, f"the coordinator was asked to end ({name})")
-        timeouts = control.timeouts
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeouts.stop_grace_s + timeouts.lease_s + CLOSE_S):
-                await _wait_for_end(control)
+    """End the runs that are going on; the core gives sites as long as this to confirm it."""
+    name = signal.Signals(signum).name
+    timeouts = control.timeouts
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeouts.stop_grace_s + timeouts.lease_s + CLOSE_S):
+            for run in control.end(f"the coordinator was asked to end ({name})"):
+                await _wait_for_end(run)
 
 
-async def _wait_for_end(control: Control) -> None:
-    while control.latest is not None and not control.latest.has_ended:
-        await control.latest.changed.wait()
+async def _wait_for_end(run: ActiveRun) -> None:
+    while not run.has_ended:
+        await run.changed.wait()
 
 
 @asynccontextmanager

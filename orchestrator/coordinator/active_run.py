@@ -26,7 +26,7 @@ from orchestrator.core.first_failure import first_failure
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_machine import RunMachine
 from orchestrator.core.run_metrics import RunMetrics, summarise
-from orchestrator.core.run_view import RecordedEvent, RunView
+from orchestrator.core.run_view import RecordedEvent, RunView, fold
 from orchestrator.run_folder.log_files import LogWriter
 from orchestrator.run_folder.run_files import METRICS, Failing, MetricsError, RunFiles, read_metrics
 from protos import metrics
@@ -58,7 +58,8 @@ class ActiveRun:
     ) -> None:
         """Write the run into its folder and the journal; nothing is started before `handle`.
 
-        With `recorded`, what an earlier coordinator wrote into the journal, go on with that run.
+        With `recorded`, what the journal has of it, go on with a run that an earlier coordinator
+        has begun, or begin one that has waited in the queue.
 
         Raises:
             OSError: the folder cannot be written.
@@ -101,14 +102,14 @@ class ActiveRun:
         self._compares_data = job.exchange.schedule != "off"
         self._progress_failing = Failing(f"{journal.path}: progress")
         self._logs_failing = Failing(f"{folder}: logs")
-        if recorded:
-            self._go_on(recorded)
-        else:
-            self._files.write_documents(
-                submission.topology_document.text, submission.job_document.text
-            )
-            self._files.write_spec(submission.written_spec)
+        if not recorded:
+            submission.write(self._files)
             self._record("run.submitted", detail=submission.to_json(folder))
+        elif fold(self.run_id, recorded).state is RunState.QUEUED:
+            self.view = fold(self.run_id, recorded)
+            self._record("run.dequeued")
+        else:
+            self._go_on(recorded)
 
     def _go_on(self, recorded: Sequence[RecordedEvent]) -> None:
         """Take what an earlier coordinator knew of the run; what it measured is counted again."""
@@ -130,6 +131,12 @@ class ActiveRun:
         if self.view.state is RunState.ACTIVE:
             self._begin_epochs(recorded)
             self._watch_links()
+
+    @property
+    def occupies(self) -> frozenset[str]:
+        """The sites that the run has for itself; none once all of it has ended."""
+        is_over = self.has_ended and (self._closing is None or self._closing.done())
+        return frozenset() if is_over else self._submission.occupies
 
     @property
     def awaited(self) -> list[str]:

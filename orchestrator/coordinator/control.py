@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Connection, Session, Sessions
-from orchestrator.coordinator.submission import decided, submitted_before
+from orchestrator.coordinator.submission import Submission, decided, submitted_before
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.core.membership import Reached
+from orchestrator.core.run_events import RunState
+from orchestrator.core.run_queue import MAX_WAITING, RunQueue, Waiting
 from orchestrator.core.run_view import RecordedEvent
 from orchestrator.run_folder.home import is_folder_name
 from orchestrator.run_folder.run_files import RunFiles
@@ -70,6 +74,15 @@ class Control:
         self.timeouts = Timeouts.derive(topology.failure)
         self.generation = journal.raise_generation()
         self.latest: ActiveRun | None = None
+        """The run that began last."""
+        self._runs: dict[str, ActiveRun] = {}
+        """Runs that go on, and those that have ended where no other has begun since: no two have a
+        site in common."""
+        self._queue = RunQueue()
+        self._queue_changed = asyncio.Event()
+        """Set at each change and replaced, as `ActiveRun.changed`."""
+        self._is_ending = False
+        self._may_queue = agents_outlive
         self.submitted = asyncio.Event()
         """Set with the first run."""
         self._topology_hash = topology_hash(topology)
@@ -82,24 +95,25 @@ class Control:
         self._is_closed = False
         self._num_refused = 0
         self._journal = journal
-        self._runs = runs
+        self._runs_folder = runs
         self._faults = faults
-        self._awaits_all = False
-        """A run was gone on with, and no agent has come back yet."""
+        self._unmet: set[str] = set()
+        """Runs that were gone on with, and no agent of which has come back yet."""
         self._checked_s = time.monotonic()
         self._record("coordinator.started", {"topology_hash": self._topology_hash})
-        for number, run_id in enumerate(journal.unfinished()):
-            if number or not agents_outlive or not self._go_on(run_id):
+        for run_id in journal.unfinished():
+            if not agents_outlive or not self._take_over(run_id):
                 log.warning("run %s was lost with the coordinator before this one", run_id)
                 journal.end_abandoned(run_id, time.time())
 
-    def _go_on(self, run_id: str) -> bool:
-        """Go on with a run that another coordinator left, if its sites may still live."""
+    def _take_over(self, run_id: str) -> bool:
+        """Have a run that another coordinator left go on, if its sites may still live, or wait."""
         events = self._journal.events(run_id)
         view = self._journal.view(run_id)
         folder = Path(view.folder)
         kinds = {event.kind for event in events}
-        if "run.preparing" not in kinds or "wan.emulated" in kinds:
+        is_queued = view.state is RunState.QUEUED
+        if not is_queued and ("run.preparing" not in kinds or "wan.emulated" in kinds):
             return False
         try:
             submission = submitted_before(
@@ -108,7 +122,12 @@ class Control:
         except (OSError, LookupError, ConfigError) as error:
             log.warning("run %s cannot be gone on with: %s", run_id, error)
             return False
-        self.latest = ActiveRun(
+        if is_queued:
+            self._wait(submission, events[0].sequence)
+            return True
+        if not submission.occupies.isdisjoint(self._occupied()):
+            return False
+        run = ActiveRun(
             submission,
             generation=view.generation,
             folder=folder,
@@ -117,10 +136,11 @@ class Control:
             faults=self._faults,
             recorded=events,
         )
-        self._awaits_all = True
-        for site in self.latest.awaited:
+        self._put(run)
+        self._unmet.add(run_id)
+        for site in run.awaited:
             self._leases.hear(site, time.monotonic())
-        log.info("run %s goes on: %s are awaited", run_id, ", ".join(self.latest.awaited))
+        log.info("run %s goes on: %s are awaited", run_id, ", ".join(run.awaited))
         return True
 
     async def run(self) -> None:
@@ -134,16 +154,17 @@ class Control:
                 self._checked_s = time.monotonic()
                 self._journal.check_place()
             self._expire_leases()
-            if self.latest is not None:
-                self.latest.tick()
+            for run in list(self._runs.values()):
+                run.tick()
+            self._begin_waiting()
             await asyncio.sleep(TICK_S)
 
     async def close(self) -> None:
-        """End all sessions and the emulator."""
+        """End all sessions and emulators."""
         self._is_closed = True
         self._sessions.close()
-        if self.latest is not None:
-            await self.latest.close()
+        for run in self._runs.values():
+            await run.close()
 
     # ------------------------------------------------------------ agents
 
@@ -178,7 +199,7 @@ class Control:
         self._ended_agents.pop(session.site, None)
         if goes_on:
             log.info("site %s is back after %.1f s", session.site, silent_s)
-            self._tell(run_events.SessionResumed(session.site, silent_s))
+            self._tell(session.site, run_events.SessionResumed(session.site, silent_s))
             return connection
         log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
         self._take_up(session, hello)
@@ -190,25 +211,23 @@ class Control:
         site, report = session.site, hello.run
         if report.run_id:
             self._stop_if_stale(session, report.run_id, report.generation)
-        if hello.session and self._awaits(site):
-            self._awaits_all = False
-            self._tell(run_events.SiteReturned(site, session.host, report.epoch))
+        run = self._run_of(site)
+        if run is None:
             return
-        if self._awaits(site) and not hello.session and not report.run_id:
-            self._awaits_all = False
+        if site in run.awaited and (hello.session or not report.run_id):
+            self._unmet.discard(run.run_id)
+            if hello.session:
+                run.handle(run_events.SiteReturned(site, session.host, report.epoch))
+                return
             self._lost(site, f"site {site}: its agent began anew")
-        self._tell(run_events.SiteJoined(site, session.host, report.epoch))
+        run.handle(run_events.SiteJoined(site, session.host, report.epoch))
 
     def _tell_suspects(self, site: str, report: control_pb2.RunReport) -> None:
         """Take what a site thinks of others, of which this coordinator may not have heard."""
-        run = self.latest
-        if run is not None and (run.run_id, run.generation) == (report.run_id, report.generation):
+        run = self._runs.get(report.run_id)
+        if run is not None and run.generation == report.generation:
             for each in report.suspects:
                 run.tell_epochs(suspected_from(site, each))
-
-    def _awaits(self, site: str) -> bool:
-        """Whether the site's part of the run may be alive, though its agent has just come."""
-        return self.latest is not None and site in self.latest.awaited
 
     def broke(self, connection: Connection) -> None:
         """A connection is gone. Unless its agent has left, its lease goes on: it may come back."""
@@ -222,7 +241,7 @@ class Control:
             self.leave(connection, "its agent ended")
         elif self._sessions.get(session.site) is session:
             log.info("site %s: %s", session.site, why)
-            self._tell(run_events.SessionBroken(session.site, why))
+            self._tell(session.site, run_events.SessionBroken(session.site, why))
 
     def leave(self, connection: Connection, why: str) -> None:
         """A session is over. If it was replaced or has expired, that is known already."""
@@ -240,7 +259,7 @@ class Control:
         if session is None:
             ended = run_events.AgentEnded(site, message, log_path)
             self._ended_agents[site] = ended
-            self._tell(ended)
+            self._tell(site, ended)
         elif session.connection is None:
             self._sessions.remove(session)
             self._leases.drop(site)
@@ -317,14 +336,15 @@ class Control:
                 run.handle(stall_from(site, message.stall))
 
     def fenced(self, run_id: str, generation: int) -> ActiveRun:
-        """Return the latest run, if a message is about it.
+        """Return the run that a message is about, if it goes on or was the last at its sites.
 
         Raises:
-            StaleGenerationError: it is not.
+            StaleGenerationError: it does not.
         """
-        run = self.latest
-        if run is None or (run_id, generation) != (run.run_id, run.generation):
-            current = f"{run.run_id!r}, generation {run.generation}" if run else "none"
+        run = self._runs.get(run_id)
+        if run is None or generation != run.generation:
+            latest = self.latest
+            current = f"{latest.run_id!r}, generation {latest.generation}" if latest else "none"
             raise StaleGenerationError(
                 f"run {run_id!r}, generation {generation} has ended here; "
                 f"the current run is {current}"
@@ -334,12 +354,12 @@ class Control:
     # ------------------------------------------------------------ operators
 
     def submit(self, request: control_pb2.SubmitRequest) -> str:
-        """Start a run, or return the one of that name.
+        """Begin a run, or have it wait for its sites; or return the one of that name.
 
         Raises:
             ConfigError: the documents have mistakes.
             ConfigMismatchError: the topology is not this coordinator's.
-            StateConflictError: another run is going on.
+            StateConflictError: too many wait; or another run goes on, and none may wait here.
             RemoteProtocolError: the name is none.
         """
         run_id = request.run_id
@@ -349,31 +369,16 @@ class Control:
             )
         if run_id in self._journal.run_ids():
             return run_id
-        if self.latest is not None and not self.latest.has_ended:
-            raise StateConflictError(
-                f"run {self.latest.run_id} is going on: wait for its end or cancel it"
-            )
         submission = decided(request, self._topology_hash)
-        folder = self._runs / run_id
-        generation = self._journal.raise_generation()
+        folder = self._runs_folder / run_id
         try:
-            run = ActiveRun(
-                submission,
-                generation=generation,
-                folder=folder,
-                journal=self._journal,
-                send=self._send,
-                faults=self._faults,
-            )
+            if self._has_room(submission):
+                self._begin(submission, folder)
+            else:
+                self._enqueue(submission, folder)
         except OSError as error:
             raise StateConflictError(f"{folder}: {error.strerror}") from error
-        self.generation, self.latest = generation, run
         self.submitted.set()
-        log.info("run %s submitted, generation %d", run_id, generation)
-        for site, host in self._sessions.hosts().items():
-            run.handle(run_events.SiteJoined(site, host))
-        for ended in self._ended_agents.values():
-            run.handle(ended)
         return run_id
 
     def cancel(self, run_id: str, why: str) -> control_pb2.Run:
@@ -383,9 +388,136 @@ class Control:
             NotFoundError: there is no such run.
         """
         run_id = self.find(run_id)
-        if self.latest is not None and self.latest.run_id == run_id:
-            self.latest.handle(run_events.CancelRequested(why))
+        if self._queue.remove(run_id):
+            self._end_unbegun(run_id, RunState.CANCELLED, "CANCELLED", why)
+        elif run_id in self._runs:
+            self._runs[run_id].handle(run_events.CancelRequested(why))
         return self.message(run_id)
+
+    def end(self, why: str) -> list[ActiveRun]:
+        """Cancel what goes on, and begin nothing more; return what has not ended yet.
+
+        Runs that wait stay in the journal: the next coordinator begins them.
+        """
+        self._is_ending = True
+        going = [run for run in self._runs.values() if not run.has_ended]
+        for run in going:
+            run.handle(run_events.CancelRequested(why))
+        return going
+
+    # ------------------------------------------------------------ the queue
+
+    def _occupied(self) -> frozenset[str]:
+        return frozenset().union(*(run.occupies for run in self._runs.values()))
+
+    def _has_room(self, submission: Submission) -> bool:
+        """Whether a run that is not in the queue yet may begin at once."""
+        if self._is_ending:
+            return False
+        self._queue.add(_waiting(submission, sys.maxsize))
+        found = self._queue.startable(self._occupied())
+        self._queue.remove(submission.run_id)
+        return submission.run_id in found
+
+    def _enqueue(self, submission: Submission, folder: Path) -> None:
+        """Write down that a run waits.
+
+        Raises:
+            StateConflictError: it may not.
+            OSError: its folder cannot be written.
+        """
+        if not self._may_queue and self.latest is not None:
+            raise StateConflictError(
+                f"run {self.latest.run_id} is going on: wait for its end or cancel it"
+            )
+        if len(self._queue) >= MAX_WAITING:
+            raise StateConflictError(f"{MAX_WAITING} runs wait already: cancel one first")
+        submission.write(RunFiles(folder))
+        event = self._journal.append(
+            "run.submitted",
+            wall_s=time.time(),
+            generation=self.generation,
+            run_id=submission.run_id,
+            detail={**submission.to_json(folder), "is_queued": True},
+        )
+        self._wait(submission, event.sequence)
+        log.info("run %s waits for its sites", submission.run_id)
+
+    def _wait(self, submission: Submission, sequence: int) -> None:
+        self._queue.add(_waiting(submission, sequence))
+        self._tell_queue_changed()
+
+    def _begin_waiting(self) -> None:
+        """Begin every run whose turn it is."""
+        if self._is_ending or not len(self._queue):
+            return
+        for run_id in self._queue.startable(self._occupied()):
+            self._queue.remove(run_id)
+            events = self._journal.events(run_id)
+            folder = Path(events[0].detail["folder"])
+            try:
+                submission = submitted_before(
+                    run_id, events[0].detail, RunFiles(folder), self._topology_hash
+                )
+                self._begin(submission, folder, events)
+            except (OSError, LookupError, ConfigError) as error:
+                reason = f"what was kept of it cannot be used: {error}"
+                self._end_unbegun(run_id, RunState.FAILED, "FILE_ERROR", reason)
+            self._tell_queue_changed()
+
+    def _begin(
+        self, submission: Submission, folder: Path, recorded: Sequence[RecordedEvent] = ()
+    ) -> None:
+        """Begin a run. `recorded` is what the journal has of one that has waited.
+
+        Raises:
+            OSError: its folder cannot be written.
+        """
+        generation = self._journal.raise_generation()
+        run = ActiveRun(
+            submission,
+            generation=generation,
+            folder=folder,
+            journal=self._journal,
+            send=self._send,
+            faults=self._faults,
+            recorded=recorded,
+        )
+        self.generation = generation
+        self._put(run)
+        log.info("run %s begins, generation %d", run.run_id, generation)
+        for site, host in self._sessions.hosts().items():
+            if site in run.view.sites:
+                run.handle(run_events.SiteJoined(site, host))
+        for site, ended in self._ended_agents.items():
+            if site in run.view.sites:
+                run.handle(ended)
+
+    def _put(self, run: ActiveRun) -> None:
+        """Have a run take the place of those that have ended at its sites."""
+        sites = run.view.sites.keys()
+        self._runs = {
+            run_id: other
+            for run_id, other in self._runs.items()
+            if sites.isdisjoint(other.view.sites)
+        }
+        self._runs[run.run_id] = self.latest = run
+
+    def _end_unbegun(self, run_id: str, state: RunState, code: str, reason: str) -> None:
+        """Write down the end of a run that has waited."""
+        detail = {"state": state.value, "reason_code": code, "reason": reason, "failure": None}
+        self._journal.append(
+            "run.ended",
+            wall_s=time.time(),
+            generation=self.generation,
+            run_id=run_id,
+            detail=detail,
+        )
+        self._tell_queue_changed()
+
+    def _tell_queue_changed(self) -> None:
+        self._queue_changed.set()
+        self._queue_changed = asyncio.Event()
 
     # ------------------------------------------------------------ what is known of runs
 
@@ -403,10 +535,14 @@ class Control:
         return run_id
 
     def message(self, run_id: str) -> control_pb2.Run:
-        """Return a run, which `find` has found: the latest from memory, others from the journal."""
-        if self.latest is not None and self.latest.run_id == run_id:
-            return self.latest.message()
-        return run_message(self._journal.view(run_id), self._journal.progress(run_id))
+        """Return a run, which `find` has found, from memory or from the journal."""
+        if run_id in self._runs:
+            return self._runs[run_id].message()
+        return run_message(
+            self._journal.view(run_id),
+            self._journal.progress(run_id),
+            self._queue.position(run_id),
+        )
 
     def messages(self) -> list[control_pb2.Run]:
         """Return the newest runs, newest first."""
@@ -414,10 +550,10 @@ class Control:
 
     def change_of(self, run_id: str) -> asyncio.Event | None:
         """Return what the run's next change of state sets; None if the run has ended."""
-        latest = self.latest
-        if latest is None or latest.run_id != run_id or latest.has_ended:
-            return None
-        return latest.changed
+        if run_id in self._runs:
+            run = self._runs[run_id]
+            return None if run.has_ended else run.changed
+        return self._queue_changed if self._queue.position(run_id) else None
 
     def events_of(self, run_id: str, after: int) -> list[RecordedEvent]:
         """Return a run's recorded events with a sequence above `after`."""
@@ -432,9 +568,9 @@ class Control:
     def _stop_if_stale(self, session: Session, run_id: str, generation: int) -> None:
         """Have an agent stop a run that is not going on here, once."""
         named = (run_id, generation)
-        run = self.latest
-        is_going_on = run is not None and named == (run.run_id, run.generation)
-        if (is_going_on and run is not None and not run.has_ended) or named in session.stopped:
+        run = self._runs.get(run_id)
+        is_going_on = run is not None and run.generation == generation and not run.has_ended
+        if is_going_on or named in session.stopped:
             return
         session.stopped.add(named)
         reason = f"run {named[0]}, generation {named[1]} is not going on"
@@ -461,10 +597,11 @@ class Control:
 
     def _not_returned(self, site: str, silent_s: float) -> None:
         """The lease is over of a site that was awaited when this coordinator began."""
-        if self._awaits_all:
-            self._awaits_all = False
+        run = self._run_of(site)
+        if run is not None and run.run_id in self._unmet:
+            self._unmet.discard(run.run_id)
             message = "the coordinator ended while the run went on, and no agent came back"
-            self._tell(run_events.NobodyReturned(message))
+            run.handle(run_events.NobodyReturned(message))
         else:
             message = f"site {site}: its agent has not come back to this coordinator"
             self._lost(site, message, silent_s)
@@ -476,11 +613,15 @@ class Control:
                 f"{message}, after this coordinator had itself stood still for {stall_s:.1f} s"
             )
         log.info("%s", message)
-        self._tell(run_events.SiteLost(site, message, silent_s))
+        self._tell(site, run_events.SiteLost(site, message, silent_s))
 
-    def _tell(self, event: run_events.Event) -> None:
-        if self.latest is not None:
-            self.latest.handle(event)
+    def _run_of(self, site: str) -> ActiveRun | None:
+        """Return the run that goes on at a site, or was the last there."""
+        return next((run for run in self._runs.values() if site in run.view.sites), None)
+
+    def _tell(self, site: str, event: run_events.Event) -> None:
+        if (run := self._run_of(site)) is not None:
+            run.handle(event)
 
     def _send(self, site: str, message: control_pb2.CoordinatorMessage) -> None:
         session = self._sessions.get(site)
@@ -497,3 +638,12 @@ class Control:
 
     def _record(self, kind: str, detail: dict[str, Any]) -> None:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)
+
+
+def _waiting(submission: Submission, sequence: int) -> Waiting:
+    return Waiting(
+        run_id=submission.run_id,
+        priority=submission.priority,
+        sequence=sequence,
+        sites=submission.occupies,
+    )

@@ -35,12 +35,13 @@ def stall_from(site: str, message: control_pb2.Stall) -> StallReported:
     return StallReported(site, tuple(absent), message.waiting)
 
 
-def run_message(view: RunView, progress: Mapping[str, Any]) -> control_pb2.Run:
+def run_message(view: RunView, progress: Mapping[str, Any], position: int = 0) -> control_pb2.Run:
     """Return a run as operators see it.
 
     Args:
         view: the fold of its events.
         progress: its metrics, as RunMetrics.progress made them, and `active_s`.
+        position: its place in the queue, from 1; 0: it does not wait.
     """
     measured = progress.get("sites", {})
     links = {(each["source"], each["target"]): each for each in progress.get("links", [])}
@@ -75,6 +76,8 @@ def run_message(view: RunView, progress: Mapping[str, Any]) -> control_pb2.Run:
         ended_wall_s=view.ended_wall_s,
         totals=progress.get("totals", {}),
         active_s=progress.get("active_s", 0.0),
+        priority=view.priority,
+        position=position,
     )
 
 

@@ -37,11 +37,29 @@ class Submission:
     job_document: control_pb2.Document
     """As submitted, with a plan's decisions among its overrides."""
     topology_document: control_pb2.Document
+    priority: int = 0
+    """Of runs that wait for the same sites, the highest begins first."""
+
+    @property
+    def occupies(self) -> frozenset[str]:
+        """The sites that the run needs for itself: all, where it emulates the WAN between them."""
+        sites = self.described.sites if self.spec.topology.emulate else self.spec.topology.sites
+        return frozenset(site.name for site in sites)
+
+    def write(self, files: RunFiles) -> None:
+        """Write what `submitted_before` reads.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        files.write_documents(self.topology_document.text, self.job_document.text)
+        files.write_spec(self.written_spec)
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """Return what the journal keeps: enough to show the run without its documents."""
         return {
             "name": self.spec.job.name,
+            "priority": self.priority,
             "folder": str(folder),
             "sites": list(self.spec.site_names),
             "links": [
@@ -91,6 +109,7 @@ def submitted_before(
         described=described,
         job_document=_document(job),
         topology_document=_document(topology),
+        priority=detail.get("priority", 0),
     )
 
 
@@ -143,6 +162,7 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
             source=job_text.source, text=job_text.text, overrides=overrides
         ),
         topology_document=topology_text,
+        priority=request.priority,
     )
 
 

@@ -13,6 +13,7 @@ from protos.failure import Failure
 class RunState(StrEnum):
     """RUN_STATE_ of protos/control/v1/control.proto."""
 
+    QUEUED = "QUEUED"
     FORMING = "FORMING"
     ACTIVE = "ACTIVE"
     STOPPING = "STOPPING"

@@ -5,7 +5,7 @@ The same live, from the journal, and after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,7 @@ class RunView:
     generation: int = 0
     folder: str = ""
     state: RunState = RunState.FORMING
+    priority: int = 0
     reason_code: str = ""
     reason: str = ""
     failure: Failure | None = None
@@ -103,6 +104,11 @@ class RunView:
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
                 self.links = tuple(detail["links"])
+                self.priority = detail.get("priority", 0)
+                if detail.get("is_queued"):
+                    self.state = RunState.QUEUED
+            case "run.dequeued":
+                self.state, self.generation = RunState.FORMING, event.generation
             case "run.active":
                 self.state = RunState.ACTIVE
             case "run.stopping":
@@ -139,7 +145,7 @@ def coordinator_lost(view: RunView) -> dict[str, Any]:
     }
 
 
-def fold(run_id: str, events: list[RecordedEvent]) -> RunView:
+def fold(run_id: str, events: Iterable[RecordedEvent]) -> RunView:
     """Return the view after all of a run's events."""
     view = RunView(run_id)
     for event in events:

@@ -145,12 +145,13 @@ class Bench:
             agent.welcome = (await agent.hear("welcome")).welcome
         return agents
 
-    async def submit(self, run_id: str = "run-1", job: str = JOB) -> str:
+    async def submit(self, run_id: str = "run-1", job: str = JOB, priority: int = 0) -> str:
         """Submit a run of the coordinator's own topology."""
         request = control_pb2.SubmitRequest(
             run_id=run_id,
             job=control_pb2.Document(source="job.yaml", text=job),
             topology=control_pb2.Document(source="topology.yaml", text=self.topology),
+            priority=priority,
         )
         return (await self.stub.Submit(request, timeout=DEADLINE_S)).run_id
 

@@ -164,8 +164,17 @@ def test_after_sigkill_the_run_is_lost_and_the_next_start_goes_on(bench: Bench) 
         assert (lost.reason_code, lost.state) == ("COORDINATOR_LOST", control_pb2.RUN_STATE_FAILED)
         bench.submit(address, "run-2")
         assert client.get_run("").generation > before.generation + 1
-        with pytest.raises(StateConflictError):
-            bench.submit(address, "run-3")
+        bench.submit(address, "run-3")
+        assert client.get_run("run-3").state == control_pb2.RUN_STATE_QUEUED
+
+
+def test_an_embedded_one_takes_one_run_and_no_other(bench: Bench) -> None:
+    bench.topology.write_text(topology_text(start_within="60s"))
+    bench.start("--embedded")
+    address = bench.listening()
+    bench.submit(address)
+    with pytest.raises(StateConflictError, match="run-1 is going on"):
+        bench.submit(address, "run-2")
 
 
 def test_an_embedded_one_that_nobody_wants_ends_with_its_agents(bench: Bench) -> None:

@@ -74,6 +74,7 @@ def test_what_was_not_got_across_is_said_again(tmp_path: Path) -> None:
             await bench.submit()
             await a.prepare(1111)
             await b.hear("prepare")
+            await bench.until(lambda run: run.sites[0].state == pb.SITE_STATE_PREPARED)
         async with coordinating(tmp_path) as bench:
             a, b = [await come_back(bench, agent) for agent in (a, b)]
             await b.prepare(2222)

@@ -37,6 +37,8 @@ class _RunStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     RUN_STATE_SUCCEEDED: _RunState.ValueType  # 4
     RUN_STATE_FAILED: _RunState.ValueType  # 5
     RUN_STATE_CANCELLED: _RunState.ValueType  # 6
+    RUN_STATE_QUEUED: _RunState.ValueType  # 7
+    """submitted, and other runs have its sites"""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper): ...
 
@@ -48,6 +50,8 @@ RUN_STATE_STOPPING: RunState.ValueType  # 3
 RUN_STATE_SUCCEEDED: RunState.ValueType  # 4
 RUN_STATE_FAILED: RunState.ValueType  # 5
 RUN_STATE_CANCELLED: RunState.ValueType  # 6
+RUN_STATE_QUEUED: RunState.ValueType  # 7
+"""submitted, and other runs have its sites"""
 global___RunState = RunState
 
 class _SiteState:
@@ -1196,10 +1200,13 @@ class SubmitRequest(google.protobuf.message.Message):
     JOB_FIELD_NUMBER: builtins.int
     TOPOLOGY_FIELD_NUMBER: builtins.int
     DECISIONS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """chosen by the client; the same id again answers the same run"""
     decisions: builtins.str
     """of a plan for this job, as JSON of a plan file's `decisions`; empty: there is no plan"""
+    priority: builtins.int
+    """of runs that wait for the same sites, the highest begins first"""
     @property
     def job(self) -> global___Document: ...
     @property
@@ -1211,9 +1218,10 @@ class SubmitRequest(google.protobuf.message.Message):
         job: global___Document | None = ...,
         topology: global___Document | None = ...,
         decisions: builtins.str = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "job", b"job", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "job", b"job", "priority", b"priority", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
@@ -1311,6 +1319,8 @@ class Run(google.protobuf.message.Message):
     TOTALS_FIELD_NUMBER: builtins.int
     ACTIVE_S_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1325,6 +1335,9 @@ class Run(google.protobuf.message.Message):
     ended_wall_s: builtins.float
     active_s: builtins.float
     """since the run became active"""
+    priority: builtins.int
+    position: builtins.int
+    """in the queue, from 1; 0: it does not wait"""
     @property
     def failure(self) -> global___Failure:
         """the first real one, if any"""
@@ -1359,9 +1372,11 @@ class Run(google.protobuf.message.Message):
         totals: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         active_s: builtins.float = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        priority: builtins.int = ...,
+        position: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "name", b"name", "notes", b"notes", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "name", b"name", "notes", b"notes", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 

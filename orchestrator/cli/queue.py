@@ -1,0 +1,60 @@
+"""`isthmus queue`: what goes on at a coordinator, and what waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.options import coordinator_option, home_option, json_option
+from orchestrator.cli.output import Output
+from orchestrator.cli.views import run_view
+from orchestrator.client.coordinator_client import Client
+from orchestrator.client.run_reader import TERMINAL
+from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.formats import visible
+from orchestrator.run_folder.home import find_run, home_folder
+from protos.control.v1 import control_pb2
+
+
+@click.command("queue")
+@coordinator_option
+@home_option
+@json_option
+@click.pass_obj
+def command(output: Output, coordinator: str | None, home: Path | None) -> int:
+    """List the runs that go on, then those that wait, in the order in which they will begin.
+
+    Asks the coordinator of the latest run unless --coordinator names one.
+    """
+    runs = [run for run in _runs(coordinator, home) if run.state not in TERMINAL]
+    runs.sort(key=lambda run: run.position)
+    sites = {
+        site.site: run.run_id for run in reversed(runs) if not run.position for site in run.sites
+    }
+    text = "\n".join(_line(run) for run in runs) or "no run goes on or waits"
+    return output.result({"runs": [run_view(run) for run in runs], "sites": sites}, text)
+
+
+def _runs(coordinator: str | None, home: Path | None) -> list[control_pb2.Run]:
+    """Return what a coordinator knows; nothing where the latest run's has ended.
+
+    Raises:
+        NotFoundError: there is no run that names one.
+    """
+    address = coordinator
+    if address is None:
+        folder = find_run(home_folder(home), "")
+        folder.use_tls()
+        address = folder.remote_address or folder.living_coordinator()
+    if address is None:
+        return []
+    with Client(address) as client:
+        return client.list_runs()
+
+
+def _line(run: control_pb2.Run) -> str:
+    place = f"{run.position:>3}" if run.position else "  -"
+    sites = ", ".join(site.site for site in run.sites)
+    state = formats.run_state(run)
+    return visible(f"{place}  {run.run_id}  {state:<9}  priority {run.priority}  {sites}")
