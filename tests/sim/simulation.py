@@ -11,7 +11,8 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from orchestrator.core.membership import (
@@ -80,6 +81,8 @@ class Wire:
     slow: float = 1.0
     free_s: float = 0.0
     """When the latest message arrives; only control messages keep their order."""
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """What comes of those that have arrived at a cut."""
 
 
 class Simulation:
@@ -190,14 +193,29 @@ class Simulation:
         wire.free_s = max(wire.free_s, self.now_s + self._delay_s() * wire.slow)
         site = self.sites[message.site]
         is_old = not site.is_started
+        hear = partial(self._hear, message, generation, session, is_old)
         site.is_told_to_end |= isinstance(message, LoseSite) and not is_old
-        self.at(wire.free_s - self.now_s, self._hear, message, generation, session, is_old)
+        self.at(wire.free_s - self.now_s, self._pass, wire, hear)
+
+    def _pass(self, wire: Wire, do: Callable[[], None]) -> None:
+        """A control message gets through, once its wire is mended; in order."""
+        if not wire.is_cut and not wire.waiting:
+            do()
+            return
+        wire.waiting.append(do)
+        if len(wire.waiting) == 1:
+            self.at(0.5, self._pass_waiting, wire)
+
+    def _pass_waiting(self, wire: Wire) -> None:
+        if wire.is_cut:
+            self.at(0.5, self._pass_waiting, wire)
+            return
+        waiting, wire.waiting = wire.waiting, []
+        for do in waiting:
+            do()
 
     def _hear(self, message: Send, generation: int, session: int, is_old: bool) -> None:
         """An agent gets a message; `is_old`: it was about processes that have ended since."""
-        if self._wires["", message.site].is_cut:
-            self.at(0.5, self._hear, message, generation, session, is_old)
-            return
         site = self.sites[message.site]
         is_stale = session != self._sessions[message.site] or generation < site.generation
         if is_stale or not site.has_agent:
@@ -235,13 +253,11 @@ class Simulation:
         wire = self._wires[site.name, ""]
         wire.free_s = max(wire.free_s, self.now_s + self._delay_s() * wire.slow)
         session = self._sessions[site.name]
-        self.at(wire.free_s - self.now_s, self._take, event, site, site.generation, session)
+        take = partial(self._take, event, site, site.generation, session)
+        self.at(wire.free_s - self.now_s, self._pass, wire, take)
 
     def _take(self, event: Event, site: SimSite, generation: int, session: int) -> None:
         """The coordinator gets a message."""
-        if self._wires[site.name, ""].is_cut and site.has_agent:
-            self.at(0.5, self._take, event, site, generation, session)
-            return
         is_known = generation == self.coordinator.generation
         is_known &= session == self._sessions[site.name] or self.mutant == MUTANTS[-1]
         is_known &= self.coordinator.has_lease(site.name)
