@@ -76,10 +76,10 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
         standing.address = bind if told is None else str(told)
         listening.set()
 
-    def kept(name: str, how: Launcher, **rest: object) -> Kept:
+    def kept(name: str, how: Launcher, nodes: int, **rest: object) -> Kept:
         return Kept(
             name=name,
-            launcher=launcher_of(how, name.replace(" ", "-"), documents),
+            launcher=launcher_of(how, name.replace(" ", "-"), documents, nodes),
             greet_s=greet_s(how),
             log_path=logs / f"{name.removeprefix('site ')}.log",
             **rest,  # type: ignore[arg-type]
@@ -89,6 +89,7 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
         coordinator = kept(
             COORDINATOR,
             coordinator_launcher(topology),
+            1,
             make_spec=lambda: coordinator_spec(topology, text, options.set, bind, folder),
             ready=LISTENING,
             on_ready=listens,
@@ -107,6 +108,7 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
                     kept(
                         part_of_site(site.name),
                         site.launcher,
+                        site.nodes,
                         make_spec=lambda site=site: agent_spec(
                             topology, site, standing.address, folder
                         ),

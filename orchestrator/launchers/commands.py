@@ -23,13 +23,14 @@ QUEUE_S = 7 * 86400.0
 """Slurm may let a site wait; `up --timeout` says for how long a person does."""
 
 
-def launcher_of(described: Described, name: str, documents: Path) -> Launcher:
+def launcher_of(described: Described, name: str, documents: Path, nodes: int) -> Launcher:
     """Return what starts processes there.
 
     Args:
         described: As the topology has it.
         name: The site's, for an allocation.
         documents: The topology's folder, which paths are relative to.
+        nodes: So many machines are allocated there.
     """
     python = python_at(described)
     if described.kind == "local":
@@ -40,7 +41,7 @@ def launcher_of(described: Described, name: str, documents: Path) -> Launcher:
 
     placed = absolute(described, documents)
     if described.kind == "slurm":
-        return slurm_launcher(placed, name, python)
+        return slurm_launcher(placed, name, python, nodes)
     return SshLauncher(placed, python)
 
 

@@ -85,9 +85,9 @@ class LocalLauncher:
 
 def not_found(program: str, why: str) -> LaunchError:
     """Return what to say of a program that is not there."""
-    if program == "srun":
+    if program in {"srun", "salloc"}:
         return LaunchError(
-            "slurm_missing", f"srun: {why}", "install Slurm's client, or name a host"
+            "slurm_missing", f"{program}: {why}", "install Slurm's client, or name a host"
         )
     return LaunchError(
         "python_missing",

@@ -1,6 +1,7 @@
-"""The launcher of a site under Slurm: one allocation of one task, by srun.
+"""The launcher of a site under Slurm: one allocation, whose first node runs the agent by srun.
 
 srun carries stdin and the output, so its stream is the tether's, and the allocation ends with it.
+In one of several nodes the agent starts the others' supervisors by further sruns.
 Slurm sends the tether a SIGTERM before the time limit, early enough for a checkpoint; the keeper
 then asks for another allocation.
 """
@@ -15,20 +16,20 @@ SIGNAL_S = 60
 """Before the time limit. Slurm may be up to a minute early."""
 
 
-def srun(described: Described, site: str) -> list[str]:
-    """Return what starts a command in an allocation of its own."""
-    return [
-        "srun",
-        *("--nodes=1", "--ntasks=1", "--unbuffered", "--kill-on-bad-exit=1"),
-        *(f"--signal=TERM@{SIGNAL_S}", f"--job-name=isthmus-{site}"),
-        *described.options,
-    ]
+def allocation(described: Described, site: str, nodes: int) -> list[str]:
+    """Return what starts a command on the first node of an allocation of its own."""
+    srun = ["srun", "--nodes=1", "--ntasks=1", "--unbuffered", "--kill-on-bad-exit=1"]
+    job = [f"--signal=TERM@{SIGNAL_S}", f"--job-name=isthmus-{site}", *described.options]
+    if nodes == 1:
+        return [*srun, *job]
+    return ["salloc", f"--nodes={nodes}", "--ntasks-per-node=1", *job, *srun]
 
 
-def slurm_launcher(described: Described, site: str, python: str) -> Launcher:
-    """Return the launcher: srun on this machine, or on the host that is named."""
+def slurm_launcher(described: Described, site: str, python: str, nodes: int) -> Launcher:
+    """Return the launcher: Slurm's commands on this machine, or on the host that is named."""
+    command = allocation(described, site, nodes)
     if described.host is None:
-        return LocalLauncher(python, srun(described, site))
+        return LocalLauncher(python, command)
     from orchestrator.launchers.ssh import SshLauncher
 
-    return SshLauncher(described, python, srun(described, site))
+    return SshLauncher(described, python, command)

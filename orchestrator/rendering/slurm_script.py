@@ -38,11 +38,11 @@ def slurm_script(
     """
     options = [
         f"--job-name=isthmus-{topology.name}-{site.name}",
-        *("--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"),
+        *(f"--nodes={site.nodes}", "--ntasks-per-node=1", "--requeue", "--open-mode=append"),
         f"--signal=B:USR1@{SIGNAL_S}",
         *site.launcher.options,
     ]
-    arguments = agent_arguments(topology, site.name, coordinator, Path(STATE))
+    arguments = agent_arguments(topology, site.name, coordinator, Path(STATE), "slurm")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     lines = [
         "#!/bin/sh",

@@ -67,6 +67,41 @@ def test_three_sites_from_up_to_down_leave_nothing_in_the_queue(run: Bench, clus
     assert credentials(run) == []
 
 
+def test_a_site_of_two_nodes_has_one_allocation(
+    run: Bench, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("slurm") / "here"
+    with slurm(folder, "part_a=2", "part_b=1", "part_c=1") as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        topology = Path(written(run, steps=100_000))
+        topology.write_text(topology.read_text().replace("nodes: 1", "nodes: 2", 1))
+        run.isthmus("up", str(topology)).check()
+        assert sorted(cluster.jobs("%P:%D")) == ["part_a:2", "part_b:1", "part_c:1"]
+        job = str(run.folder / "job.yaml")
+        run.isthmus("launch", job, "--run-id", "r", "--detach").check()
+
+        def events() -> str:
+            return run.isthmus("events", "r", "--json").check().out
+
+        run.wait_for("ranks of four nodes", lambda: len(run.pids("sites.launcher.rank")) == 4, 60)
+        run.wait_for("the run", lambda: "run.active" in events(), 60)
+        names = {
+            psutil.Process(pid).environ()["SLURMD_NODENAME"]
+            for pid in run.pids("sites.launcher.rank")
+        }
+        assert names == {"part_a1", "part_a2", "part_b1", "part_c1"}
+        processes = [psutil.Process(pid) for pid in run.pids("-m sites.node")]
+        (supervisor,) = (each for each in processes if each.cmdline()[1:] == ["-m", "sites.node"])
+        supervisor.kill()  # the others are srun's
+        run.wait_for("the loss of the site", lambda: "site.lost" in events(), 60)
+        assert "NODE_LOST" in events()
+        run.wait_for("the end of the step", lambda: not run.pids("-m sites.node"), 30)
+        run.isthmus("cancel", "r").check()
+        run.isthmus("down", str(topology)).check()
+        assert cluster.jobs() == []
+        assert of_run(run) == []
+
+
 def test_a_job_that_still_waits_is_taken_out_of_the_queue(run: Bench, cluster: Slurm) -> None:
     """One partition is full, so that site's allocation cannot begin."""
     cluster.said("sbatch", "--partition=part_c", "--exclusive", "--wrap", "sleep 600")

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.launchers.launcher import LaunchError
 from orchestrator.launchers.restarts import LIMIT, WITHIN_S, Restarts
-from orchestrator.launchers.slurm import srun
+from orchestrator.launchers.slurm import allocation
 from orchestrator.launchers.ssh import parts_of_jump
 from orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
 from sites import tether
@@ -83,6 +83,6 @@ def test_a_jump_is_taken_apart(jump: str, parts: tuple[str, str, int]) -> None:
 
 
 def test_slurm_gives_a_site_one_task() -> None:
-    words = srun(Launcher(kind="slurm", options=("--partition=gpu",)), "eu")
+    words = allocation(Launcher(kind="slurm", options=("--partition=gpu",)), "eu", 1)
     assert words[0] == "srun"
     assert {"--ntasks=1", "--job-name=isthmus-eu", "--partition=gpu"} <= set(words)

@@ -1,0 +1,125 @@
+"""An agent's end of the stream to a node: what does not begin, falls silent, or talks nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.failure import Failure
+from protos.versions import build
+from sites.agent.node_launch import node_places
+from sites.agent.remote_node import RemoteNode
+from sites.node.failures import SiteError
+from sites.node.node import Listener
+from sites.node.stream import GREETING, NodeOrder, error_fields, error_of
+from topology.world import Accelerator, Launcher, Site
+
+ORDER = NodeOrder(
+    site="a",
+    node=1,
+    prepare="",
+    state="state",
+    bind_host=None,
+    told_host=None,
+    inside_host="10.0.0.8",
+    cwd="/",
+    files={},
+    env={},
+    build=build(),
+    lease_s=1.0,
+    heartbeat_s=0.2,
+)
+SITE = Site(
+    name="a",
+    index=0,
+    nodes=2,
+    accelerators_per_node=1,
+    accelerator=Accelerator(name="core", peak_flops_per_s={}, memory_bytes=1, mfu=0.5),
+    address="127.0.0.1",
+)
+GREETED = f"import sys, json; print('motd'); print('{GREETING}1', flush=True); sys.stdin.readline()"
+
+
+class Heard:
+    """What an agent is told."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.said: list[tuple[int, Mapping[str, Any]]] = []
+        self.listener = Listener(lambda *said: self.said.append(said), self.failures.append)
+
+
+def listen(program: str, folder: Path) -> Heard:
+    """Start a supervisor that is this program, and hear it to its end."""
+    heard = Heard()
+
+    async def story() -> None:
+        command = [sys.executable, "-c", program]
+        node = await RemoteNode.start(ORDER, command, heard.listener, folder / "log", 20.0)
+        await node.read()
+
+    asyncio.run(story())
+    return heard
+
+
+def test_a_supervisor_that_does_not_begin_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(SiteError) as told:
+        listen("import sys; sys.exit('Host key verification failed.')", tmp_path)
+    assert told.value.code == "LAUNCH_FAILED"
+    assert str(told.value) == (
+        "the supervisor of node 1 of site a (10.0.0.8) exited with status 1: "
+        "Host key verification failed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        (f"{GREETED}; sys.exit('no space left')", "exited with status 1: no space left"),
+        (f"{GREETED}; import time; time.sleep(60)", "has said nothing for 1 s"),
+        (f"{GREETED}; import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ],
+)
+def test_a_node_that_goes_is_lost_by_name(tmp_path: Path, program: str, how: str) -> None:
+    heard = listen(program, tmp_path)
+    (failure,) = heard.failures
+    assert failure.code == "NODE_LOST"
+    assert failure.message == f"the supervisor of node 1 of site a (10.0.0.8) {how}"
+    assert (failure.site, failure.node) == ("a", 1)
+
+
+def test_nonsense_is_a_failure_and_what_comes_after_it_is_heard(tmp_path: Path) -> None:
+    lines = ['{"failed": 3}', "[]x", '{"gateway": 2, "said": {"op": "metric"}}']
+    printed = "; ".join(f"print({line!r}, flush=True)" for line in lines)
+    heard = listen(f"{GREETED}; {printed}", tmp_path)
+    codes = [failure.code for failure in heard.failures]
+    assert codes == ["INTERNAL", "INTERNAL", "NODE_LOST"]
+    assert heard.said == [(2, {"op": "metric"})]
+
+
+def test_an_error_of_a_call_names_its_node() -> None:
+    error = SiteError("GATEWAY_EXITED", "gone", gateway=3, log_path="x")
+    told = error_of(error_fields(error), 1)
+    assert (told.code, str(told), told.node, told.gateway) == ("GATEWAY_EXITED", "gone", 1, 3)
+
+
+def test_a_launcher_gives_each_node_a_command() -> None:
+    hosts = ("10.0.0.7", "10.0.0.8")
+    launcher = Launcher(kind="ssh", python="/opt/python", options=("-p", "2222"))
+    site = dataclasses.replace(SITE, hosts=hosts, launcher=launcher)
+    assert [place.host for place in node_places(site, "local")] == list(hosts)
+    by_ssh = node_places(site, "ssh")[1]
+    assert by_ssh.command[-4:] == ("-p", "2222", "10.0.0.8", "/opt/python -m sites.node")
+    assert not by_ssh.shares_files
+
+
+def test_slurm_without_an_allocation_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(SiteError, match="in no allocation"):
+        node_places(SITE, "slurm")
