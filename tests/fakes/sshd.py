@@ -38,6 +38,13 @@ class Sshd:
             f"folder: {folder}}}"
         )
 
+    def inner(self) -> list[str]:
+        """Return the arguments of an ssh from one host of a site to another: both are here."""
+        return [
+            *("-p", str(self.port), "-i", str(self.folder / "key"), "-o", "HostName=127.0.0.1"),
+            *("-o", f"UserKnownHostsFile={self.folder / 'known'}"),
+        ]
+
     def sessions(self) -> list[psutil.Process]:
         """Return the processes that serve connections: children of the one that listens."""
         return psutil.Process(self.pid).children()

@@ -121,6 +121,49 @@ def test_over_tls_with_the_coordinator_at_a_site(run: Bench, server: Sshd) -> No
     assert credentials(run) == []
 
 
+@pytest.mark.exhaustive
+def test_a_site_of_two_machines_over_ssh_and_tls(run: Bench, server: Sshd) -> None:
+    launcher = server.launcher(sys.executable, run.folder / "at-a")
+    inner = f"{launcher[:-1]}, options: {json.dumps(server.inner())}}}"
+    topology = Path(written(run, {"a": inner}))
+    described = topology.read_text().replace("mode: insecure", "mode: mtls")
+    described = described.replace("nodes: 1", "nodes: 2, hosts: [127.0.1.1, 127.0.1.2]", 1)
+    topology.write_text(described.replace(", address: 127.0.0.2", "", 1))
+    (run.folder / "job.yaml").write_text(job_yaml(steps=100_000))
+    certs = str(run.folder / "certs")
+    run.isthmus("certs", "init", str(topology), "--folder", certs).check()
+    run.isthmus("up", str(topology)).check()
+    launched = ("launch", str(run.folder / "job.yaml"), "--run-id", "r", "--detach")
+    run.isthmus(*launched).check()
+
+    def events() -> str:
+        return run.isthmus("events", "r", "--json").check().out
+
+    run.wait_for("the run", lambda: "run.active" in events(), 60)
+    processes = [psutil.Process(pid) for pid in of_run(run)]
+    (supervisor,) = (each for each in processes if each.cmdline()[1:] == ["-m", "sites.node"])
+    below = supervisor.children(recursive=True)
+    (ssh,) = (each for each in processes if each.name() == "ssh")
+    secrets = _paths(below[0].environ()["ISTHMUS_KEY"])
+    assert [path.name for path in secrets] == ["a.gateway.key"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    ssh.kill()  # it leaves what it has started, which has to see that its stream has ended
+    psutil.wait_procs([supervisor, *below], 20)
+    assert not any(each.is_running() for each in [supervisor, *below])
+    assert not any(path.exists() for path in secrets)
+    run.wait_for("the loss", lambda: "NODE_LOST" in events(), 60)
+    assert "node 1 of site a (127.0.1.2)" in events()
+    run.isthmus("down", str(topology)).check()
+    assert of_run(run) == []
+    assert server.sessions() == []
+
+
+def _paths(pattern: str) -> list[Path]:
+    """Return the files that a certificate's variable means."""
+    folder, name = Path(pattern).parent, Path(pattern).name
+    return list(folder.glob(name.replace("{name}", "*")))
+
+
 @pytest.mark.parametrize(
     ("change", "reason", "cure"),
     [
