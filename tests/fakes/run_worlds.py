@@ -1,5 +1,7 @@
 """A run's machine with a clock, and what its sites say."""
 
+import dataclasses
+
 from orchestrator.core import run_events
 from orchestrator.core.run_events import Endpoint, RunState
 from orchestrator.core.run_machine import RunMachine
@@ -31,6 +33,9 @@ class World:
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
+        if may_return:
+            failure = dataclasses.replace(described.failure, max_restarts=3)
+            described = dataclasses.replace(described, failure=failure)
         self.machine = RunMachine(
             described, self.now_s, may_return=may_return, refuses_same_data=refuses_same_data
         )

@@ -128,7 +128,11 @@ class ExchangeServer(ExchangeServicer):
             OSError: nothing there can be bound.
         """
         self._wire = WireLoop.acquire()
-        return self._wire.run(self._start()).result(_START_S)
+        try:
+            return self._wire.run(self._start()).result(_START_S)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End all streams and stop. Idempotent."""
