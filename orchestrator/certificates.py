@@ -17,8 +17,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from orchestrator.run_folder.run_files import write_atomically
 from protos.errors import StateConflictError
-from protos.identities import COORDINATOR, OPERATOR, Identity
-from protos.mutual_tls import CertificateError, identity_of
+from protos.identities import AGENT, COORDINATOR, GATEWAY, JOINER, OPERATOR, Identity
+from protos.join_tokens import JoinToken
+from protos.mutual_tls import WARN_DAYS, CertificateError, identity_of
 from protos.private_files import make_secret, read_secret
 
 CA = "ca"
@@ -52,7 +53,7 @@ class Certificate:
 
 def names_for(sites: list[str]) -> list[str]:
     """Return everybody who needs a certificate in a deployment."""
-    parties = [f"{site}.{role}" for site in sites for role in ("agent", "gateway")]
+    parties = [f"{site}.{role}" for site in sites for role in (AGENT, GATEWAY)]
     return [COORDINATOR, OPERATOR, *parties]
 
 
@@ -113,20 +114,61 @@ def renew(folder: Path, name: str, days: float) -> Certificate:
         UnsafeFileError: others may read a key.
         OSError: the folder cannot be written.
     """
+    public = _read_key(folder / f"{name}.key").public_key()
+    made = _signed(folder, name, public, days)
+    write_atomically(folder / f"{name}.pem", _text(made))
+    return _described(name, made)
+
+
+def make_token(folder: Path, site: str, days: float) -> JoinToken:
+    """Make a join token for a site; nothing of it is kept.
+
+    Raises:
+        CertificateError: the authority cannot be used.
+        UnsafeFileError: others may read its key.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = _signed(folder, f"{site}.{JOINER}", key.public_key(), days)
+    ca = (folder / f"{CA}.pem").read_bytes()
+    return JoinToken(ca, _text(made).encode("ascii"), _pem_of(key))
+
+
+def site_files(folder: Path, site: str, days: float) -> dict[str, bytes]:
+    """Return the certificates and keys of a site, by file name, made or renewed where it is time.
+
+    Raises:
+        CertificateError: the authority or a key cannot be used.
+        UnsafeFileError: others may read a key.
+        OSError: the folder cannot be written.
+    """
+    found = {}
+    for name in (f"{site}.{role}" for role in (AGENT, GATEWAY)):
+        if not (folder / f"{name}.key").exists():
+            issue(folder, name, days)
+        elif _described(name, _read(folder / f"{name}.pem")).days_left < WARN_DAYS:
+            renew(folder, name, days)
+        found[f"{name}.pem"] = (folder / f"{name}.pem").read_bytes()
+        found[f"{name}.key"] = read_secret(folder / f"{name}.key")
+    return found
+
+
+def _signed(
+    folder: Path, name: str, public: ec.EllipticCurvePublicKey, days: float
+) -> x509.Certificate:
+    """Return a certificate of the folder's authority."""
     identity = _identity(folder, name)
     authority, signing = _read(folder / f"{CA}.pem"), _read_key(folder / f"{CA}.key")
-    public = _read_key(folder / f"{name}.key").public_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns_name)]
-    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if identity.role != JOINER:
+        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     builder = _builder(authority.subject, subject, public, days)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    made = builder.sign(signing, hashes.SHA256())
-    write_atomically(folder / f"{name}.pem", _text(made))
-    return _described(name, made)
+    return builder.sign(signing, hashes.SHA256())
 
 
 def certificates_in(folder: Path) -> list[Certificate]:

@@ -1,8 +1,9 @@
 """Who a certificate says that its holder is, and which calls each role may make.
 
-An identity is a SPIFFE URI: `spiffe://DOMAIN/coordinator`, `/operator`, `/site/NAME/agent` or
-`/site/NAME/gateway`. Servers read it. A client wants it of a server as a DNS name, the same words
-the other way round (`gateway.NAME.site.DOMAIN`), because TLS libraries compare nothing else.
+An identity is a SPIFFE URI: `spiffe://DOMAIN/coordinator`, `/operator`, `/site/NAME/agent`,
+`/site/NAME/gateway` or, in a join token, `/site/NAME/joiner`. Servers read it. A client wants it of
+a server as a DNS name, the same words the other way round (`gateway.NAME.site.DOMAIN`), because TLS
+libraries compare nothing else.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ COORDINATOR: Final = "coordinator"
 OPERATOR: Final = "operator"
 AGENT: Final = "agent"
 GATEWAY: Final = "gateway"
+JOINER: Final = "joiner"
+"""Who has a join token of a site, and nothing else yet."""
 
 _DOMAIN: Final = r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?"
 _SITE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}"
 _URI = re.compile(
-    rf"spiffe://({_DOMAIN})(?:/(coordinator|operator)|/site/({_SITE})/(agent|gateway))"
+    rf"spiffe://({_DOMAIN})(?:/(coordinator|operator)|/site/({_SITE})/(agent|gateway|joiner))"
 )
-_NAME = re.compile(rf"(coordinator|operator)|({_SITE})\.(agent|gateway)")
+_NAME = re.compile(rf"(coordinator|operator)|({_SITE})\.(agent|gateway|joiner)")
 
 _CONTROL = "/isthmus.control.v1.Coordinator/"
 _EXCHANGE = "/isthmus.exchange.v1.Exchange/"
@@ -37,6 +40,8 @@ CALLERS: Mapping[str, str] = {
     f"{_CONTROL}ReadLogs": OPERATOR,
     f"{_CONTROL}ReadEvents": OPERATOR,
     f"{_CONTROL}CancelRun": OPERATOR,
+    f"{_CONTROL}OfferJoin": OPERATOR,
+    f"{_CONTROL}Join": JOINER,
     f"{_EXCHANGE}Hello": GATEWAY,
     f"{_EXCHANGE}Leave": GATEWAY,
     f"{_EXCHANGE}Push": GATEWAY,

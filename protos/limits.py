@@ -22,5 +22,7 @@ CONNECTION_LIMITS = (
 )
 """At every server a connection that has not become HTTP/2, or has no call, for so long is closed.
 Whoever needs it again opens another."""
+JOIN_BYTES = 64 << 10
+"""What a join token is good for: a few certificates and keys."""
 LOCAL_MESSAGE_BYTES = 128 << 10
 """One message between a rank and its gateway, on the gateway's Unix socket."""

@@ -144,6 +144,14 @@ class TlsSecurity:
         )
         return server.add_secure_port(address, credentials)
 
+    def version(self) -> object:
+        """Return what changes when connections ought to be made anew: when files were renewed.
+
+        Raises:
+            CertificateError: one is not there.
+        """
+        return self._changed_at()
+
     def read(self) -> Credentials:
         """Read the files as they are now.
 

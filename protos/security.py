@@ -81,6 +81,10 @@ class LoopbackSecurity:
             maximum_concurrent_rpcs=num_rpcs,
         )
 
+    def version(self) -> object:
+        """Return what changes when connections ought to be made anew: never."""
+        return None
+
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Bind `host:port` and return the port; 0 lets the system choose one.
 

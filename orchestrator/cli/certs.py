@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -11,16 +13,23 @@ import click
 from orchestrator.certificates import (
     CA,
     Certificate,
+    CertificateExistsError,
     certificates_in,
     issue,
     make_authority,
+    make_token,
     names_for,
     renew,
+    site_files,
 )
-from orchestrator.cli.options import json_option
+from orchestrator.cli.options import ADDRESS, json_option
 from orchestrator.cli.output import Output
+from orchestrator.client.coordinator_client import Client
 from orchestrator.documents import load_topology_file
-from protos.mutual_tls import WARN_DAYS
+from protos.control.v1 import control_pb2
+from protos.mutual_tls import NAME, WARN_DAYS, TlsFiles
+from protos.private_files import make_secret
+from protos.security import use_tls
 
 DAYS = click.FloatRange(min=0, max=3650, min_open=True)
 
@@ -95,6 +104,57 @@ def renew_command(
         if each.name != CA and each.days_left < within_days
     ]
     return _result(output, [renew(folder, each, days) for each in due])
+
+
+@command.command("token")
+@click.argument("site")
+@click.option("--coordinator", required=True, type=ADDRESS, help="Which keeps it until it is used.")
+@folder_option
+@days_option
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0, max=720, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="How long the token counts.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Its file. [SITE.token]"
+)
+@json_option
+@click.pass_obj
+def token_command(
+    output: Output,
+    site: str,
+    coordinator: str,
+    folder: Path,
+    days: float,
+    hours: float,
+    out: Path | None,
+) -> int:
+    """Make a token with which `isthmus agent --join-token` gets SITE's certificates, once."""
+    use_tls(
+        TlsFiles(ca=f"{folder}/{CA}.pem", cert=f"{folder}/{NAME}.pem", key=f"{folder}/{NAME}.key")
+    )
+    path = out or Path(f"{site}.token")
+    if path.exists():
+        raise CertificateExistsError(f"{path}: is there already")
+    files = site_files(folder, site, days)
+    token = make_token(folder, site, hours / 24)
+    ends_wall_s = time.time() + hours * 3600
+    offer = control_pb2.OfferJoinRequest(
+        site=site, holder=token.holder, ends_wall_s=ends_wall_s, sealed=token.seal(files)
+    )
+    with Client(coordinator) as client:
+        client.offer_join(offer)
+    make_secret(path, token.text().encode("ascii") + b"\n")
+    output.note(
+        f"next: take {path} to site {site}, then: isthmus agent --site {site} --coordinator "
+        f"{coordinator} --join-token {path} --topology … --state …"
+    )
+    ends = datetime.fromtimestamp(ends_wall_s, UTC)
+    data = {"site": site, "token": token.holder, "file": str(path), "ends": ends.isoformat()}
+    return output.result(data, f"{path}: counts once, until {ends:%Y-%m-%d %H:%M} UTC")
 
 
 @command.command("show")

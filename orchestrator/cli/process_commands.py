@@ -16,6 +16,8 @@ from orchestrator.cli.options import ADDRESS, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from orchestrator.documents import load_topology_file, protect
+from orchestrator.joining import join
+from protos.proxies import PROXY
 from protos.security import require_protected
 from topology.suggest import did_you_mean, one_of
 
@@ -64,6 +66,11 @@ def coordinator(
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the logs of this site's processes.",
 )
+@click.option(
+    "--join-token",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of a join token: fetches this site's certificates first, where there are none.",
+)
 @click.option("--bind", metavar="HOST", help="Gateways listen here. [the site's wan.bind]")
 @set_option
 @json_option
@@ -74,6 +81,7 @@ def agent(
     coordinator: str,
     topology: Path,
     state: Path,
+    join_token: Path | None,
     bind: str | None,
     overrides: tuple[str, ...],
 ) -> int:
@@ -87,6 +95,11 @@ def agent(
         )
     protect(described, topology)
     require_protected(coordinator.rpartition(":")[0])
+    if join_token is not None:
+        if proxy := described.site(site).proxy:
+            os.environ.setdefault(PROXY, proxy)
+        joined = join(join_token, site, coordinator)
+        output.note("joined: the certificates are here" if joined else "certificates were here")
     if address := bind or described.site(site).address:  # else a network interface's
         require_protected(address)
     return _become(

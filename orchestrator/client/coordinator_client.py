@@ -112,6 +112,10 @@ class Client:
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
             return self._stub.Submit(request, timeout=self._call_s).run_id
 
+    def offer_join(self, request: control_pb2.OfferJoinRequest) -> None:
+        """Have the coordinator keep what a join token is good for."""
+        self._ask(self._stub.OfferJoin, request)
+
     def get_run(self, run_id: str) -> control_pb2.Run:
         """Return a run as it is now; an empty id is the latest."""
         return self._ask(self._stub.GetRun, control_pb2.GetRunRequest(run_id=run_id))

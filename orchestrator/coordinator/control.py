@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
+from orchestrator.coordinator.joins import Joins
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
@@ -28,6 +29,7 @@ from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
 from protos.errors import (
     NotFoundError,
+    PermissionDeniedError,
     RemoteProtocolError,
     StaleGenerationError,
     StateConflictError,
@@ -94,6 +96,7 @@ class Control:
         """Agents of this process that have ended, and whose connection has not broken yet."""
         self._is_closed = False
         self._num_refused = 0
+        self._joins = Joins(journal.path.parent)
         self._journal = journal
         self._runs_folder = runs
         self._faults = faults
@@ -635,6 +638,35 @@ class Control:
             log.warning("refused: %s", why)
             more = {"last_recorded": True} if self._num_refused == REFUSALS else {}
             self._record("caller.refused", {"why": why, **more})
+
+    def offer_join(self, request: control_pb2.OfferJoinRequest) -> None:
+        """Keep what a join token is good for.
+
+        Raises:
+            RemoteProtocolError: it is no offer, or for no site of this deployment.
+            OSError: the disk refuses.
+        """
+        if request.site not in self._sites:
+            raise RemoteProtocolError(f"there is no site {request.site[:80]!r}")
+        ends_wall_s = request.ends_wall_s
+        self._joins.offer(request.holder, request.site, ends_wall_s, request.sealed)
+        detail = {"site": request.site, "token": request.holder, "ends_wall_s": ends_wall_s}
+        self._record("join.offered", detail)
+
+    def use_join(self, holder: str, site: str) -> bytes:
+        """Return what a join token is good for, and never again.
+
+        Raises:
+            PermissionDeniedError: it was used before, has ended, or was never offered.
+            OSError: the disk refuses.
+        """
+        try:
+            sealed = self._joins.use(holder, site)
+        except PermissionDeniedError as error:
+            self.refused(str(error))
+            raise
+        self._record("join.used", {"site": site, "token": holder})
+        return sealed
 
     def _record(self, kind: str, detail: dict[str, Any]) -> None:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)

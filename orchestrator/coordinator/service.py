@@ -25,7 +25,9 @@ from protos.errors import (
     RemoteProtocolError,
 )
 from protos.identities import COORDINATOR
+from protos.join_tokens import holder_of
 from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
+from protos.mutual_tls import caller_of
 from protos.security import control_security, require_own_site
 from topology.errors import ConfigError
 from topology.timeouts import Timeouts
@@ -178,6 +180,25 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Stop a run everywhere; the answer does not wait for that."""
         async with _answering(context):
             return self._control.cancel(request.run_id, "cancelled by an operator")
+
+    async def OfferJoin(
+        self, request: control_pb2.OfferJoinRequest, context: Context
+    ) -> control_pb2.OfferJoinResponse:
+        """Keep what a join token is good for."""
+        async with _answering(context):
+            self._control.offer_join(request)
+        return control_pb2.OfferJoinResponse()
+
+    async def Join(
+        self, request: control_pb2.JoinRequest, context: Context
+    ) -> control_pb2.JoinResponse:
+        """Hand out what is kept for the token that the caller shows."""
+        async with _answering(context):
+            caller, shown = caller_of(context), context.auth_context().get("x509_pem_cert", ())
+            if caller is None or not shown:
+                raise PermissionDeniedError("joining takes the certificate of a join token")
+            sealed = self._control.use_join(holder_of(next(iter(shown))), caller.site)
+        return control_pb2.JoinResponse(sealed=sealed)
 
     async def WatchRun(
         self, request: control_pb2.GetRunRequest, context: Context

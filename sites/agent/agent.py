@@ -27,8 +27,9 @@ from protos.control.v1.control_pb2 import (
 )
 from protos.errors import IsthmusError
 from protos.failure import Failure
-from protos.identities import AGENT, COORDINATOR
+from protos.identities import AGENT
 from protos.security import control_security
+from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.run import SiteRun
 from sites.agent.session import Dialler, Session, SessionLostError, channel_options
@@ -85,7 +86,8 @@ class Agent:
         options = channel_options(membership.timeouts)
         known = await asyncio.to_thread(KnownCoordinator, self._place.state, self._place.site)
         security = control_security(f"{self._place.site}.{AGENT}")
-        async with security.aio_channel(membership.coordinator, options, COORDINATOR) as channel:
+        channel = CoordinatorChannel(security, membership.coordinator, options)
+        try:
             dialler = Dialler(
                 channel, membership.hello, known, membership.timeouts, self._report_run
             )
@@ -93,6 +95,8 @@ class Agent:
                 while not signalled.done():
                     if await self._serve_once(dialler, signalled):
                         break
+        finally:
+            await channel.close()
         assert signalled.done(), "the session goes on until then"
         signum = signalled.result()
         return 128 + signum if self._run is not None else 0

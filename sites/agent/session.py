@@ -38,11 +38,11 @@ from protos.control.v1.control_pb2 import (
     ShipLogsRequest,
     Welcome,
 )
-from protos.control.v1.control_pb2_grpc import CoordinatorStub
 from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError, error_for
 from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from protos.numbered import Numbered
 from protos.proxies import proxy_options
+from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.silence import Silence, Standstills
 from topology.timeouts import Timeouts
@@ -133,18 +133,23 @@ class Dialler:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        channel: CoordinatorChannel,
         hello: Hello,
         known: KnownCoordinator,
         timeouts: Timeouts,
         report: Callable[[], RunReport | None],
     ) -> None:
         """The channel stays the caller's; `report` says what goes on at the site."""
-        self.stub: CoordinatorAsyncStub = CoordinatorStub(channel)  # type: ignore[assignment]
+        self._channel = channel
         self._hello = hello
         self._known = known
         self._backoff_max_s = _backoff_max_s(timeouts)
         self._report = report
+
+    @property
+    def stub(self) -> CoordinatorAsyncStub:
+        """The coordinator's calls."""
+        return self._channel.stub
 
     async def dial(
         self, deadline_s: float, session: str = "", received: int = 0
@@ -163,6 +168,7 @@ class Dialler:
         backoff_s = _BACKOFF_FIRST_S
         reason = "no answer"
         while (left_s := deadline_s - time.monotonic()) > 0:
+            await self._channel.refresh()
             call = self.stub.Session()
             try:
                 async with asyncio.timeout(min(ANSWER_S, left_s)):

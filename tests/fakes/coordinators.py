@@ -176,20 +176,24 @@ class Bench:
 
 
 @asynccontextmanager
-async def coordinating(folder: Path, topology: str | None = None) -> AsyncIterator[Bench]:
+async def coordinating(
+    folder: Path,
+    topology: str | None = None,
+    service: type[CoordinatorService] = CoordinatorService,
+) -> AsyncIterator[Bench]:
     """Run a coordinator in `folder` on a port of its own; all of it has ended after the block."""
     text = topology_text() if topology is None else topology
     journal = Journal(folder)
     control = Control(load_topology(text, "topology.yaml"), journal, folder / "runs")
-    service = CoordinatorService(control)
-    server = make_server(service, control.timeouts)
+    served = service(control)
+    server = make_server(served, control.timeouts)
     address = listen(server, "127.0.0.1", 0)
     await server.start()
     ticking = asyncio.create_task(control.run())
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     try:
         async with control_security().aio_channel(address, options, "coordinator") as channel:
-            yield Bench(control, service, address, channel, text, folder / "runs")
+            yield Bench(control, served, address, channel, text, folder / "runs")
     finally:
         await control.close()
         ticking.cancel()

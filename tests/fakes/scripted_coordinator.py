@@ -107,6 +107,18 @@ class ScriptedCoordinator(control_pb2_grpc.CoordinatorServicer):
             run.state = control_pb2.RUN_STATE_STOPPING
         return run
 
+    def OfferJoin(
+        self, request: control_pb2.OfferJoinRequest, context: grpc.ServicerContext
+    ) -> control_pb2.OfferJoinResponse:
+        self._refuse(context)
+        return control_pb2.OfferJoinResponse()
+
+    def Join(
+        self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
+    ) -> control_pb2.JoinResponse:
+        self._refuse(context)
+        return control_pb2.JoinResponse()
+
     def _find(self, run_id: str, context: grpc.ServicerContext) -> control_pb2.Run:
         for run in self.runs:
             if run_id in ("", run.run_id):

@@ -49,10 +49,20 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
     announced = state / "coordinator.json"
     run.wait_for("the coordinator", announced.exists, 30)
     address = json.loads(announced.read_text())["address"]
-    for site in ("a", "b"):
+    # Site b has the topology, and a token for its certificates.
+    there, token = run.folder / "there", run.folder / "b.token"
+    there.mkdir()
+    (there / "topology.yaml").write_text(topology_path.read_text())
+    made = ("certs", "token", "b", "--coordinator", address, "--folder", certs, "--out", str(token))
+    run.isthmus(*made).check()
+    assert token.stat().st_mode & 0o077 == 0
+    for site, path, more in (
+        ("a", topology_path, ()),
+        ("b", there / "topology.yaml", ("--join-token", str(token))),
+    ):
         run.start(
-            *("agent", "--site", site, "--coordinator", address),
-            *("--topology", str(topology_path), "--state", str(run.folder / f"agent-{site}")),
+            *("agent", "--site", site, "--coordinator", address, *more),
+            *("--topology", str(path), "--state", str(run.folder / f"agent-{site}")),
         )
     launched = run.start("launch", str(job), "--coordinator", address, "--json")
     metrics = state / "runs"

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from orchestrator.certificates import issue, make_authority, renew
+from orchestrator.coordinator.service import CoordinatorService
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage
+from protos.security import control_security
+from sites.agent.coordinator_channel import CoordinatorChannel
+from sites.agent.known_coordinator import KnownCoordinator
+from sites.agent.session import Dialler, channel_options
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
+from tests.fakes.waiting import until
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -184,5 +192,41 @@ def test_a_renewed_certificate_counts_without_a_restart(tmp_path: Path, certs: P
             after = await serial(bench)
             (certs / "coordinator.pem").write_text("damaged")
             assert before != after == await serial(bench)
+
+    run_scenario(scenario())
+
+
+def test_an_agent_dials_again_with_its_renewed_certificate(tmp_path: Path, certs: Path) -> None:
+    from cryptography import x509
+
+    shown: list[int] = []
+
+    class Noting(CoordinatorService):
+        async def Session(  # type: ignore[override]  # noqa: N802 - gRPC fixes the name
+            self,
+            _: object,
+            context: Any,  # noqa: ANN401
+        ) -> None:
+            (pem,) = context.auth_context()["x509_pem_cert"]
+            shown.append(x509.load_pem_x509_certificate(pem).serial_number)
+            await context.abort(UNAVAILABLE, "not now")
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state", service=Noting) as bench:
+            options = channel_options(bench.control.timeouts)
+            channel = CoordinatorChannel(control_security("a.agent"), bench.address, options)
+            known = KnownCoordinator(tmp_path, "a")
+            hello = bench.hello(site="a")
+            dialler = Dialler(channel, hello, known, bench.control.timeouts, lambda: None)
+            dialling = asyncio.create_task(dialler.dial(time.monotonic() + 20))
+            await until(lambda: bool(shown))
+            renew(certs, "a.agent", 1.0)
+            await until(lambda: len(set(shown)) == 2)
+            (certs / "a.agent.pem").write_text("damaged")
+            num_shown = len(shown)
+            await until(lambda: len(shown) >= num_shown + 2)
+            assert len(set(shown)) == 2
+            dialling.cancel()
+            await channel.close()
 
     run_scenario(scenario())

@@ -13,6 +13,7 @@ import pytest
 
 from protos.control.v1 import control_pb2 as pb
 from protos.security import control_security
+from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.session import Dialler, Session, SessionLostError, channel_options
 from tests.fakes.coordinators import Bench, coordinating, run_scenario
@@ -53,9 +54,8 @@ async def carried(bench: Bench, port: int, folder: Path) -> AsyncIterator[Carrie
     """Serve the session of an agent of site `a`."""
     timeouts = Timeouts.derive(load_topology(bench.topology, "t").failure)
     options = channel_options(timeouts)
-    async with control_security().aio_channel(
-        f"127.0.0.1:{port}", options, "coordinator"
-    ) as channel:
+    channel = CoordinatorChannel(control_security(), f"127.0.0.1:{port}", options)
+    try:
         known = KnownCoordinator(folder, "a")
         dialler = Dialler(channel, bench.hello(site="a"), known, timeouts, lambda: None)
         call, welcome = await dialler.dial(time.monotonic() + 10)
@@ -67,6 +67,8 @@ async def carried(bench: Bench, port: int, folder: Path) -> AsyncIterator[Carrie
             made.session.outbox.end()
             with pytest.raises(SessionLostError):
                 await serving
+    finally:
+        await channel.close()
 
 
 def test_connections_are_reset_again_and_again_and_nothing_is_lost(tmp_path: Path) -> None:

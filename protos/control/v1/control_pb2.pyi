@@ -1574,3 +1574,65 @@ class CancelRunRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
 
 global___CancelRunRequest = CancelRunRequest
+
+@typing.final
+class OfferJoinRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
+    ENDS_WALL_S_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
+    site: builtins.str
+    holder: builtins.str
+    """sha256 of the token's certificate (DER), in hex"""
+    ends_wall_s: builtins.float
+    """Unix time"""
+    sealed: builtins.bytes
+    """the site's certificates and keys, for the token's eyes only: protos/join_tokens.py"""
+    def __init__(
+        self,
+        *,
+        site: builtins.str = ...,
+        holder: builtins.str = ...,
+        ends_wall_s: builtins.float = ...,
+        sealed: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_wall_s", b"ends_wall_s", "holder", b"holder", "sealed", b"sealed", "site", b"site"]) -> None: ...
+
+global___OfferJoinRequest = OfferJoinRequest
+
+@typing.final
+class OfferJoinResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___OfferJoinResponse = OfferJoinResponse
+
+@typing.final
+class JoinRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___JoinRequest = JoinRequest
+
+@typing.final
+class JoinResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEALED_FIELD_NUMBER: builtins.int
+    sealed: builtins.bytes
+    def __init__(
+        self,
+        *,
+        sealed: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sealed", b"sealed"]) -> None: ...
+
+global___JoinResponse = JoinResponse

@@ -79,6 +79,16 @@ class CoordinatorStub(object):
                 request_serializer=protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
                 response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
+        self.OfferJoin = channel.unary_unary(
+                '/isthmus.control.v1.Coordinator/OfferJoin',
+                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
+                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.FromString,
+                _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/isthmus.control.v1.Coordinator/Join',
+                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.SerializeToString,
+                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -144,6 +154,21 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferJoin(self, request, context):
+        """Keeps what a join token is good for, until it is used or has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Join(self, request, context):
+        """From who has a join token, over TLS with the token's own certificate: hands out what was kept
+        for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -191,6 +216,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.CancelRun,
                     request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.FromString,
                     response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+            ),
+            'OfferJoin': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferJoin,
+                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.FromString,
+                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.FromString,
+                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -436,6 +471,60 @@ class Coordinator(object):
             '/isthmus.control.v1.Coordinator/CancelRun',
             protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
             protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferJoin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.control.v1.Coordinator/OfferJoin',
+            protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
+            protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.control.v1.Coordinator/Join',
+            protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.SerializeToString,
+            protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

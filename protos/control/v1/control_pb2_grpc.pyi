@@ -75,6 +75,20 @@ class CoordinatorStub:
         protos.control.v1.control_pb2.Run,
     ]
 
+    OfferJoin: grpc.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.OfferJoinRequest,
+        protos.control.v1.control_pb2.OfferJoinResponse,
+    ]
+    """Keeps what a join token is good for, until it is used or has ended."""
+
+    Join: grpc.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.JoinRequest,
+        protos.control.v1.control_pb2.JoinResponse,
+    ]
+    """From who has a join token, over TLS with the token's own certificate: hands out what was kept
+    for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+    """
+
 class CoordinatorAsyncStub:
     Session: grpc.aio.StreamStreamMultiCallable[
         protos.control.v1.control_pb2.AgentMessage,
@@ -127,6 +141,20 @@ class CoordinatorAsyncStub:
         protos.control.v1.control_pb2.CancelRunRequest,
         protos.control.v1.control_pb2.Run,
     ]
+
+    OfferJoin: grpc.aio.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.OfferJoinRequest,
+        protos.control.v1.control_pb2.OfferJoinResponse,
+    ]
+    """Keeps what a join token is good for, until it is used or has ended."""
+
+    Join: grpc.aio.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.JoinRequest,
+        protos.control.v1.control_pb2.JoinResponse,
+    ]
+    """From who has a join token, over TLS with the token's own certificate: hands out what was kept
+    for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+    """
 
 class CoordinatorServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -198,5 +226,23 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: protos.control.v1.control_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]: ...
+
+    @abc.abstractmethod
+    def OfferJoin(
+        self,
+        request: protos.control.v1.control_pb2.OfferJoinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.control.v1.control_pb2.OfferJoinResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.OfferJoinResponse]]:
+        """Keeps what a join token is good for, until it is used or has ended."""
+
+    @abc.abstractmethod
+    def Join(
+        self,
+        request: protos.control.v1.control_pb2.JoinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.control.v1.control_pb2.JoinResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.JoinResponse]]:
+        """From who has a join token, over TLS with the token's own certificate: hands out what was kept
+        for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

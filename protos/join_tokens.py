@@ -1,0 +1,169 @@
+"""Join tokens: with one, a machine gets the certificates of one site, once.
+
+A token is a short-lived certificate and its key, for the role of a joiner at one site, and the
+authority by which it knows the coordinator: no other server learns anything of it. What it is
+exchanged for was sealed for it by the operator, so that the coordinator, which keeps it until then,
+can neither read nor change it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+import grpc
+
+from protos.control.v1.control_pb2 import JoinRequest
+from protos.control.v1.control_pb2_grpc import CoordinatorStub
+from protos.errors import IsthmusError, error_for
+from protos.identities import COORDINATOR, JOINER, Identity
+from protos.mutual_tls import identity_of
+from protos.proxies import proxy_options
+
+_BEGIN: Final = "isthmus-join-"
+_NONCE_BYTES: Final = 12
+_WITHIN_S: Final = 20.0
+TOKEN_CHARS: Final = 8192
+
+
+class BadTokenError(IsthmusError):
+    """It is no join token, or is not for this, or what came for it cannot be opened."""
+
+    code = "BAD_CERTIFICATE"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """What a machine shows, once. All three are PEM."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+    def text(self) -> str:
+        """Return it as one line of letters, digits, `-` and `_`."""
+        fields = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        written = json.dumps({name: value.decode("ascii") for name, value in fields.items()})
+        return _BEGIN + base64.urlsafe_b64encode(zlib.compress(written.encode(), 9)).decode("ascii")
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Read one.
+
+        Raises:
+            BadTokenError: it is none.
+        """
+        text = text.strip()
+        if not text.startswith(_BEGIN) or len(text) > TOKEN_CHARS:
+            raise BadTokenError(f"no join token: want a line that begins with {_BEGIN}")
+        try:
+            packed = base64.b64decode(text.removeprefix(_BEGIN), altchars=b"-_", validate=True)
+            unpacking = zlib.decompressobj()
+            fields = json.loads(unpacking.decompress(packed, TOKEN_CHARS))
+            token = cls(*(fields[name].encode("ascii") for name in ("ca", "cert", "key")))
+            token._secret()
+            token.identity  # noqa: B018 - raises
+        except (binascii.Error, zlib.error) as error:
+            raise BadTokenError(f"no join token: {error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise BadTokenError(f"no join token: {error}") from error
+        return token
+
+    @property
+    def identity(self) -> Identity:
+        """Whom it lets join.
+
+        Raises:
+            BadTokenError: nobody.
+        """
+        from cryptography import x509  # imported here: without TLS nobody waits for it
+
+        found = identity_of(x509.load_pem_x509_certificate(self.cert))
+        if found is None or found.role != JOINER:
+            raise BadTokenError("its certificate is of no joiner")
+        return found
+
+    @property
+    def holder(self) -> str:
+        """By what the coordinator knows it."""
+        return holder_of(self.cert)
+
+    def seal(self, files: Mapping[str, bytes]) -> bytes:
+        """Return files, by name, so that only who has the token can read them."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        written = json.dumps({name: content.decode("ascii") for name, content in files.items()})
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + AESGCM(self._secret()).encrypt(nonce, written.encode(), self._bound)
+
+    def open(self, sealed: bytes) -> dict[str, bytes]:
+        """Return what was sealed.
+
+        Raises:
+            BadTokenError: it was not sealed for this token, or was changed.
+        """
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+        try:
+            written = AESGCM(self._secret()).decrypt(nonce, rest, self._bound)
+            return {str(name): text.encode("ascii") for name, text in json.loads(written).items()}
+        except (InvalidTag, AttributeError, TypeError, ValueError) as error:
+            raise BadTokenError(
+                "what the coordinator has for this token cannot be opened"
+            ) from error
+
+    def exchange(self, address: str) -> dict[str, bytes]:
+        """Show it to the coordinator at host:port, and return the files that it is good for.
+
+        Raises:
+            IsthmusError: it was used before, has expired, or nobody answers whom it believes.
+        """
+        server = Identity(self.identity.domain, COORDINATOR).dns_name
+        options = [("grpc.ssl_target_name_override", server), *proxy_options()]
+        credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+        with grpc.secure_channel(address, credentials, options=options) as channel:
+            try:
+                answer = CoordinatorStub(channel).Join(JoinRequest(), timeout=_WITHIN_S)
+            except grpc.RpcError as error:
+                raise error_for(error.code(), error.details() or error.code().name) from error
+        return self.open(answer.sealed)
+
+    @property
+    def _bound(self) -> bytes:
+        """What the sealed text belongs to, beside the key."""
+        return self.identity.uri.encode()
+
+    def _secret(self) -> bytes:
+        """Return a key of 32 bytes that follows from the token's."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        key = serialization.load_pem_private_key(self.key, password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise BadTokenError("want an elliptic curve's key")
+        number = key.private_numbers().private_value.to_bytes(32, "big")
+        return HKDF(SHA256(), 32, salt=None, info=b"isthmus join").derive(number)
+
+
+def holder_of(cert: bytes) -> str:
+    """Return the sha256 of a certificate in PEM, in hex.
+
+    Raises:
+        ValueError: it is none.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    der = x509.load_pem_x509_certificate(cert).public_bytes(Encoding.DER)
+    return hashlib.sha256(der).hexdigest()

@@ -1,0 +1,55 @@
+"""The agent's channel to the coordinator, made anew once the agent's certificate was renewed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from protos.control.v1.control_pb2_grpc import CoordinatorStub
+from protos.errors import IsthmusError
+from protos.identities import COORDINATOR
+from protos.security import Options, Security
+
+if TYPE_CHECKING:
+    from protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
+
+log = logging.getLogger(__name__)
+
+
+class CoordinatorChannel:
+    """A channel to one address. Whoever makes it closes it."""
+
+    def __init__(self, security: Security, address: str, options: Options) -> None:
+        """Open it.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+        """
+        self._security = security
+        self._address = address
+        self._options = options
+        self._made_of = security.version()
+        self._channel = security.aio_channel(address, options, COORDINATOR)
+
+    @property
+    def stub(self) -> CoordinatorAsyncStub:
+        """The coordinator's calls."""
+        return CoordinatorStub(self._channel)  # type: ignore[return-value]
+
+    async def refresh(self) -> None:
+        """Use the files as they are now, if they have changed; where they are no good, the old."""
+        try:
+            version = self._security.version()
+            if version == self._made_of:
+                return
+            channel = self._security.aio_channel(self._address, self._options, COORDINATOR)
+        except IsthmusError as error:
+            log.warning("%s: the certificate from before is used", error)
+            return
+        old, self._channel, self._made_of = self._channel, channel, version
+        log.info("the certificate was renewed: it is used from now on")
+        await old.close()
+
+    async def close(self) -> None:
+        """End all calls."""
+        await self._channel.close()
