@@ -6,6 +6,7 @@ from tests.fuzz.document_targets import DOCUMENT_TARGETS
 from tests.fuzz.facts_targets import FACTS_TARGETS
 from tests.fuzz.line_targets import LINE_TARGETS
 from tests.fuzz.local_targets import LOCAL_TARGETS
+from tests.fuzz.message_targets import MESSAGE_TARGETS
 from tests.fuzz.plan_targets import PLAN_TARGETS
 from tests.fuzz.probe_targets import PROBE_TARGETS
 from tests.fuzz.wire_targets import WIRE_TARGETS
@@ -18,5 +19,6 @@ _ALL = (
     *PLAN_TARGETS,
     *PROBE_TARGETS,
     *FACTS_TARGETS,
+    *MESSAGE_TARGETS,
 )
 TARGETS = {each.name: each for each in _ALL}
