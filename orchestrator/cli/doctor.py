@@ -12,7 +12,7 @@ from orchestrator.cli.options import home_option, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.doctor.examination import Examined, all_findings, examined_of
 from orchestrator.doctor.findings import Finding, Severity
-from orchestrator.documents import load_pair, loaded_topology, read_text
+from orchestrator.documents import load_pair, loaded_topology, protect, read_text
 from orchestrator.run_folder.home import home_folder
 from topology.documents.light import too_quick_links
 from topology.documents.load import split_overrides
@@ -54,6 +54,7 @@ def command(
     the ways between them all.
     """
     examined = _examined(file, job, overrides, home_folder(home))
+    protect(examined.topology, file)
     commands = dict(_command(each) for each in reached)
     names = [each.name for each in examined.topology.sites]
     for option, name in [("--site", site), *(("--at", each) for each in commands)]:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from orchestrator.client.coordinator_client import Client
+from orchestrator.doctor.certificate_checks import certificate_findings
 from orchestrator.doctor.document_checks import light_problems, wanted_files
 from orchestrator.doctor.examiner import FACTS, Examiner, NoAnswerError
 from orchestrator.doctor.findings import Finding, Severity, in_order
@@ -29,8 +30,9 @@ from orchestrator.doctor.path_checks import (
 from orchestrator.documents import Pair
 from orchestrator.emulator.site_namespaces import netns_problem
 from protos.errors import IsthmusError
+from protos.identities import AGENT, COORDINATOR, GATEWAY, OPERATOR
 from protos.private_files import UnsafeFileError, read_secret
-from protos.security import token_path
+from protos.security import tls_files, token_path
 from topology.errors import Problem
 from topology.job import Job
 from topology.machine_facts import Wanted
@@ -147,7 +149,8 @@ def all_findings(
         found += _checked(examined, seen)
     if topology.emulate and only is None:
         found += _emulation(topology)
-    return in_order([*found, *_secret(only)])
+    here = [site.name for _, each in seen if each.name == only for site in each.sites]
+    return in_order([*found, *_certificates(topology, here, only), *_secret(only)])
 
 
 def _seen_here(
@@ -289,6 +292,17 @@ def _coordinator(refused: Mapping[str, str], endpoints: Sequence[str]) -> list[F
                 )
             )
     return found
+
+
+def _certificates(topology: Topology, here: Sequence[str], only: str | None) -> list[Finding]:
+    """Return what is wrong with the certificates of this machine, which is those sites."""
+    files = tls_files()
+    if topology.security == "insecure" or files is None:
+        return []
+    names = [f"{site}.{role}" for site in here for role in (AGENT, GATEWAY)]
+    if only is None:
+        names += [OPERATOR] if topology.coordinator_site else [OPERATOR, COORDINATOR]
+    return certificate_findings(names, files)
 
 
 def _secret(only: str | None) -> list[Finding]:

@@ -24,6 +24,7 @@ from protos.errors import (
     CorruptDataError,
     IsthmusError,
     PermissionDeniedError,
+    RemoteProtocolError,
     StaleGenerationError,
     failure_of,
 )
@@ -36,6 +37,7 @@ from protos.exchange.v1.exchange_pb2 import (
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 from protos.failure import Failure
 from protos.frame import Frame, Kind, pack_ack, unpack
+from protos.limits import CONTROL_MESSAGE_BYTES
 from protos.security import Security, exchange_security, require_own_site, require_protected
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
@@ -309,10 +311,13 @@ class ExchangeServer(ExchangeServicer):
         """Return the protocol to speak and who the caller is.
 
         Raises:
+            RemoteProtocolError: it says too much.
             ConfigMismatchError: it was started with something else.
             StaleGenerationError: it belongs to another run or generation.
         """
         config = self._config
+        if request.ByteSize() > CONTROL_MESSAGE_BYTES:
+            raise RemoteProtocolError(f"a Hello of {request.ByteSize()} bytes")
         protocol = negotiate(
             (EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX),
             (request.protocol_min, request.protocol_max),
