@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from orchestrator.certificates import issue, make_authority
+from protos import mutual_tls
 from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
 from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, say_hello
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
@@ -116,3 +118,29 @@ def test_on_loopback_a_frame_of_a_stranger_is_not_taken(tmp_path: Path) -> None:
             stub = exchange_pb2_grpc.ExchangeStub(stranger)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is UNAUTHENTICATED
     assert not [each for each in members[1].messages if each["op"] == "failed"]
+
+
+def test_what_never_speaks_http_is_closed_and_locks_nobody_out(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = (("grpc.server_handshake_timeout_ms", 500), ("grpc.max_connection_idle_ms", 500))
+    monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        where = ("127.0.0.1", members[1].peer.port)
+        mute = [stack.enter_context(socket.create_connection(where)) for _ in range(200)]
+        ranks = [join(stack, member) for member in members]
+        reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        for each in mute:
+            each.settimeout(DEADLINE_S)
+            assert each.recv(1) == b""
+        leave(members, ranks)
+
+
+def test_a_hello_has_a_size(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, members[1].peer.channel(configs[0]) as channel:
+        request = exchange_pb2.HelloRequest(site="ash", build="x" * (64 << 10))
+        stub = exchange_pb2_grpc.ExchangeStub(channel)
+        status = status_of(lambda: stub.Hello(request, timeout=DEADLINE_S))
+        assert status is grpc.StatusCode.INVALID_ARGUMENT
