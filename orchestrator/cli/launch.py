@@ -112,6 +112,8 @@ def command(
         coordinator = coordinator_of(home_folder(home), pair.described)
         if coordinator is not None:
             output.note(f"submitting to what is up: coordinator {coordinator}")
+    if priority and coordinator is None:
+        raise click.UsageError("--priority: nothing waits at a coordinator that is started here")
     _check(output, pair, home_folder(home), is_here=coordinator is None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)

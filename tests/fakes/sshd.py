@@ -30,10 +30,20 @@ class Sshd:
     port: int
     pid: int
 
-    def launcher(self, python: str, folder: Path, *, key: str = "key", known: str = "known") -> str:
+    def launcher(
+        self,
+        python: str,
+        folder: Path,
+        *,
+        key: str = "key",
+        known: str = "known",
+        kind: str = "ssh",
+        options: str = "[]",
+    ) -> str:
         """Return a site's launcher, as YAML."""
         return (
-            f"{{kind: ssh, host: 127.0.0.1, port: {self.port}, user: {getpass.getuser()}, "
+            f"{{kind: {kind}, options: {options}, host: 127.0.0.1, port: {self.port}, "
+            f"user: {getpass.getuser()}, "
             f"key: {self.folder / key}, known_hosts: {self.folder / known}, python: {python}, "
             f"folder: {folder}}}"
         )
@@ -63,8 +73,13 @@ def _key(path: Path) -> None:
 
 
 @contextmanager
-def sshd(folder: Path) -> Iterator[Sshd]:
-    """Run one for as long as the block lasts. Skips the test where there is none."""
+def sshd(folder: Path, environment: str = "") -> Iterator[Sshd]:
+    """Run one for as long as the block lasts. Skips the test where there is none.
+
+    Args:
+        folder: Made for it.
+        environment: What all sessions find in theirs, as `A=B`.
+    """
     if not Path(SSHD).exists() or shutil.which("ssh-keygen") is None:
         pytest.skip("no sshd here: apt install openssh-server")
     if os.geteuid() == 0:
@@ -81,6 +96,7 @@ def sshd(folder: Path) -> Iterator[Sshd]:
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\n"
         f"PidFile {folder / 'sshd.pid'}\nAuthorizedKeysFile {folder / 'authorized_keys'}\n"
         "PasswordAuthentication no\nUsePAM no\nStrictModes no\nPermitRootLogin yes\n"
+        + (f"SetEnv {environment}\n" if environment else "")
     )
     with (folder / "sshd.log").open("wb") as log:
         process = subprocess.Popen(

@@ -13,8 +13,10 @@ import pytest
 
 from orchestrator.rendering.slurm_script import slurm_script
 from tests.fakes.slurm import Slurm, slurm
+from tests.fakes.sshd import sshd
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 from tests.multiprocess.test_up import credentials, of_run
+from tests.multiprocess.test_up import written as written_with
 from topology.documents.load import load_topology
 
 pytestmark = [
@@ -104,12 +106,39 @@ def test_a_site_of_two_nodes_has_one_allocation(
 
 def test_a_job_that_still_waits_is_taken_out_of_the_queue(run: Bench, cluster: Slurm) -> None:
     """One partition is full, so that site's allocation cannot begin."""
-    cluster.said("sbatch", "--partition=part_c", "--exclusive", "--wrap", "sleep 600")
+    cluster.said(
+        "sbatch",
+        "--partition=part_c",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap",
+        "sleep 600",
+    )
     topology = written(run)
     failed = run.isthmus("up", topology, "--timeout", "15s", "--json").check(4)
     (part,) = failed.envelope["error"]["where"]["parts"]
     assert part["part"] == "site c"
     assert cluster.jobs() == ["wrap"]
+    assert of_run(run) == []
+
+
+def test_a_login_node_over_ssh(run: Bench, cluster: Slurm) -> None:
+    """Sites come up by srun there, and leave nothing in the queue."""
+    with sshd(run.folder / "sshd", f"SLURM_CONF={cluster.folder / 'slurm.conf'}") as server:
+        launchers = {
+            site: server.launcher(
+                *(sys.executable, run.folder / f"at-{site}"),
+                kind="slurm",
+                options=f'["--partition=part_{site}"]',
+            )
+            for site in "ab"
+        }
+        topology = written_with(run, launchers)
+        run.isthmus("up", topology).check()
+        assert sorted(cluster.jobs()) == ["isthmus-site-a", "isthmus-site-b"]
+        run.isthmus("down", topology).check()
+        assert cluster.jobs() == []
     assert of_run(run) == []
 
 
