@@ -64,14 +64,16 @@ def send(own: str, other: str, congestion: str) -> None:
     """
     block = bytes(BLOCK_BYTES)
     while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as flow:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                flow.bind((own, 0))
-                flow.connect((other, PORT))
-                # Not before: a route that names a congestion control has it chosen on connecting.
-                flow.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
-                while True:
-                    flow.sendall(block)
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as flow,
+            contextlib.suppress(ConnectionError, TimeoutError),
+        ):
+            flow.bind((own, 0))
+            flow.connect((other, PORT))
+            # Not before: a route that names a congestion control has it chosen on connecting.
+            flow.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+            while True:
+                flow.sendall(block)
         time.sleep(DIAL_AGAIN_S)
 
 

@@ -236,12 +236,18 @@ def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
     growth.begin()
     growth.set_up()
-    growth._follow_rate(LinkTotals(limited_bytes=120_000_000, limited_s=1.0))
+
+    def carry(num_bytes: int, time_s: float) -> None:
+        growth._follow_rate(
+            LinkTotals(num_bytes, busy_s=time_s, limited_bytes=num_bytes, limited_s=time_s)
+        )
+
+    carry(120_000_000, 1.0)
     assert shares == [1.25 * 125e6 / 4], "nothing new"
-    growth._follow_rate(LinkTotals(limited_bytes=270_000_000, limited_s=2.0))
+    carry(270_000_000, 2.0)
     assert shares[1:] == [math.inf], "faster than described"
     streams.grow(5)
-    growth._follow_rate(LinkTotals(limited_bytes=430_000_000, limited_s=3.0))
+    carry(430_000_000, 3.0)
     assert shares[2:] == [1.25 * 160e6 / 5]
 
 

@@ -156,33 +156,45 @@ def test_what_connections_carry_before_they_are_warm_is_no_measure() -> None:
     assert slow_start.limited_s == 0
 
 
+def follow(pace: Pace, limited_bytes: int, limited_s: float) -> bool:
+    """All that was carried was carried while the link was the limit."""
+    return pace.follow(limited_bytes, limited_s, limited_bytes, limited_s)
+
+
 def test_a_link_that_is_as_described_keeps_its_pace() -> None:
     pace = Pace(1e6)
     assert pace.bytes_per_s == 1.25e6
     for limited_bytes, limited_s in [(0, 0.0), (500_000, 1.0), (1_500_000, 2.0), (10_000, 2.01)]:
-        assert not pace.follow(limited_bytes, limited_s)
+        assert not follow(pace, limited_bytes, limited_s)
     assert pace.bytes_per_s == 1.25e6, "never less than described, and 0.01 s tell nothing"
+    assert pace.believed_bytes_per_s == 1e6
 
 
 def test_a_link_that_is_faster_than_described_has_no_limit_until_its_rate_is_found() -> None:
     pace = Pace(1e6)
-    assert pace.follow(1_250_000, 1.0)
+    assert follow(pace, 1_250_000, 1.0)
+    assert pace.bytes_per_s == pace.believed_bytes_per_s == math.inf
+    assert not follow(pace, 5_250_000, 2.0), "it is faster still"
     assert pace.bytes_per_s == math.inf
-    assert not pace.follow(5_250_000, 2.0), "it is faster still"
-    assert pace.bytes_per_s == math.inf
-    assert pace.follow(9_450_000, 3.0)
+    assert follow(pace, 9_450_000, 3.0)
     assert pace.bytes_per_s == pytest.approx(1.25 * 4.2e6)
-    assert not pace.follow(9_950_000, 4.0), "others use it: it is no slower link"
+    assert not follow(pace, 9_950_000, 4.0), "others use it: it is no slower link"
+
+
+def test_frames_that_waited_for_a_lost_packet_make_no_link_faster() -> None:
+    pace = Pace(1e6)
+    assert not pace.follow(limited_bytes=900_000, limited_s=0.3, sent_bytes=1_000_000, busy_s=1.0)
+    assert pace.believed_bytes_per_s == 1e6
 
 
 def test_short_measurements_of_a_pace_add_up() -> None:
     pace = Pace(1e6)
-    changes = [pace.follow(150_000 * count, 0.1 * count) for count in range(1, 6)]
+    changes = [follow(pace, 150_000 * count, 0.1 * count) for count in range(1, 6)]
     assert changes == [False, False, True, False, False]
 
 
 def test_a_link_that_a_run_has_a_share_of_is_never_sent_more() -> None:
     pace = Pace(1e6, is_shared=True)
     assert pace.bytes_per_s == 1e6
-    assert not pace.follow(limited_bytes=5_000_000, limited_s=1.0)
+    assert not follow(pace, 5_000_000, 1.0)
     assert pace.bytes_per_s == 1e6

@@ -269,6 +269,11 @@ class Outbox:
         return self.closed.is_set() or self.has_left
 
     @property
+    def window_bytes(self) -> int:
+        """Bytes that may be unacknowledged at most."""
+        return self._queue.window_bytes
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes that wait for the window."""
         return self._queue.unsent_bytes
@@ -366,6 +371,11 @@ class Outbox:
             self.closed.set()
             self._queue.clear(time.monotonic())
             self._emptied.notify_all()
+
+    def limit(self, window_bytes: int) -> None:
+        """Hold back what goes beyond another window from now on."""
+        with self._lock:
+            self._queue.window_bytes = window_bytes
 
     def totals(self) -> LinkTotals:
         """Return what the link has carried so far."""

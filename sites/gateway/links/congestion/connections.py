@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion.kernel import (
     LOCAL_RTT_S,
+    Addresses,
     Segments,
     addresses_now,
     is_bbr,
@@ -33,6 +35,7 @@ from sites.gateway.links.congestion.kernel import (
     stay_local,
 )
 from sites.gateway.links.congestion.rate import Pace
+from sites.gateway.links.congestion.window import LinkWindow, Path
 from sites.gateway.links.entrance import Entrance
 from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
@@ -54,6 +57,8 @@ none."""
 _ENOUGH = 0.8
 """Share of the configured rate: a link that carries so much needs no more connections."""
 _EVERY_S = 1.0
+_LOOK_S = 0.1
+"""How often it looks how long packets take."""
 _PAUSES_MIN = 5
 """Fewer pauses say nothing of how long they are."""
 _WORTH_S = 0.05
@@ -115,6 +120,7 @@ class ChannelGrowth:
         self._outbox = outbox
         self._streams = streams
         self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared)
+        self._window = LinkWindow(outbox.window_bytes, link.rtt_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
         self._has_advised_bbr = self._has_advised_idle = False
 
@@ -134,7 +140,7 @@ class ChannelGrowth:
     def run(self) -> None:
         """Follow the losses that the kernel counts and the link's rate, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
-        while not self._outbox.closed.wait(_EVERY_S) and not self._outbox.is_over:
+        while not self._is_over_after(_EVERY_S):
             self._follow_rate(self._outbox.totals())
             addresses = addresses_now(self._peer)
             if addresses is None:
@@ -153,9 +159,39 @@ class ChannelGrowth:
                 rate = (totals.sent_bytes - since.sent_bytes) / busy_s
                 self._follow(loss, rate, now.congestion_control)
 
+    def _is_over_after(self, wait_s: float) -> bool:
+        """Wait, with the window as wide as it has to be; return whether the link is over."""
+        addresses = addresses_now(self._peer)
+        until_s = time.monotonic() + wait_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._outbox.closed.wait(min(_LOOK_S, left_s)) or self._outbox.is_over:
+                return True
+            if addresses is not None and not self._outbox.is_empty:
+                self._follow_path(addresses)
+        return self._outbox.is_over
+
+    def _follow_path(self, addresses: Addresses) -> None:
+        """Have as much on the way as keeps the link full, and leaves others their part."""
+        if self._link.is_shared or stay_local(addresses):
+            return  # a share is all the run's; of an emulated link on this host the kernel sees none
+        found = segments_to(addresses)
+        if not found.rtt_s:
+            return
+        totals = self._outbox.totals()
+        window_bytes = self._window.follow(
+            Path(found.rtt_s, found.shortest_rtt_s, found.sent_again),
+            self._pace.believed_bytes_per_s,
+            totals.sent_bytes / max(1, totals.sent_frames),
+            time.monotonic(),
+            is_measured=self._pace.is_measured,
+        )
+        self._outbox.limit(window_bytes)
+
     def _follow_rate(self, totals: LinkTotals) -> None:
         """Let frames leave faster where the link turns out to be faster."""
-        if self._pace.follow(totals.limited_bytes, totals.limited_s):
+        if self._pace.follow(
+            totals.limited_bytes, totals.limited_s, totals.sent_bytes, totals.busy_s
+        ):
             self.set_up()
 
     def _follow(self, loss: float, rate: float, congestion_control: str) -> None:

@@ -5,7 +5,7 @@ open files, by where they lead. Each is asked through a duplicate that lives for
 own is neither closed nor kept. The kernel is
 
 - told what to follow on a connection, and how fast it may send (`set_up`);
-- asked how many segments it sent, and sent again (`segments_to`);
+- asked how many segments it sent, and sent again, and for round trips (`segments_to`);
 - told to have BBR begin anew in a link's pauses (`use_pauses`).
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import math
 import os
 import socket
 import struct
@@ -31,7 +32,9 @@ from sites.gateway.links.transport import Peer
 
 _log = logging.getLogger(__name__)
 
-_TOTAL_RETRANS_AT: Final = 100  # linux/tcp.h, struct tcp_info
+_UNACKED_AT: Final = 24  # linux/tcp.h, struct tcp_info
+_RTT_US_AT: Final = 68
+_TOTAL_RETRANS_AT: Final = 100
 _MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
 _INFO_BYTES: Final = 160
@@ -77,6 +80,10 @@ class Segments:
     sent_again: int = 0
     congestion_control: str = ""
     """The algorithm of the connections, by Linux's name; empty where there is no connection."""
+    rtt_s: float = 0.0
+    """The longest one, smoothed, of connections with something on the way; 0: there are none."""
+    shortest_rtt_s: float = math.inf
+    """Of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
 
 
 def addresses_of(host: str, port: int) -> Addresses:
@@ -110,6 +117,8 @@ def segments_to(addresses: Addresses) -> Segments:
         sum(each.sent for each in found),
         sum(each.sent_again for each in found),
         found[-1].congestion_control if found else "",
+        max((each.rtt_s for each in found), default=0.0),
+        min((each.shortest_rtt_s for each in found), default=math.inf),
     )
 
 
@@ -210,10 +219,17 @@ def _segments(connection: socket.socket) -> Segments:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
         return Segments()
+
+    def value(offset: int) -> int:
+        found: int = struct.unpack_from("=I", info, offset)[0]
+        return found
+
     return Segments(
-        struct.unpack_from("=I", info, _DATA_SEGS_OUT_AT)[0],
-        struct.unpack_from("=I", info, _TOTAL_RETRANS_AT)[0],
+        value(_DATA_SEGS_OUT_AT),
+        value(_TOTAL_RETRANS_AT),
         _congestion_control(connection),
+        1e-6 * value(_RTT_US_AT) if value(_UNACKED_AT) else 0.0,
+        1e-6 * value(_MIN_RTT_US_AT),
     )
 
 

@@ -2,8 +2,8 @@
 
 TCP decides how much is on the way and how fast it leaves (`kernel.py`), but no faster than the link
 can carry it (`Pace`). A gateway hands it frames as fast as it takes them, up to `window_bytes`.
-That limit is one of memory, and far beyond what a link holds: whoever goes below what TCP would
-send is starved as soon as others use the link, too.
+That limit is one of memory, and far beyond what a link holds. `window.py` has the one that leaves
+others their part.
 
 All times are monotonic seconds.
 """
@@ -126,16 +126,39 @@ class Pace:
         self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
         """What all connections together may send; infinite: no limit."""
         self._believed_bytes_per_s = bytes_per_s
-        self._limited_bytes = 0
-        self._limited_s = 0.0
+        self._limited_bytes, self._limited_s = 0, 0.0
+        self._sent_bytes, self._busy_s = 0, 0.0
 
-    def follow(self, limited_bytes: int, limited_s: float) -> bool:
-        """Take the sums of `LimitedRate` up to now; return whether the pace changes."""
+    @property
+    def is_measured(self) -> bool:
+        """Whether the belief is more than a description."""
+        return self._limited_s > 0
+
+    @property
+    def believed_bytes_per_s(self) -> float:
+        """What the link is believed to carry; infinite while it turns out to be faster."""
+        is_known = math.isfinite(self.bytes_per_s)
+        return self._believed_bytes_per_s if is_known else math.inf
+
+    def follow(self, limited_bytes: int, limited_s: float, sent_bytes: int, busy_s: float) -> bool:
+        """Take a link's sums up to now; return whether the pace changes.
+
+        Args:
+            limited_bytes: as `LimitedRate` has them.
+            limited_s: the same.
+            sent_bytes: all that was acknowledged.
+            busy_s: time in which something was on the way. Frames that waited for a lost packet are
+                acknowledged at once, so a link never carries more than its mean.
+        """
         spent_s = limited_s - self._limited_s
         if spent_s < _ENOUGH_S or self._is_shared:
             return False
-        measured = (limited_bytes - self._limited_bytes) / spent_s
+        measured = min(
+            (limited_bytes - self._limited_bytes) / spent_s,
+            (sent_bytes - self._sent_bytes) / (busy_s - self._busy_s),
+        )
         self._limited_bytes, self._limited_s = limited_bytes, limited_s
+        self._sent_bytes, self._busy_s = sent_bytes, busy_s
         is_faster = measured > _FASTER * self._believed_bytes_per_s
         self._believed_bytes_per_s = max(self._believed_bytes_per_s, measured)
         before = self.bytes_per_s

@@ -1,0 +1,78 @@
+"""How wide a link's window is: by how long packets take, and by what is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from sites.gateway.links.congestion.window import LinkWindow, Path
+
+RATE = 60e6
+RTT_S = 0.05
+HELD = RATE * RTT_S
+FRAME = 500_000
+MOST = 32 << 20
+
+
+def widths(looks: Iterable[tuple[float, int]], window: LinkWindow | None = None) -> list[int]:
+    """Return the windows after looks, ten a second, at (round trip ÷ idle one, packets lost)."""
+    window = window or LinkWindow(MOST, RTT_S)
+    found, lost = [], 0
+    for index, (rtt, newly_lost) in enumerate(looks):
+        lost += newly_lost
+        found.append(window.follow(Path(rtt * RTT_S, RTT_S, lost), RATE, FRAME, 0.1 * index))
+    return found
+
+
+def test_a_link_of_ones_own_is_kept_full() -> None:
+    assert all(each > 1.5 * HELD for each in widths([(1.0, 0), (1.2, 0), (1.35, 0)]))
+
+
+def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
+    one, *_, last = widths([(1.9, 0)] * 5)
+    assert one == pytest.approx(HELD + FRAME)
+    assert one < last < 1.03 * one, "it may be that the link carries more than is believed"
+
+
+def test_it_is_the_narrower_the_more_waits() -> None:
+    found = widths([(1.3 + 0.05 * step, 0) for step in range(8)])
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_a_link_that_carries_more_than_believed_is_found_out() -> None:
+    found = widths([(1.9, 0)] * 400)
+    assert found[-1] > 5 * found[0]
+    halved = widths([(1.9, 0)] * 400 + [(1.9, 3)])
+    assert halved[-1] < 0.8 * found[-1]
+    assert widths([(1.9, 0)] * 50 + [(1.9, 3)] * 20)[-1] == pytest.approx(HELD + FRAME)
+
+
+def test_packets_that_are_lost_without_a_queue_take_more_window() -> None:
+    assert widths([(1.1, 1)] * 4)[-1] == MOST
+    assert widths([(1.1, 1)] * 4 + [(2.0, 9)] * 90)[-1] == MOST, "the queue may be one's own then"
+    assert widths([(1.1, 1)] * 4 + [(2.0, 0)] * 110)[-1] < MOST, "for ten seconds"
+
+
+def test_packets_that_are_lost_in_a_queue_do_not() -> None:
+    assert max(widths([(2.0, 100), (1.1, 5), (1.2, 5), (1.3, 5), (1.3, 0)] * 20)) < MOST
+
+
+def test_memory_limits_it_and_so_does_nothing_else_while_the_rate_is_not_known() -> None:
+    path = Path(2 * RTT_S, RTT_S, 0)
+    assert LinkWindow(1000, RTT_S).follow(path, RATE, FRAME, 0.0) == 1000
+    assert LinkWindow(MOST, RTT_S).follow(path, math.inf, FRAME, 0.0) == MOST
+
+
+def test_it_holds_what_the_whole_path_does_where_the_kernel_sees_a_part() -> None:
+    path = Path(0.001, 0.001, 0)
+    assert LinkWindow(MOST, RTT_S).follow(path, RATE, FRAME, 0.0) > HELD
+
+
+def test_a_rate_that_was_only_described_limits_nothing_but_a_queue() -> None:
+    window = LinkWindow(MOST, RTT_S)
+    for rtt, is_wide in [(1.1, True), (1.9, False)]:
+        found = window.follow(Path(rtt * RTT_S, RTT_S, 0), RATE, FRAME, 0.0, is_measured=False)
+        assert (found == MOST) == is_wide
