@@ -2,16 +2,21 @@
 
 Pure. Cut points are every multiple of the chunk size and every site's shard boundaries, so a chunk
 belongs to exactly one rank at each site, and every site computes the same grid from the same
-three figures.
+three figures. A bucket may be shared by some of a site's ranks alone, as those of one pipeline
+stage: they divide it among them.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+Sharing = tuple[int | tuple[int, ...], ...]
+"""Who shares a bucket, by site: so many ranks from the first on, or these, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class Grid:
     """Shape (chunks + 1,): the cut points; the last one is `numel`."""
     shard_numel: tuple[int, ...]
     """Elements of a full shard, by site."""
+    sharing: Sharing
 
     @property
     def num_chunks(self) -> int:
@@ -44,11 +50,22 @@ class Grid:
 
     def owner(self, site: int, chunk: int) -> int:
         """Return the rank, inside `site`, whose shard holds a chunk."""
-        return int(self.starts[chunk]) // self.shard_numel[site]
+        place = int(self.starts[chunk]) // self.shard_numel[site]
+        ranks = self.sharing[site]
+        return place if isinstance(ranks, int) else ranks[place]
+
+    def ranks(self, site: int) -> Sequence[int]:
+        """Return the ranks that share the bucket."""
+        ranks = self.sharing[site]
+        return range(ranks) if isinstance(ranks, int) else ranks
 
     def shard(self, site: int, rank: int) -> tuple[int, int]:
-        """Return a rank's first element and its number of elements, without padding."""
-        return shard_of(self.numel, self.shard_numel[site], rank)
+        """Return a rank's first element and its number of elements, without padding.
+
+        Raises:
+            ValueError: it does not share the bucket.
+        """
+        return shard_of(self.numel, self.shard_numel[site], self.ranks(site).index(rank))
 
     def chunks(self, site: int, rank: int) -> range:
         """Return the chunks of a rank's shard: consecutive, none for an empty shard."""
@@ -68,14 +85,33 @@ def shard_of(numel: int, size: int, rank: int) -> tuple[int, int]:
     return start, min((rank + 1) * size, numel) - start
 
 
+def sharing_of(
+    participants: tuple[tuple[int, ...], ...], ranks_per_site: tuple[int, ...]
+) -> Sharing:
+    """Return who shares a bucket; where `participants` has nobody of a site, all of it do.
+
+    Raises:
+        ValueError: there are no such ranks.
+    """
+    if not participants:
+        return ranks_per_site
+    if len(participants) != len(ranks_per_site):
+        raise ValueError(f"of {len(participants)} sites; there are {len(ranks_per_site)}")
+    for ranks, most in zip(participants, ranks_per_site, strict=True):
+        if list(ranks) != sorted(set(ranks)) or (ranks and ranks[-1] >= most):
+            raise ValueError(f"{ranks} of {most} ranks")
+    return tuple(ranks or most for ranks, most in zip(participants, ranks_per_site, strict=True))
+
+
 @functools.lru_cache(maxsize=4096)
-def grid(numel: int, chunk_numel: int, ranks_per_site: tuple[int, ...]) -> Grid:
+def grid(numel: int, chunk_numel: int, sharing: Sharing) -> Grid:
     """Return the grid of a bucket."""
     assert numel >= 0
     assert chunk_numel >= 1
-    assert min(ranks_per_site) >= 1
-    sizes = tuple(shard_numel(numel, ranks) for ranks in ranks_per_site)
+    counts = tuple(each if isinstance(each, int) else len(each) for each in sharing)
+    assert min(counts) >= 1
+    sizes = tuple(shard_numel(numel, ranks) for ranks in counts)
     cuts = [np.arange(0, numel, size, dtype=np.int64) for size in {chunk_numel, *sizes}]
     starts = np.unique(np.concatenate([*cuts, np.array([numel], dtype=np.int64)]))
     starts.flags.writeable = False
-    return Grid(numel, starts, sizes)
+    return Grid(numel, starts, sizes, sharing)

@@ -24,6 +24,7 @@ from protos.errors import (
 )
 from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
+from sites.local.chunk_grid import Sharing, sharing_of
 from topology.errors import ConfigError
 from topology.json_fields import read_json
 
@@ -105,6 +106,23 @@ class Reduce:
     """Size of all bodies together, where the region holds bodies."""
     enters: Count = 0
     """The epoch that this round begins: `Members`. 0: none."""
+    participants: tuple[tuple[Count, ...], ...] = ()
+    """The ranks that share the bucket, by site, ascending: nobody else hands it over. Empty for a
+    site: all of it; empty altogether: all everywhere. Equal on all ranks of all sites."""
+    after: Count = 0
+    """One more than the bucket before it in the round that other ranks of this gateway share, and
+    this one does not. 0: none."""
+
+    def sharing(self, ranks_per_site: tuple[int, ...]) -> Sharing:
+        """Return who shares the bucket, as a grid is made with.
+
+        Raises:
+            LocalProtocolError: there are no such ranks.
+        """
+        try:
+            return sharing_of(self.participants, ranks_per_site)
+        except ValueError as error:
+            raise LocalProtocolError(f"reduce.participants: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +213,8 @@ class Welcome:
     config_hash: str
     encoding: EncodingOffer | None = None
     """None: the gateway takes float32 only."""
+    ranks_per_gateway: Count = 0
+    """How many ranks of the site each of its gateways serves, in their order. 0: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,17 @@ _CAUSE_S = 1.0
 """Time for the gateway to say, or show by its end, why another rank of the site has gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedBy:
+    """Which ranks share a bucket, where that is not everybody: as `Reduce` has it."""
+
+    participants: tuple[tuple[int, ...], ...] = ()
+    after: int = 0
+
+
+EVERYBODY = SharedBy()
+
+
 @dataclass(slots=True)
 class Bucket:
     """One bucket on its way to the other sites and back."""
@@ -58,6 +69,7 @@ class Bucket:
     """The bucket's number at the gateway."""
     index: int
     """Its place among the round's buckets at this rank."""
+    sharing: SharedBy
     slot: Slot
     pieces: Sequence[torch.Tensor]
     layout: int
@@ -429,6 +441,7 @@ class BucketPipeline:
         exact: bool = False,
         route: Route | None = None,
         number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -439,6 +452,7 @@ class BucketPipeline:
             route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's,
                 and hold the average over the site's ranks, weighted by their tokens, already.
             number: of the bucket in its round, where not all ranks have all buckets; ascending.
+            sharing: which ranks share it.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -466,10 +480,26 @@ class BucketPipeline:
         now_s = self._now_s()
         number = current.first_bucket + (index if number is None else number)
         if self._encoder is not None and not exact:
-            slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
+            slot.encode = partial(
+                self._encoder.encode,
+                bucket=number,
+                numel=numel,
+                layout=layout,
+                participants=sharing.participants,
+            )
         self._link.send(Handed(round=current.number))
         bucket = Bucket(
-            number, index, slot, pieces, layout, exact, pending, future, raw_bytes, now_s
+            number,
+            index,
+            sharing,
+            slot,
+            pieces,
+            layout,
+            exact,
+            pending,
+            future,
+            raw_bytes,
+            now_s,
         )
         self._open.add(current, bucket)
         if self._overlaps:
@@ -546,6 +576,8 @@ class BucketPipeline:
                 form=bucket.slot.form,
                 encoded_bytes=bucket.slot.encoded_bytes,
                 enters=current.enters,
+                participants=bucket.sharing.participants,
+                after=bucket.sharing.after,
             )
         )
 

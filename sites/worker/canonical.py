@@ -22,10 +22,14 @@ from typing import Self
 import torch.distributed as dist
 
 from protos.errors import LayoutMismatchError
+from sites.worker.bucket_pipeline import SharedBy
 from sites.worker.holdings import Holding, problem_of
-from sites.worker.routes import Holders, Part
+from sites.worker.routes import Holders, Part, participants
 from sites.worker.tensor_average import Packer
 from sites.worker.tensor_hashes import layout_of_labels
+
+PLANES = 8
+"""Pairs of bytes of an element, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,56 @@ class SiteList:
         entries = [Entry(**{**each, "shape": tuple(each["shape"])}) for each in value["entries"]]
         return cls(tuple(entries), tuple(groups[each] for each in value["held_by"]))
 
+    def ranks_of(self) -> dict[str, tuple[int, ...]]:
+        """Return who has any of a tensor, by its name."""
+        pairs = zip(self.entries, self.ranks, strict=True)
+        return {entry.name: ranks for entry, ranks in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all sites have agreed on, and who has what."""
+
+    law: tuple[Entry, ...]
+    """All tensors, in the order of crossing."""
+    here: SiteTensors
+    sites: tuple[Mapping[str, tuple[int, ...]], ...]
+    """By site, who has any of a tensor; nothing of a site that has not told."""
+    ranks_per_site: tuple[int, ...]
+
+    ranks_per_gateway: int
+    """Of the ranks of this site."""
+
+    def shared_by(
+        self, cuts: Sequence[BucketCut], rank: int, *, in_planes: bool = False
+    ) -> list[SharedBy]:
+        """Return who shares each of a round's buckets, as one of their ranks tells its gateway.
+
+        `in_planes`: each crosses as several, which have PLANES numbers.
+        """
+        served = range(
+            rank // self.ranks_per_gateway * self.ranks_per_gateway,
+            (rank // self.ranks_per_gateway + 1) * self.ranks_per_gateway,
+        )
+        found, before = [], 0
+        for cut in cuts:
+            found.append(SharedBy(self.participants(cut), before))
+            ranks = participants(cut.parts(self.here))
+            if rank in ranks:
+                before = 0
+            elif any(each in served for each in ranks):
+                last = PLANES * cut.number + cut.num_planes - 1
+                before = (last if in_planes else cut.number) + 1
+        return found
+
+    def participants(self, cut: BucketCut) -> tuple[tuple[int, ...], ...]:
+        """Return who shares a bucket, by site; (): all, of a site or everywhere."""
+        found = []
+        for ranks_of, num_ranks in zip(self.sites, self.ranks_per_site, strict=True):
+            ranks = sorted({rank for name in cut.names for rank in ranks_of.get(name, ())})
+            found.append(() if len(ranks) == num_ranks else tuple(ranks))
+        return tuple(found) if any(found) else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -159,6 +213,11 @@ class BucketCut:
     def layout(self) -> int:
         """What has to be equal at all sites."""
         return layout_of_labels(f"{each.entry.label} from {each.start}" for each in self.slices)
+
+    @property
+    def num_planes(self) -> int:
+        """As how many buckets of numbers its bytes cross, a pair of bytes a number."""
+        return max(1, self.slices[0].entry.item_bytes // 2)
 
     @property
     def names(self) -> tuple[str, ...]:

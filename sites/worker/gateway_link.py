@@ -107,7 +107,8 @@ class AloneLink:
 
     def reduce(self, request: Reduce) -> None:
         """Divide, and say so at once."""
-        size = shard_numel(request.numel, self._world_size)
+        (ranks,) = request.sharing((self._world_size,))
+        size = shard_numel(request.numel, ranks if isinstance(ranks, int) else len(ranks))
         shard = self._regions[request.region][request.offset :][:size]
         # A weight of 0 is reported, and refused, by whoever hears of the result.
         np.divide(shard, np.float32(request.weight or 1.0), out=shard)

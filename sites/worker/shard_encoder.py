@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from sites.local.chunk_grid import grid
+from sites.local.chunk_grid import grid, sharing_of
 from sites.local.rank_messages import EncodingOffer
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
@@ -84,7 +84,15 @@ class ShardEncoder:
         # Page-locked, or the copy to it would hold up the thread until the device comes to it.
         self._is_fit_here = torch.ones(1, dtype=torch.bool, pin_memory=device.type == "cuda")
 
-    def encode(self, shard: torch.Tensor, *, bucket: int, numel: int, layout: int) -> Encoded:
+    def encode(
+        self,
+        shard: torch.Tensor,
+        *,
+        bucket: int,
+        numel: int,
+        layout: int,
+        participants: tuple[tuple[int, ...], ...] = (),
+    ) -> Encoded:
         """Enqueue the encoding of a shard and of what is owed to it.
 
         Args:
@@ -92,8 +100,10 @@ class ShardEncoder:
             bucket: its number: what is lost is owed to the next shard of the same number.
             numel: float32 elements of the whole bucket.
             layout: equal as long as the bucket holds the same.
+            participants: the ranks that share it, as `Reduce` has them.
         """
-        cut = grid(numel, self._offer.chunk_numel, self._ranks_per_site)
+        sharing = sharing_of(participants, self._ranks_per_site)
+        cut = grid(numel, self._offer.chunk_numel, sharing)
         first, count = cut.shard(self._site_index, self._rank)
         owed = self._owed_to(bucket, layout, numel, count)
         if len(self._octets) < FLOAT_BYTES * count:

@@ -19,8 +19,8 @@ from torch import nn
 
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.canonical import BucketCut, Entry, Held, SiteTensors, cut_gradients
+from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
+from sites.worker.canonical import Agreed, BucketCut, Entry, Held, cut_gradients
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import groups_of, named_tensors
@@ -38,6 +38,7 @@ class OwnBucket:
 
     cut: BucketCut
     layout: int
+    sharing: SharedBy
     route: Route
     missing: set[str]
     """Parameters of this rank whose gradients have not come in this round."""
@@ -80,6 +81,8 @@ class ShardHook(GradientHook):
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
+        self.groups: set[Ranks] = set()
+        """The ranks that share a bucket, of all buckets."""
         self._buckets: list[OwnBucket] = []
         self._arrived: set[str] = set()
         self._num_submitted = 0
@@ -110,13 +113,15 @@ class ShardHook(GradientHook):
             found.append(Held(entry, holding_of(name, each), mesh, content))
         return found
 
-    def agree(self, law: Sequence[Entry], tensors: SiteTensors) -> None:
+    def agree(self, agreed: Agreed) -> None:
         """Cut the agreed list into buckets, and hook into this rank's parameters."""
         rank = dist.get_rank()
-        for cut in cut_gradients(law, self._bucket_numel):
-            parts = cut.parts(tensors)
+        cuts = cut_gradients(agreed.law, self._bucket_numel)
+        for cut, sharing in zip(cuts, agreed.shared_by(cuts, rank), strict=True):
+            parts = cut.parts(agreed.here)
+            self.groups.add(participants(parts))
             if rank in participants(parts):
-                self._buckets.append(OwnBucket(cut, cut.layout, route(parts, rank), set()))
+                self._buckets.append(OwnBucket(cut, cut.layout, sharing, route(parts, rank), set()))
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
         for group in {id(each.module): each for each in self._groups.values()}.values():
@@ -224,6 +229,7 @@ class ShardHook(GradientHook):
             exact=bucket.cut.exact,
             route=None if dist.get_world_size() == 1 else bucket.route,
             number=bucket.cut.number,
+            sharing=bucket.sharing,
         )
         self._futures.append(future)
 

@@ -13,28 +13,27 @@ import torch
 import torch.distributed as dist
 
 from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.canonical import BucketCut, Entry, SiteTensors, cut_state
+from sites.worker.canonical import PLANES, Agreed, BucketCut, cut_state
 from sites.worker.initial_state import BLOCK_NUMEL, BLOCKS_IN_FLIGHT, InitialState
 from sites.worker.routes import Route, participants, route
 from sites.worker.sharding import local_of
 from sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_labels
 
-_PLANES = 8
-"""Numbers of an element, at most: it has 16 bytes."""
-
 
 class ShardedState:
     """The tensors of one rank, among those of its site."""
 
-    def __init__(
-        self, law: Sequence[Entry], tensors: SiteTensors, own: Mapping[str, torch.Tensor]
-    ) -> None:
-        """`law` is the list of all tensors; `own` are those that this rank holds any of."""
-        self._law = law
-        self._tensors = tensors
+    def __init__(self, agreed: Agreed, own: Mapping[str, torch.Tensor]) -> None:
+        """`own` are the tensors that this rank holds any of, by name."""
+        self._agreed = agreed
+        self._law = agreed.law
         self._own = own
+        self._cuts = cut_state(agreed.law, BLOCK_NUMEL)
+        self.groups = {participants(each.parts(agreed.here)) for each in self._cuts}
+        """The ranks that share a bucket, of all buckets."""
         everybody = tuple(range(dist.get_world_size()))
-        self._is_split = any(each.ranks != everybody for each in tensors.holders.values())
+        self.is_split = any(each.ranks != everybody for each in agreed.here.holders.values())
+        """Ranks hold parts of other tensors than others: a pipeline's stages."""
 
     def hashes(self, *, parameters_only: bool) -> ParameterHashes:
         """Hash each tensor, all of it, in the agreed order. A collective of the site.
@@ -44,7 +43,7 @@ class ShardedState:
         """
         law = [each for each in self._law if not (parameters_only and each.kind == "buffer")]
         own = {each.name: hash_of(self._own[each.name]) for each in law if each.name in self._own}
-        if self._is_split:
+        if self.is_split:
             told: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
             dist.all_gather_object(told, own)
             for each in told:
@@ -63,10 +62,9 @@ class ShardedState:
         if initial.all_sites_have(combined, layout):
             return False
         flats = {name: local_of(each).contiguous().view(-1) for name, each in self._own.items()}
-        cuts = cut_state(self._law, BLOCK_NUMEL)
         is_first = initial.site_index == initial.rank == 0
-        for start in range(0, len(cuts), BLOCKS_IN_FLIGHT // 2):
-            group = cuts[start : start + BLOCKS_IN_FLIGHT // 2]
+        for start in range(0, len(self._cuts), BLOCKS_IN_FLIGHT // 2):
+            group = self._cuts[start : start + BLOCKS_IN_FLIGHT // 2]
             self._cross(initial.pipeline, group, flats, 1.0 if is_first else 0.0)
         for name, flat in flats.items():
             local = local_of(self._own[name])
@@ -86,8 +84,9 @@ class ShardedState:
         sent: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         futures = []
         pipeline.begin(weight)
-        for cut in cuts:
-            parts = cut.parts(self._tensors)
+        shared_by = self._agreed.shared_by(cuts, rank, in_planes=True)
+        for cut, sharing in zip(cuts, shared_by, strict=True):
+            parts = cut.parts(self._agreed.here)
             if rank not in participants(parts):
                 continue
             way = route(parts, rank)
@@ -101,7 +100,8 @@ class ShardedState:
                         cut.layout,
                         exact=True,
                         route=way if dist.get_world_size() > 1 else None,
-                        number=_PLANES * cut.number + index,
+                        number=PLANES * cut.number + index,
+                        sharing=sharing,
                     )
                 )
         pipeline.wait()

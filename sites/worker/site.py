@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Set, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sites.checkpoint.exchange_state import ExchangeState
     from sites.checkpoint.run_objects import RunObjects, Stateful
     from sites.checkpoint.training_state import TrainingState
-    from sites.worker.canonical import Entry, SiteTensors
+    from sites.worker.canonical import Agreed, SiteTensors
 
 _LOOK_S = 1.0
 
@@ -125,6 +125,7 @@ class Site:
             self._shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
         self._collectives: Collectives | None = None
+        self._is_pipeline = False
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
@@ -306,7 +307,8 @@ class Site:
             The optimizer steps that have been taken: the number of the first one to take, from 0.
 
         Raises:
-            TypeError: the optimizer has a parameter that the model has not.
+            TypeError: the optimizer has a parameter that the model has not, or the model is a part
+                of a pipeline.
             RuntimeError: called before, or too early.
             IsthmusError: the checkpoint is damaged, or of another model.
         """
@@ -317,6 +319,11 @@ class Site:
         if self._pipeline is None or self._entry is not None:
             raise RuntimeError(
                 "site.checkpoint: call it once, after site.synchronize or site.average_gradients"
+            )
+        if self._is_pipeline:
+            raise TypeError(
+                "site.checkpoint: ranks of this site hold unlike parameters (a pipeline's stages), "
+                "which cannot be saved: leave the job's checkpoint section out"
             )
         from sites.checkpoint.entry_state import EntryState
         from sites.checkpoint.exchange_state import ExchangeState
@@ -633,57 +640,57 @@ class Site:
         )
         tensors = SiteTensors.gather(hook.held())
         self._exactness.check([each.name for each in tensors.entries])
-        everybody = tuple(range(self.world_size))
-        for name, each in tensors.holders.items():
-            if each.ranks != everybody:
-                raise TypeError(
-                    f"site.synchronize: only ranks {each.ranks} of the site have any of {name}: "
-                    "want each rank to have a part of each parameter"
-                )
-        law = self._agreed_list(tensors)
-        self._prepare_groups(hook.data_ranks)
-        hook.agree(law, tensors)
-        state = ShardedState(law, tensors, hook.own)
+        agreed = self._agree(tensors)
+        hook.agree(agreed)
+        state = ShardedState(agreed, hook.own)
+        self._is_pipeline = state.is_split
+        self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
         if not self._returns:
             state.equalise(self._initial_state())
         optimizer.register_step_pre_hook(hook.finish)
         self._steps.follow(optimizer, lambda: state.hashes(parameters_only=True), hook.take_rounds)
 
-    def _agreed_list(self, tensors: SiteTensors) -> tuple[Entry, ...]:
-        """Tell all sites what this one trains; return the first site's list, which is law.
+    def _agree(self, tensors: SiteTensors) -> Agreed:
+        """Tell all sites what this one trains; the first site's list is law.
 
         Raises:
             LayoutMismatchError: a site's differs from it.
         """
         from sites.worker.agreement import tell_all
-        from sites.worker.canonical import SiteList, check_alike
+        from sites.worker.canonical import Agreed, SiteList, check_alike
 
         is_off = self.job.exchange.schedule == "off"
-        if self._returns:
-            return tensors.entries
-        told = tell_all(
-            self._open(),
-            tensors.to_bytes(),
-            site=0 if is_off else self.index,
-            num_sites=1 if is_off else self.num_sites,
-            rank=self.rank,
-            device=self.device,
-        )
+        names = (self.name,) if is_off else self._welcome.sites
+        own = tensors.to_bytes()
+        told = [own if name == self.name else b"" for name in names]
+        if not self._returns:
+            told = tell_all(
+                self._open(),
+                own,
+                site=names.index(self.name),
+                num_sites=len(names),
+                rank=self.rank,
+                device=self.device,
+            )
         lists = {
-            (self.name if is_off else name): SiteList.from_bytes(data)
-            for name, data in zip(self._welcome.sites, told, strict=False)
-            if data
+            name: SiteList.from_bytes(data) for name, data in zip(names, told, strict=True) if data
         }
         first, law = next(iter(lists.items()))
         for name, each in lists.items():
             check_alike(name, each.entries, first, law.entries)
-        return law.entries
+        return Agreed(
+            law.entries,
+            tensors,
+            tuple(lists[name].ranks_of() if name in lists else {} for name in names),
+            (self.world_size,) if is_off else self._welcome.ranks_per_site,
+            self._welcome.ranks_per_gateway or self.world_size,
+        )
 
-    def _prepare_groups(self, data_ranks: tuple[int, ...]) -> None:
-        """Make the process groups of all ranks' data-parallel ranks. A collective of the site.
+    def _prepare_groups(self, data_ranks: tuple[int, ...], sharing: Set[tuple[int, ...]]) -> None:
+        """Make the process groups of ranks that share data, or a bucket. A collective of the site.
 
         Raises:
-            TypeError: they overlap.
+            TypeError: a rank shares data with unlike groups of ranks.
         """
         found: list[tuple[int, ...]] = [()] * self.world_size
         dist.all_gather_object(found, data_ranks)
@@ -694,7 +701,7 @@ class Site:
                 "the site in just one of them; name them with data_mesh"
             )
         assert self._collectives is not None
-        self._collectives.make_groups(groups)
+        self._collectives.make_groups(sorted({*groups, *sharing}))
 
     # ---------------------------------------------------------------- what averages
 

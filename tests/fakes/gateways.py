@@ -185,7 +185,7 @@ class FakeGateways:
         key = (message["round"], message["bucket"])
         waiting = self._waiting.setdefault(key, [])
         waiting.append((connection, message))
-        if len(waiting) < sum(self.ranks_per_site):
+        if len(waiting) < sum(map(len, self._sharing(message))):
             return
         if self._fail_at is not None and key == self._fail_at[:2]:
             self._fail(self._fail_at[2])
@@ -196,6 +196,13 @@ class FakeGateways:
         self._finish(key)
         if swaps and key[1] == 1:
             self._finish((key[0], 0))
+
+    def _sharing(self, message: dict[str, Any]) -> list[list[int]]:
+        """Return the ranks that share a bucket, by site."""
+        named = message["participants"] or [[] for _ in self.ranks_per_site]
+        return [
+            ranks or [*range(most)] for ranks, most in zip(named, self.ranks_per_site, strict=True)
+        ]
 
     def _lose(self, connection: RankConnection) -> None:
         """A rank closed: unless it has said that it leaves, it has died."""
@@ -223,8 +230,11 @@ class FakeGateways:
             return
         total = np.zeros(numel, dtype=np.float32)
         weights = []
-        for site, ranks in enumerate(self.ranks_per_site):
+        sharing = self._sharing(requests[0][1])
+        for site, ranks_of_site in enumerate(sharing):
+            ranks = len(ranks_of_site)
             own = [item for item in requests if item[0].site == site]
+            assert [each.rank for each, _ in own] == ranks_of_site, "who shares the bucket"
             weights.append({each["weight"] for _, each in own})
             shard_numel = -(-numel // ranks)
             shards = [connection.regions[each["region"]][:shard_numel] for connection, each in own]
@@ -236,8 +246,9 @@ class FakeGateways:
             total /= np.float32(weight)
         for connection, each in requests:
             shard = connection.regions[each["region"]]
-            shard_numel = -(-numel // self.ranks_per_site[connection.site])
-            start = connection.rank * shard_numel
+            ranks_of_site = sharing[connection.site]
+            shard_numel = -(-numel // len(ranks_of_site))
+            start = ranks_of_site.index(connection.rank) * shard_numel
             part = total[start : start + shard_numel]
             shard[: len(part)] = part
             connection.send(

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 
-VOCABULARY, WIDTH, HIDDEN, EXPERTS, LAYERS = 11, 8, 12, 4, 2
+VOCABULARY, WIDTH, HIDDEN, EXPERTS, LAYERS = 11, 32, 64, 4, 2
 SAMPLES, LENGTH = 4, 5
 LEARNING_RATE = 0.2
 MICRO_BATCHES = 2

@@ -3,9 +3,10 @@
 import itertools
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
-from sites.local.chunk_grid import grid
+from sites.local.chunk_grid import grid, sharing_of
 
 RANKS = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
@@ -31,3 +32,23 @@ def test_chunks_tile_the_bucket_and_each_has_one_owner_a_site(
                 first, size = cut.span(chunk)
                 assert start <= first
                 assert first + size <= start + count
+
+
+def test_some_ranks_of_a_site_share_a_bucket_as_if_they_were_all() -> None:
+    sharing = sharing_of(((1, 4), ()), (5, 3))
+    assert sharing == ((1, 4), 3)
+    some, all_ranks = grid(20, 6, sharing), grid(20, 6, (2, 3))
+    assert some.starts.tolist() == all_ranks.starts.tolist()
+    assert [some.owner(0, chunk) for chunk in range(some.num_chunks)] == [
+        (1, 4)[all_ranks.owner(0, chunk)] for chunk in range(some.num_chunks)
+    ]
+    assert some.shard(0, 4) == all_ranks.shard(0, 1)
+    assert some.chunks(0, 4) == all_ranks.chunks(0, 1)
+    assert some.chunks(1, 2) == all_ranks.chunks(1, 2)
+    assert sharing_of((), (5, 3)) == (5, 3)
+
+
+@pytest.mark.parametrize("participants", [((1,),), ((4, 1), ()), ((1, 1), ()), ((0, 5), ())])
+def test_ranks_that_there_are_not_share_nothing(participants: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match=r"sites|ranks"):
+        sharing_of(participants, (5, 3))

@@ -26,7 +26,7 @@ def test_a_resumed_encoder_goes_on_as_the_first_would(tmp_path: Path) -> None:
     for chunk in (0, 1, 1, 2):
         encoded(first, chunk)
     path = tmp_path / "0.owed.npz"
-    write_residuals(path, first.kept(lambda numel: range(1, numel // 300)), chunk_numel=300)
+    write_residuals(path, first.kept(lambda numel, _: range(1, numel // 300)), chunk_numel=300)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
     resumed = Residuals()
@@ -39,7 +39,7 @@ def test_a_resumed_encoder_goes_on_as_the_first_would(tmp_path: Path) -> None:
 def test_another_grid_forgets_all(tmp_path: Path) -> None:
     residuals = Residuals()
     encoded(residuals, 0)
-    write_residuals(tmp_path / "owed", residuals.kept(lambda _: range(3)), chunk_numel=300)
+    write_residuals(tmp_path / "owed", residuals.kept(lambda *_: range(3)), chunk_numel=300)
     assert read_residuals(tmp_path / "owed", chunk_numel=256) == {}
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import results, run_ranks
+from tests.fakes.two_sites import gateway_processes
 from tests.sites import layout_programs as programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
-LAYOUTS = ["fsdp3", "tp", "hsdp", "ep"]
+LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp"]
 DEFAULT = {("fsdp3", "tp")}
 PAIRS = [
     pytest.param(pair, marks=[] if pair in DEFAULT else [pytest.mark.exhaustive], id="-".join(pair))
@@ -22,10 +25,15 @@ PAIRS = [
 ]
 
 
-def run(folder: Path, layouts: tuple[str, ...], num_steps: int) -> FakeGateways:
-    """Train with these layouts; every rank ends well."""
+def write_plan(folder: Path, layouts: tuple[str, ...], num_steps: int) -> None:
+    """Tell ranks what to do."""
     plan = {"layouts": layouts, "num_steps": num_steps}
     (folder / "layouts.json").write_text(json.dumps(plan))
+
+
+def run(folder: Path, layouts: tuple[str, ...], num_steps: int) -> FakeGateways:
+    """Train with these layouts; every rank ends well."""
+    write_plan(folder, layouts, num_steps)
     ranks = [programs.RANKS[each] for each in layouts]
     job = ["exchange.bucket=64KiB"]
     with FakeGateways(folder, ranks, verify_every=1) as gateways:
@@ -55,8 +63,43 @@ def test_two_layouts_train_as_one_process(tmp_path: Path, layouts: tuple[str, st
             losses = [each[first + place] * copies for each in wanted]
             assert found == pytest.approx(losses, rel=1e-5), (layout, place)
         first += programs.DATA_RANKS[layout]
+    check_digests(layouts, num_steps, [each[2] for each in gateways.digests])
+    if "pp" in layouts:
+        assert any(each["participants"] for each in gateways.reduced), "each stage has its own"
+
+
+INT8 = [("fsdp3", "pp"), ("tp", "ep"), ("hsdp", "pp")]
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(each, marks=[pytest.mark.exhaustive] if index else [])
+        for index, each in enumerate(INT8)
+    ],
+    ids="-".join,
+)
+def test_under_a_codec_that_rounds_unlike_sites_stay_equal(
+    tmp_path: Path, layouts: tuple[str, str]
+) -> None:
+    """With the gateways that ship."""
+    ranks = tuple(programs.RANKS[each] for each in layouts)
+    write_plan(tmp_path, layouts, num_steps=6)
+    job = ["exchange.bucket=64KiB", "exchange.codec=int8"]
+    with gateway_processes(tmp_path, "int8", ranks) as (processes, paths):
+        codes = run_ranks(tmp_path, paths, ranks, programs.train, job)
+        assert [process.end() for process in processes] == [0, 0]
+        lines = [line for process in processes for line in process.lines]
+    assert set(codes.values()) == {0}
+    check_digests(layouts, 6, [line for line in lines if line["op"] == "digest"])
+
+
+def check_digests(
+    layouts: tuple[str, ...], num_steps: int, digests: Sequence[Mapping[str, Any]]
+) -> None:
+    """All ranks of all sites had the same parameters after every step."""
     by_step: dict[int, list[int]] = {}
-    for _, _, digest in gateways.digests:
+    for digest in digests:
         by_step.setdefault(digest["step"], []).append(digest["combined"])
     assert sorted(by_step) == [*range(num_steps + 1)]
     for step, each in by_step.items():

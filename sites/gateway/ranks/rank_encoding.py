@@ -74,7 +74,7 @@ class RankEncoding:
         if reduce.form is Form.UNFIT:
             return
         config = self._config
-        cut = grid(reduce.numel, config.chunk_numel, config.ranks_per_site)
+        cut = grid(reduce.numel, config.chunk_numel, reduce.sharing(config.ranks_per_site))
         chunks = cut.chunks(config.site_index, rank)
         expected = 0
         for chunk in chunks:

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -320,6 +320,7 @@ class LocalServer:
                 verify_every=config.verify_every,
                 config_hash=config.config_hash,
                 encoding=self.encoding.offer,
+                ranks_per_gateway=config.ranks_per_gateway[config.site_index],
             )
         )
         if complete:
@@ -344,9 +345,13 @@ class LocalServer:
                 raise LocalProtocolError("a rank joins once")
 
     def _shard(self, rank: int, connection: RankConnection, message: Reduce) -> Floats:
-        ranks = self._config.ranks_per_site[self._config.site_index]
+        sharing = message.sharing(self._config.ranks_per_site)[self._config.site_index]
+        ranks: Sequence[int] = range(sharing) if isinstance(sharing, int) else sharing
+        if rank not in ranks:
+            raise LocalProtocolError(f"reduce.participants: rank {rank} is none of them: {ranks}")
         # Before there is a grid: a bucket that no memory holds would have a grid that none holds.
-        _, count = shard_of(message.numel, shard_numel(message.numel, ranks), rank)
+        size = shard_numel(message.numel, len(ranks))
+        _, count = shard_of(message.numel, size, ranks.index(rank))
         values = connection.shard(message, count)
         self.encoding.check(rank, message)
         return values

@@ -191,9 +191,14 @@ class OpenBucket:
         """Those that a frame or an own part has come for."""
         self.shards: dict[int, Shard] = {}
         """The shards of the ranks that have posted, by rank."""
+        self._after = 0
         self._config = config
         self._first = first
         self._grid = reduction.bucket.grid
+        num_ranks = config.ranks_per_gateway[config.site_index]
+        served = range(config.gateway * num_ranks, (config.gateway + 1) * num_ranks)
+        self._ranks = [rank for rank in self._grid.ranks(config.site_index) if rank in served]
+        """Those of this gateway that share the bucket."""
         self._weight: float | None = None
         """Tokens of all sites, from the first chunk that is finished."""
         self._finished: list[Shard] = []
@@ -238,14 +243,19 @@ class OpenBucket:
         return self._first
 
     @property
+    def after(self) -> BucketKey | None:
+        """The bucket that other ranks have to post before, as its ranks say; None: none."""
+        return (self.key[0], self._after - 1) if self._after else None
+
+    @property
     def is_posted(self) -> bool:
         """Whether all ranks of the gateway have posted the bucket."""
-        return len(self.shards) == self._config.ranks_per_gateway[self._config.site_index]
+        return len(self.shards) == len(self._ranks)
 
     @property
     def is_reduced(self) -> bool:
         """Whether all ranks of the gateway have their result."""
-        return self._num_reduced == self._config.ranks_per_gateway[self._config.site_index]
+        return self._num_reduced == len(self._ranks)
 
     def gateway(self, index: int, site: int) -> GatewayId:
         """Return the gateway whose ranks' shards hold a chunk at a site."""
@@ -280,10 +290,11 @@ class OpenBucket:
         name = f"rank {rank}: round {request.round} bucket {request.bucket}"
         if rank in self.shards:
             raise LocalProtocolError(f"{name} was posted twice")
-        for what in ("numel", "layout", "weight", "exact"):
+        for what in ("numel", "layout", "weight", "exact", "participants"):
             there, here = getattr(self._first, what), getattr(request, what)
             if there != here:
                 raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
+        self._after = max(self._after, request.after)
         site = self._config.site_index
         chunks = self._grid.chunks(site, rank)
         shard = self.shards[rank] = Shard(rank, now_s, len(chunks))
@@ -343,9 +354,7 @@ class OpenBucket:
         A rank without a chunk is told once the weight is known. Where no chunk belongs to this
         gateway, nothing will come, and it is told at once.
         """
-        config = self._config
-        first_rank = config.gateway * config.ranks_per_gateway[config.site_index]
-        if self._weight is None and self._grid.chunks(config.site_index, first_rank):
+        if self._weight is None and self._grid.chunks(self._config.site_index, self._ranks[0]):
             return []
         finished, self._finished = self._finished, []
         self._num_reduced += len(finished)

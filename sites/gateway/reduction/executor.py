@@ -73,7 +73,7 @@ from sites.gateway.reduction.epochs import (
 )
 from sites.gateway.reduction.pool import Pool, Priority
 from sites.gateway.reduction.residuals import Owed, Residuals
-from sites.local.chunk_grid import grid
+from sites.local.chunk_grid import Grid, Sharing, grid
 from sites.local.rank_messages import Form, Missing, Reduce, Reduced
 from sites.silence import Standstills
 from topology.epoch import Finished
@@ -125,6 +125,8 @@ class Executor:
         self._open: dict[BucketKey, OpenBucket] = {}
         self._history = RoundHistory()
         self._residuals = Residuals()
+        self._sharing: dict[int, Sharing] = {}
+        """Who shares a bucket, by its layout, where that is not everybody."""
         self._epochs = Epochs(self._plan(config.plan, config.codecs, epoch=0, from_round=0))
         self._room_bytes = credit_of_peers(config)
         self._credit = Credit(self._room_bytes)
@@ -162,9 +164,10 @@ class Executor:
         """Return copies of what is owed to a rank's shards. It has no round under way."""
         config = self._config
 
-        def chunks(numel: int) -> range:
-            cut = grid(numel, config.chunk_numel, config.ranks_per_site)
-            return cut.chunks(config.site_index, rank)
+        def chunks(numel: int, layout: int) -> range:
+            cut = self._cut(numel, layout)
+            is_shared = rank in cut.ranks(config.site_index)
+            return cut.chunks(config.site_index, rank) if is_shared else range(0)
 
         with self._condition:
             return self._residuals.kept(chunks)
@@ -397,13 +400,20 @@ class Executor:
         config = self._config
         ruling = self._epochs.plan_of(request.round)
         codecs = (EXACT,) * len(ruling.codecs) if request.exact else ruling.codecs
-        cut = grid(request.numel, config.chunk_numel, config.ranks_per_site)
+        if request.participants:
+            self._sharing[request.layout] = request.sharing(config.ranks_per_site)
+        cut = self._cut(request.numel, request.layout)
         key = request.round, request.bucket
         bucket = Bucket(ruling.epoch, *key, request.layout, codecs, cut, time.thread_time)
         residuals = None
         if config.error_feedback and not all(codec.lossless for codec in codecs):
             residuals = self._residuals.bucket(request.bucket, request.layout, request.numel)
         return BucketReduction(bucket, ruling.plan, ruling.roles, residuals)
+
+    def _cut(self, numel: int, layout: int) -> Grid:
+        """Return the grid of a bucket that a rank has posted."""
+        sharing = self._sharing.get(layout, self._config.ranks_per_site)
+        return grid(numel, self._config.chunk_numel, sharing)
 
     # ---------------------------------------------------------------- admission
 
@@ -428,12 +438,14 @@ class Executor:
     def _may_admit(self) -> bool:
         """Return whether the earliest chunk that waits may be encoded and sent.
 
-        All ranks of the gateway must have posted its bucket: the chunks of a late rank come before
-        those of the others' later buckets, here as at all sites.
+        All ranks of the gateway must have posted its bucket, and the one before: the chunks of a
+        late rank come before those of the others' later buckets, here as at all sites.
         """
         _, bucket, chunk, _ = self._waiting[0]
+        before = bucket.after
         return (
             bucket.is_posted
+            and (before is None or before in self._open or self._history.is_done(before))
             and not self._epochs.is_stopped
             and self._credit.has_room(chunk.peers, chunk.most_bytes)
             and all(
@@ -448,7 +460,7 @@ class Executor:
         for packed in frames:
             assert isinstance(packed, bytes)
             frame = unpack(packed)
-            cut = grid(frame.numel, config.chunk_numel, config.ranks_per_site)
+            cut = self._cut(frame.numel, frame.layout)
             gateway = cut.owner(site, order[2]) // config.ranks_per_gateway[site]
             link = self._links.get((site, gateway))
             if link is None:

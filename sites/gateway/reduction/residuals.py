@@ -101,15 +101,15 @@ class Residuals:
             found = self._buckets[index] = BucketResiduals(layout, numel)
         return found
 
-    def kept(self, chunks: Callable[[int], Iterable[int]]) -> Owed:
-        """Return copies of what is owed to `chunks(numel)` of each bucket of so many elements.
+    def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> Owed:
+        """Return copies of what is owed to `chunks(numel, layout)` of each bucket.
 
         Of chunks whose latest round has ended.
         """
         return {
             (index, bucket.layout, bucket.numel, chunk, kind): lost
             for index, bucket in self._buckets.items()
-            for chunk in chunks(bucket.numel)
+            for chunk in chunks(bucket.numel, bucket.layout)
             for kind in (Kind.CONTRIBUTION, Kind.RESULT)
             if (lost := bucket.of(chunk, kind)) is not None
         }
