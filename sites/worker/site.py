@@ -323,7 +323,7 @@ class Site:
         if self._is_pipeline:
             raise TypeError(
                 "site.checkpoint: ranks of this site hold unlike parameters (a pipeline's stages), "
-                "which cannot be saved: leave the job's checkpoint section out"
+                "which cannot be saved: leave site.checkpoint out"
             )
         from sites.checkpoint.entry_state import EntryState
         from sites.checkpoint.exchange_state import ExchangeState
