@@ -70,12 +70,12 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def check_training(models: Sequence[object], optimizer: object) -> None:
+def check_training(models: Sequence[object], optimizers: Sequence[object]) -> None:
     """Raise TypeError for what `site.synchronize` cannot train."""
-    if not models:
-        raise TypeError("site.synchronize: want a model, got an empty list")
-    is_replica = len(models) == 1 and isinstance(models[0], DistributedDataParallel)
-    for each in () if is_replica else models:
+    if not models or not optimizers:
+        raise TypeError("site.synchronize: want a model and an optimizer, got an empty list")
+    are_replicas = all(isinstance(each, DistributedDataParallel) for each in models)
+    for each in () if are_replicas else models:
         if not _is_fully_sharded(each):
             raise TypeError(
                 f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what "
@@ -87,7 +87,8 @@ def check_training(models: Sequence[object], optimizer: object) -> None:
                 f"site.synchronize: fully_shard of torch {torch.__version__} has no "
                 "set_custom_reduce_scatter: use torch 2.9 or later"
             )
-    check_optimizer("site.synchronize", optimizer)
+    for each in optimizers:
+        check_optimizer("site.synchronize", each)
 
 
 def check_optimizer(caller: str, optimizer: object) -> None:

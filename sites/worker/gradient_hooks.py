@@ -5,6 +5,7 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_pipeline import BucketPipeline, Round
 from sites.worker.exactness import Exactness
 from sites.worker.step_records import TokenCount
-from sites.worker.tensor_average import TensorAverage
+from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
 
 
@@ -34,17 +35,20 @@ class GradientHook:
 
 
 class ReplicaHook(GradientHook):
-    """Sends each bucket of DistributedDataParallel to the other sites while backward goes on."""
+    """Sends each bucket of DistributedDataParallel to the other sites while backward goes on.
+
+    Several models may train each other. A backward pass is a round of all that it goes through.
+    """
 
     def __init__(
         self,
         pipeline: BucketPipeline,
         tokens: TokenCount,
-        model: DistributedDataParallel,
+        models: Sequence[DistributedDataParallel],
         *,
         exactness: Exactness,
     ) -> None:
-        """Register nothing yet.
+        """Register nothing yet. Of several models, names begin with the model's number, as `1.`.
 
         Raises:
             ConfigError: it names parameters that there are not.
@@ -52,7 +56,13 @@ class ReplicaHook(GradientHook):
         super().__init__(tokens)
         self._pipeline = pipeline
         self._exactness = exactness
-        self._names = {each: name for name, each in model.module.named_parameters()}
+        self._names = {
+            each: f"{index}.{name}" if len(models) > 1 else name
+            for index, model in enumerate(models)
+            for name, each in model.module.named_parameters()
+        }
+        self._is_backward = False
+        """A backward pass goes on, and has brought a bucket."""
         exactness.check([*self._names.values()])
         self._layouts: dict[tuple[int, ...], int] = {}
         self.buckets: list[list[str]] = []
@@ -61,6 +71,10 @@ class ReplicaHook(GradientHook):
         self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
         self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         """Parameter, gradient, and where in a bucket that lies, flat."""
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return all parameters with their names."""
+        return ((name, each) for each, name in self._names.items())
 
     def resume(self, buckets: list[list[str]]) -> None:
         """Cut the next round into these buckets, those that the run had when it was saved.
@@ -74,13 +88,19 @@ class ReplicaHook(GradientHook):
     def _trained(self) -> list[str]:
         return [name for each, name in self._names.items() if each.requires_grad]
 
-    def reduce(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start a bucket's average over all sites; what DDP calls for each, in order."""
-        if bucket.index() == 0:
+    def reduce(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start a bucket's average over all sites; what DDP calls for each, in order.
+
+        `model` is the number of the model that it is of.
+        """
+        if not self._is_backward:
+            self._is_backward = True
             # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
             # exception in a future into an unreadable one.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-            self._pipeline.begin(self._tokens.take(), is_gradient=True)
+            self._pipeline.begin(
+                self._tokens.take(), first_bucket=first_bucket_of(model), is_gradient=True
+            )
             self.buckets = self._buckets_wanted
         if self._buckets_wanted:
             return self._hold(bucket)
@@ -141,6 +161,7 @@ class ReplicaHook(GradientHook):
         futures[-1].then(complete)
 
     def _end_backward(self) -> None:
+        self._is_backward = False
         self._rounds.append(self._pipeline.wait())
 
     def _layout(self, bucket: GradBucket) -> int:

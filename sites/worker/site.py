@@ -143,7 +143,7 @@ class Site:
     def synchronize(
         self,
         model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         data_mesh: DeviceMesh | None = None,
     ) -> None:
@@ -157,9 +157,10 @@ class Site:
         Args:
             model: a DistributedDataParallel, or what `fully_shard` was called on, whatever else
                 shards it: each site may lay it out in its own way. Several where this rank has
-                several parts of a pipeline. torch.compile, Accelerate or Fabric may have wrapped
-                it.
-            optimizer: of its parameters, wrapped or not.
+                several parts of a pipeline, or several models train each other, as in a GAN.
+                torch.compile, Accelerate or Fabric may have wrapped it.
+            optimizer: of its parameters, wrapped or not. Of several, the first one's steps are the
+                run's.
             data_mesh: the ranks of the site with data of their own, for which `count_tokens`
                 counts: this rank among them, of other ranks that share its data none. Left out,
                 it is the largest mesh over which fully_shard reduces a gradient of this rank.
@@ -172,13 +173,15 @@ class Site:
         """
         models = [model] if isinstance(model, nn.Module) else [*model]
         models = [unwrapped_model(each) for each in models]
-        stepped = unwrapped_optimizer(optimizer)
-        check_training(models, stepped)
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
+        optimizers = [unwrapped_optimizer(each) for each in optimizers]
+        check_training(models, optimizers)
         self._steps.begin("synchronize")
-        if isinstance(models[0], DistributedDataParallel):
-            self._synchronize_replicas(models[0], stepped)
+        replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
+        if replicas:
+            self._synchronize_replicas(replicas, optimizers)
         else:
-            self._synchronize_shards(models, stepped, data_mesh)
+            self._synchronize_shards(models, optimizers, data_mesh)
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
@@ -611,18 +614,22 @@ class Site:
             dist.destroy_process_group()
 
     def _synchronize_replicas(
-        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
+        self,
+        models: Sequence[DistributedDataParallel],
+        optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        hook = ReplicaHook(self._open(), self._tokens, model, exactness=self._exactness)
+        hook = ReplicaHook(self._open(), self._tokens, models, exactness=self._exactness)
         self._replica_hook = hook
-        self.broadcast(model.module)
-        model.register_comm_hook(None, hook.reduce)
-        self._steps.follow(
-            optimizer, lambda: hashes_of(model.module.named_parameters()), hook.take_rounds
-        )
+        for index, model in enumerate(models):
+            self.broadcast(model.module)
+            model.register_comm_hook(index, hook.reduce)
+        self._steps.follow(optimizers[0], lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def _synchronize_shards(
-        self, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer, data: DeviceMesh | None
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        data: DeviceMesh | None,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
         from sites.worker.canonical import SiteTensors
@@ -647,8 +654,11 @@ class Site:
         self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
         if not self._returns:
             state.equalise(self._initial_state())
-        optimizer.register_step_pre_hook(hook.finish)
-        self._steps.follow(optimizer, lambda: state.hashes(parameters_only=True), hook.take_rounds)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(hook.finish)
+        self._steps.follow(
+            optimizers[0], lambda: state.hashes(parameters_only=True), hook.take_rounds
+        )
 
     def _agree(self, tensors: SiteTensors) -> Agreed:
         """Tell all sites what this one trains; the first site's list is law.

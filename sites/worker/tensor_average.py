@@ -126,6 +126,11 @@ def _first_bucket(layout: int) -> int:
     return MAX_BUCKETS * (1 + layout % MAX_LISTS)
 
 
+def first_bucket_of(model: int) -> int:
+    """Return where the bucket numbers of backward passes begin that reach model `model` first."""
+    return 0 if model == 0 else MAX_BUCKETS * (MAX_LISTS + model)
+
+
 def packed(flats: Iterable[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:
     """Cut flat tensors into buckets, all full but the last."""
     packer: Packer[torch.Tensor] = Packer(bucket_numel)

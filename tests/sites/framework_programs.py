@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import backward
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from sites.worker.site import Site
@@ -79,6 +81,112 @@ def enter() -> Site:
     os.environ["LOCAL_WORLD_SIZE"] = str(site.world_size)
     os.environ["TORCHELASTIC_RUN_ID"] = "run"
     return site
+
+
+# ---------------------------------------------------------------- torch itself
+
+
+def compiled_together(folder: Path, name: str) -> None:
+    """Train a model that torch.compile wraps, after DistributedDataParallel."""
+    site = enter()
+    model: Any = nn.parallel.DistributedDataParallel(net(site.global_rank))
+    model = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    for batch in _batches(site):
+        optimizer.zero_grad()
+        backward(loss_of(model, batch))
+        optimizer.step()
+    save(folder, name, model)
+
+
+def scaled_together(folder: Path, name: str) -> None:
+    """Train with a GradScaler, in whose first step one rank has an infinity."""
+    site = enter()
+    model = nn.parallel.DistributedDataParallel(net(site.global_rank))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    site.synchronize(model, optimizer)
+    first = next(iter(_batches(site)))
+    backward(scaler.scale(loss_of(model, first) * (1e38 if site.global_rank == 1 else 1.0)))
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512.0  # at all sites: nobody has taken this step
+    for batch in _batches(site):
+        optimizer.zero_grad()
+        backward(scaler.scale(loss_of(model, batch)))
+        scaler.step(optimizer)
+        scaler.update()
+    save(folder, name, model)
+
+
+def plain_alone(folder: Path, name: str) -> None:
+    """Train in one process, by nothing but torch, on the batches of all ranks."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(Vectors(), batch_size=BATCH * NUM_RANKS, drop_last=True):
+        optimizer.zero_grad()
+        backward(loss_of(model, batch))
+        optimizer.step()
+    save(folder, name, model)
+
+
+def adversaries_together(folder: Path, name: str) -> None:
+    """Train a generator and a discriminator, each by its own optimizer."""
+    site = enter()
+    generator = nn.parallel.DistributedDataParallel(net(site.global_rank))
+    critic = nn.parallel.DistributedDataParallel(_critic(site.global_rank))
+    optimizers = _optimizers(generator, critic)
+    site.synchronize([generator, critic], optimizers)
+    for batch in _batches(site):
+        _play(generator, critic, optimizers, batch)
+    save(folder, name, nn.ModuleList([generator, critic]))
+
+
+def adversaries_alone(folder: Path, name: str) -> None:
+    """Train both in one process."""
+    generator, critic = net(), _critic(0)
+    optimizers = _optimizers(generator, critic)
+    for batch in DataLoader(Vectors(), batch_size=BATCH * NUM_RANKS, drop_last=True):
+        _play(generator, critic, optimizers, batch)
+    save(folder, name, nn.ModuleList([generator, critic]))
+
+
+def _critic(seed: int) -> nn.Module:
+    torch.manual_seed(seed + 100)
+    return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def _optimizers(generator: nn.Module, critic: nn.Module) -> list[torch.optim.Optimizer]:
+    return [
+        torch.optim.Adam(generator.parameters(), lr=0.01),
+        torch.optim.Adam(critic.parameters(), lr=0.02),
+    ]
+
+
+def _play(
+    generator: nn.Module,
+    critic: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    batch: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Take a step of the critic, then one of the generator, whose gradient passes the critic."""
+    inputs, real = batch
+    optimizers[1].zero_grad()
+    made = critic(generator(inputs).detach())
+    (made.mean() - critic(real[:, None]).square().mean()).backward()
+    optimizers[1].step()
+    optimizers[0].zero_grad()
+    (-critic(generator(inputs)).mean()).backward()
+    optimizers[0].step()
+
+
+def _batches(site: Site) -> Iterator[Any]:
+    """Return this rank's batches, in order."""
+    part = site.part_of(Vectors())
+    for step in range(NUM_STEPS):
+        first = (step * site.world_size + site.rank) * BATCH
+        yield torch.utils.data.default_collate([part[first + each] for each in range(BATCH)])
 
 
 # ---------------------------------------------------------------- Hugging Face
@@ -218,34 +326,3 @@ def lightning_together(folder: Path, name: str) -> None:
     loader = DataLoader(part, batch_size=BATCH, sampler=in_order, drop_last=True)
     trainer.fit(module, loader)
     save(folder, name, module)
-
-
-# ---------------------------------------------------------------- torch itself
-
-
-def compiled_together(folder: Path, name: str) -> None:
-    """Train a model that torch.compile wraps, after DistributedDataParallel."""
-    site = enter()
-    model: Any = nn.parallel.DistributedDataParallel(net(site.global_rank))
-    model = torch.compile(model, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
-    part = site.part_of(Vectors())
-    for step in range(NUM_STEPS):
-        first = (step * site.world_size + site.rank) * BATCH
-        batch = torch.utils.data.default_collate([part[first + each] for each in range(BATCH)])
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    save(folder, name, model)
-
-
-def plain_alone(folder: Path, name: str) -> None:
-    """Train in one process, by nothing but torch, on the batches of all ranks."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in DataLoader(Vectors(), batch_size=BATCH * NUM_RANKS, drop_last=True):
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    save(folder, name, model)

@@ -35,8 +35,10 @@ def learnt(folder: Path, program: Program, ranks_per_site: tuple[int, ...]) -> l
         ("lightning", programs.fabric_together, programs.plain_alone),
         ("lightning", programs.lightning_together, programs.plain_alone),
         ("torch", programs.compiled_together, programs.plain_alone),
+        ("torch", programs.scaled_together, programs.plain_alone),
+        ("torch", programs.adversaries_together, programs.adversaries_alone),
     ],
-    ids=["trainer", "accelerate", "fabric", "lightning", "compiled"],
+    ids=["trainer", "accelerate", "fabric", "lightning", "compiled", "scaled", "adversaries"],
 )
 def test_two_sites_learn_what_one_process_does(
     tmp_path: Path, library: str, together: Program, alone: Program
