@@ -6,6 +6,7 @@ renewed counts without a restart. Connections that are open stay as they are.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 NAME: Final = "{name}"
 """Stands in a path for who reads the file: `coordinator`, `operator`, `eu.agent`, `eu.gateway`."""
 WARN_DAYS: Final = 14
+WATCH_S: Final = 6 * 3600.0
 _DAY_S: Final = 86_400.0
 
 Options = Sequence[tuple[str, int | str]]
@@ -151,6 +153,18 @@ class TlsSecurity:
             CertificateError: one is not there.
         """
         return self._changed_at()
+
+    async def watch(self) -> None:
+        """Look at the own certificate now and then, and warn when it ends. Never returns.
+
+        A connection that stays open for months reads no files.
+        """
+        while True:
+            try:
+                await asyncio.to_thread(self.read)
+            except (CertificateError, UnsafeFileError) as error:
+                log.warning("%s", error)
+            await asyncio.sleep(WATCH_S)
 
     def read(self) -> Credentials:
         """Read the files as they are now.

@@ -81,6 +81,9 @@ class LoopbackSecurity:
             maximum_concurrent_rpcs=num_rpcs,
         )
 
+    async def watch(self) -> None:
+        """There is nothing that ends."""
+
     def version(self) -> object:
         """Return what changes when connections ought to be made anew: never."""
         return None

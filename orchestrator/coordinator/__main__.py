@@ -33,8 +33,9 @@ from orchestrator.run_folder.run_files import write_atomically
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
+from protos.identities import COORDINATOR
 from protos.private_files import keep_private
-from protos.security import require_protected
+from protos.security import control_security, require_protected
 from topology.documents.placement import restricted
 from topology.errors import ConfigError
 from topology.faults.script import FaultScript
@@ -128,6 +129,7 @@ async def _serve(settings: Settings) -> int:
         address = listen(server, settings.bind.host, settings.bind.port)
         await server.start()
         ticking = asyncio.create_task(control.run(), name="control")
+        watching = asyncio.create_task(control_security(COORDINATOR).watch(), name="certificate")
         try:
             with (
                 _own_lines_kept(control),
@@ -139,6 +141,7 @@ async def _serve(settings: Settings) -> int:
         finally:
             await control.close()
             ticking.cancel()
+            watching.cancel()
             await server.stop(CLOSE_S)
     return 128 + signalled.result() if signalled.done() else 0
 

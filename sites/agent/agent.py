@@ -87,6 +87,7 @@ class Agent:
         known = await asyncio.to_thread(KnownCoordinator, self._place.state, self._place.site)
         security = control_security(f"{self._place.site}.{AGENT}")
         channel = CoordinatorChannel(security, membership.coordinator, options)
+        watching = asyncio.create_task(security.watch(), name="certificate")
         try:
             dialler = Dialler(
                 channel, membership.hello, known, membership.timeouts, self._report_run
@@ -96,6 +97,7 @@ class Agent:
                     if await self._serve_once(dialler, signalled):
                         break
         finally:
+            watching.cancel()
             await channel.close()
         assert signalled.done(), "the session goes on until then"
         signum = signalled.result()

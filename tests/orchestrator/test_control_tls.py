@@ -230,3 +230,19 @@ def test_an_agent_dials_again_with_its_renewed_certificate(tmp_path: Path, certs
             await channel.close()
 
     run_scenario(scenario())
+
+
+def test_a_certificate_that_ends_soon_is_warned_of_while_nothing_connects(
+    certs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("protos.mutual_tls.WATCH_S", 0.02)
+    issue(certs, "a.agent", 13.5, replace=True)
+
+    async def scenario() -> None:
+        watching = asyncio.create_task(control_security("a.agent").watch())
+        await until(lambda: "a.agent.pem: ends in 13.5 days: renew it" in caplog.text)
+        issue(certs, "a.agent", -0.001, replace=True)
+        await until(lambda: "a.agent.pem: has expired" in caplog.text)
+        watching.cancel()
+
+    run_scenario(scenario())
