@@ -40,6 +40,8 @@ CALLERS: Mapping[str, str] = {
     f"{_CONTROL}ReadLogs": OPERATOR,
     f"{_CONTROL}ReadEvents": OPERATOR,
     f"{_CONTROL}CancelRun": OPERATOR,
+    f"{_CONTROL}DropSite": OPERATOR,
+    f"{_CONTROL}AddSite": OPERATOR,
     f"{_CONTROL}OfferJoin": OPERATOR,
     f"{_CONTROL}Join": JOINER,
     f"{_EXCHANGE}Hello": GATEWAY,

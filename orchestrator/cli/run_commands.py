@@ -167,14 +167,14 @@ def cancel(output: Output, choice: RunChoice, checkpoint: bool, timeout_s: float
     """Stop RUN, by default the latest, at all sites. A run that has ended stays as it is."""
     with reading(choice) as reader:
         if checkpoint:
-            output.note(_saved(reader, choice, time.monotonic() + timeout_s))
+            output.note(saved(reader, choice, time.monotonic() + timeout_s))
         run = reader.cancel()
     ended = run.state in TERMINAL
     text = f"{run.run_id}: {formats.run_state(run)}" if ended else f"{run.run_id}: stopping"
     return output.result(run_view(run), text)
 
 
-def _saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
+def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
     """Have a run write a checkpoint, and return what came of it in words.
 
     Raises:

@@ -26,6 +26,8 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "reason": run.reason,
         "notes": list(run.notes),
         "failure": failure_view(run.failure) if run.HasField("failure") else None,
+        "members": list(run.members),
+        "epoch": run.epoch,
         "sites": [
             {
                 "site": site.site,

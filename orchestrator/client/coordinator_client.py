@@ -130,6 +130,16 @@ class Client:
             request = control_pb2.CancelRunRequest(run_id=run_id)
             return self._stub.CancelRun(request, timeout=self._call_s)
 
+    def drop_site(self, run_id: str, site: str) -> control_pb2.Run:
+        """Have a run go on without a site."""
+        request = control_pb2.SiteRequest(run_id=run_id, site=site)
+        return self._ask(self._stub.DropSite, request)
+
+    def add_site(self, run_id: str, site: str) -> control_pb2.Run:
+        """Have a site take part in a run again."""
+        request = control_pb2.SiteRequest(run_id=run_id, site=site)
+        return self._ask(self._stub.AddSite, request)
+
     def watch_run(self, run_id: str, deadline_s: float | None = None) -> Iterator[control_pb2.Run]:
         """Yield a run now, at each change and each second, until it has ended.
 

@@ -31,6 +31,7 @@ from orchestrator.run_folder.log_files import LogWriter
 from orchestrator.run_folder.run_files import METRICS, Failing, MetricsError, RunFiles, read_metrics
 from protos import metrics
 from protos.control.v1 import control_pb2
+from protos.errors import StateConflictError
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -184,6 +185,29 @@ class ActiveRun:
         if self._epochs is not None and self._machine.is_going_on:
             with self._writing():
                 self._epochs.handle(event)
+
+    def drop(self, site: str, why: str) -> None:
+        """Go on without a site, and do not start it again.
+
+        Raises:
+            StateConflictError: it cannot be done without.
+            JournalError: as for `handle`.
+        """
+        if problem := self._machine.drop_problem(site):
+            raise StateConflictError(problem)
+        self.handle(run_events.DropRequested(site, why))
+        self.tell_epochs(membership.DropWanted(site, why))
+
+    def add(self, site: str) -> None:
+        """Start a site again that takes no part.
+
+        Raises:
+            StateConflictError: it takes part, or cannot.
+            JournalError: as for `handle`.
+        """
+        if problem := self._machine.add_problem(site):
+            raise StateConflictError(problem)
+        self.handle(run_events.AddRequested(site))
 
     def note_resumed(self, site: str, resumed: control_pb2.Resumed) -> None:
         """A site uses another epoch.

@@ -397,6 +397,35 @@ class Control:
             self._runs[run_id].handle(run_events.CancelRequested(why))
         return self.message(run_id)
 
+    def drop_site(self, run_id: str, site: str) -> control_pb2.Run:
+        """Have a run go on without a site.
+
+        Raises:
+            NotFoundError: there is no such run.
+            StateConflictError: there is no such site, or it cannot be done without.
+        """
+        self._going_on(run_id, site).drop(site, "dropped by an operator")
+        return self.message(self.find(run_id))
+
+    def add_site(self, run_id: str, site: str) -> control_pb2.Run:
+        """Have a site take part in a run again.
+
+        Raises:
+            NotFoundError: there is no such run.
+            StateConflictError: there is no such site, or it takes part, or cannot.
+        """
+        self._going_on(run_id, site).add(site)
+        return self.message(self.find(run_id))
+
+    def _going_on(self, run_id: str, site: str) -> ActiveRun:
+        run_id = self.find(run_id)
+        run = self._runs.get(run_id)
+        if run is None or run.has_ended:
+            raise StateConflictError(f"run {run_id} does not go on")
+        if site not in run.view.sites:
+            raise StateConflictError(f"run {run_id} has no site {site!r}")
+        return run
+
     def end(self, why: str) -> list[ActiveRun]:
         """Cancel what goes on, and begin nothing more; return what has not ended yet.
 

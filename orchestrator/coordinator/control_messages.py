@@ -72,6 +72,8 @@ def run_message(view: RunView, progress: Mapping[str, Any], position: int = 0) -
         ],
         folder=view.folder,
         notes=view.notes,
+        members=view.members,
+        epoch=view.epoch,
         created_wall_s=view.created_wall_s,
         ended_wall_s=view.ended_wall_s,
         totals=progress.get("totals", {}),

@@ -181,6 +181,16 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         async with _answering(context):
             return self._control.cancel(request.run_id, "cancelled by an operator")
 
+    async def DropSite(self, request: control_pb2.SiteRequest, context: Context) -> control_pb2.Run:
+        """Have a run go on without a site; the answer does not wait for that."""
+        async with _answering(context):
+            return self._control.drop_site(request.run_id, request.site)
+
+    async def AddSite(self, request: control_pb2.SiteRequest, context: Context) -> control_pb2.Run:
+        """Have a site take part in a run again; the answer does not wait for that."""
+        async with _answering(context):
+            return self._control.add_site(request.run_id, request.site)
+
     async def OfferJoin(
         self, request: control_pb2.OfferJoinRequest, context: Context
     ) -> control_pb2.OfferJoinResponse:

@@ -38,6 +38,7 @@ class SiteState(StrEnum):
     ENDED = "ENDED"
     LOST = "LOST"
     RETURNING = "RETURNING"
+    DROPPED = "DROPPED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,21 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class DropRequested:
+    """Somebody wants a site to take part no more."""
+
+    site: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequested:
+    """Somebody wants a site that takes no part to be started again."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteDropped:
     """The run goes on without the site."""
 
@@ -272,6 +288,8 @@ Event = (
     | GradientReported
     | StallReported
     | CancelRequested
+    | DropRequested
+    | AddRequested
     | SiteDropped
     | SiteEntered
     | CannotGoOn

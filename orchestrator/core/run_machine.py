@@ -86,6 +86,10 @@ class _Site:
     """It is started again, and does not take part yet."""
     returns_s: list[float] = field(default_factory=list)
     """When it was started again."""
+    is_dropped: bool = False
+    """An operator has it take part no more."""
+    is_wanted: bool = False
+    """An operator has it started again, however often it was."""
 
     @property
     def may_have_processes(self) -> bool:
@@ -152,6 +156,32 @@ class RunMachine:
         """Return where a site's gateways listen."""
         return self._sites[site].endpoints
 
+    def drop_problem(self, site: str) -> str:
+        """Return why a site cannot be dropped; nothing if it can."""
+        left = [each for each in self._all() if not each.is_out and each.name != site]
+        fewest = self._topology.failure.min_sites
+        if not self.is_going_on:
+            return f"the run is {self.state.lower()}"
+        if self._sites[site].is_dropped:
+            return f"site {site} is dropped already"
+        if self._sites[site].is_successful:
+            return f"site {site} is done"
+        if not self._sites[site].is_out and len(left) < fewest:
+            return f"without site {site} {len(left)} would be left, want at least {fewest}"
+        return ""
+
+    def add_problem(self, site: str) -> str:
+        """Return why a site cannot be started again; nothing if it can."""
+        if not self.is_going_on:
+            return f"the run is {self.state.lower()}"
+        if not self.brings_back:
+            return "no site comes back where `exchange.schedule: off`, or a relay emulates the WAN"
+        if not self._sites[site].is_out:
+            return f"site {site} takes part"
+        if self._sites[site].is_returning:
+            return f"site {site} is coming back already"
+        return ""
+
     def is_returning(self, site: str) -> bool:
         """Whether a site is up again, and does not take part yet."""
         return self._sites[site].is_returning
@@ -200,6 +230,7 @@ class RunMachine:
             self._recall_site(site, event)
             if event.kind == "site.returning":
                 site.returns_s.append(happened_s)
+                site.is_wanted = False
 
     def recall_verified(self, steps: int) -> None:
         """Go on counting the steps after which all ranks were seen to be equal."""
@@ -225,6 +256,10 @@ class RunMachine:
             case "site.ended":
                 site.state = SiteState.ENDED
                 site.is_successful = bool(event.detail["succeeded"])
+            case "site.drop_requested":
+                site.is_dropped, site.is_wanted = True, False
+            case "site.add_requested":
+                site.is_dropped, site.is_wanted = False, True
             case "site.returned":
                 site.state, site.is_out = SiteState.RUNNING, False
             case "site.lost" | "site.gone":
@@ -293,6 +328,10 @@ class RunMachine:
                 return self._fail("LAUNCH_FAILED", message, now_s, log_path=event.log_path)
             case run_events.CancelRequested():
                 return self._ending.cancel(event.message)
+            case run_events.DropRequested():
+                return self._drop_requested(event)
+            case run_events.AddRequested():
+                return self._add_requested(event)
             case run_events.SiteDropped():
                 return self._dropped(event, now_s)
             case run_events.SiteEntered():
@@ -545,6 +584,19 @@ class RunMachine:
                 actions.append(RecordEvent("site.lost", site.name, {"message": message}))
         return actions
 
+    def _drop_requested(self, event: run_events.DropRequested) -> list[Action]:
+        """Note that a site is to take part no more, and that it is not started again."""
+        site = self._sites[event.site]
+        site.is_dropped, site.is_wanted = True, False
+        asked = RecordEvent("site.drop_requested", site.name, {"message": event.message})
+        return [asked, *(self._give_return_up(site, event.message) if site.is_out else [])]
+
+    def _add_requested(self, event: run_events.AddRequested) -> list[Action]:
+        """Have a site started again, whatever became of it before."""
+        site = self._sites[event.site]
+        site.is_dropped, site.is_wanted = False, True
+        return [RecordEvent("site.add_requested", site.name)]
+
     def _dropped(self, event: run_events.SiteDropped, now_s: float) -> list[Action]:
         """Go on without a site; what may be left there has to go."""
         site = self._sites[event.site]
@@ -556,11 +608,8 @@ class RunMachine:
         self._stalls.forget(site.name)
         why = first_failure(site.losses).message if site.losses else event.why
         note = f"the run goes on without site {site.name}: {why}"
-        actions: list[Action] = [
-            RecordEvent(
-                "site.lost", site.name, {"message": event.why, "note": note, "is_out": True}
-            )
-        ]
+        detail = {"message": event.why, "note": note, "is_out": True, "is_dropped": site.is_dropped}
+        actions: list[Action] = [RecordEvent("site.lost", site.name, detail)]
         if site.may_have_processes:
             actions.append(self._stop(site, event.why))
             site.state = SiteState.LOST
@@ -571,7 +620,8 @@ class RunMachine:
         if not site.is_returning or not site.may_have_processes:
             return []
         site.state, site.is_returning = SiteState.LOST, False
-        return [RecordEvent("site.lost", site.name, {"message": why}), self._stop(site, why)]
+        detail = {"message": why, "is_dropped": site.is_dropped}
+        return [RecordEvent("site.lost", site.name, detail), self._stop(site, why)]
 
     def _entered(self, event: run_events.SiteEntered) -> list[Action]:
         """A site takes part again."""
@@ -598,7 +648,9 @@ class RunMachine:
             lately = [each for each in site.returns_s if now_s - each < _RETURNS_WITHIN_S]
             has_gone = site.is_out and site.has_agent and site.state is SiteState.ENDED
             has_paused = not lately or now_s - lately[-1] >= failure.detect_within_s
-            if has_gone and has_paused and len(lately) < failure.max_restarts:
+            is_due = has_paused and len(lately) < failure.max_restarts and not site.is_dropped
+            if has_gone and (is_due or site.is_wanted):
+                site.is_wanted = False
                 site.returns_s = [*lately, now_s]
                 site.state, site.is_returning = SiteState.JOINED, True
                 site.is_told_to_start = site.is_told_to_stop = False

@@ -40,7 +40,8 @@ _NOTED = frozenset(
     }
 )
 """Kinds of events whose `note` people see beside the run's state."""
-_KEPT = frozenset({SiteState.ENDED, SiteState.LOST})
+_GONE = frozenset({SiteState.LOST, SiteState.DROPPED})
+_KEPT = frozenset({SiteState.ENDED, *_GONE})
 """An agent that comes or goes afterwards does not change what became of its site in this run."""
 
 _COMING_UP = frozenset({"site.joined", "site.prepared", "site.starting", "site.running"})
@@ -86,6 +87,9 @@ class RunView:
     reason: str = ""
     failure: Failure | None = None
     sites: dict[str, SiteView] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    """Sites that take part in the latest epoch."""
+    epoch: int = 0
     links: tuple[Mapping[str, Any], ...] = ()
     """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
     notes: tuple[str, ...] = ()
@@ -110,7 +114,9 @@ class RunView:
             case "run.dequeued":
                 self.state, self.generation = RunState.FORMING, event.generation
             case "run.active":
-                self.state = RunState.ACTIVE
+                self.state, self.members = RunState.ACTIVE, tuple(self.sites)
+            case "epoch.begun":
+                self.members, self.epoch = tuple(detail["members"]), int(detail["epoch"])
             case "run.stopping":
                 self.state = RunState.STOPPING
             case "run.ended":
@@ -129,10 +135,11 @@ class RunView:
         if event.kind == "site.joined":
             site.host = event.detail["host"]
         is_settled = site.state in _KEPT and event.kind in {"site.joined", "site.left"}
-        is_settled |= site.state is SiteState.LOST and event.kind == "site.ended"
+        is_settled |= site.state in _GONE and event.kind == "site.ended"
         is_settled |= site.state is SiteState.RETURNING and event.kind in _COMING_UP
         if not is_settled:
-            site.state = state
+            is_dropped = state is SiteState.LOST and event.detail.get("is_dropped", False)
+            site.state = SiteState.DROPPED if is_dropped else state
 
 
 def coordinator_lost(view: RunView) -> dict[str, Any]:

@@ -17,11 +17,9 @@ def topology_text(
     detect_within: str = "5s",
     start_within: str = "30s",
     min_sites: int | None = None,
+    max_restarts: int = 3,
 ) -> str:
-    """Return a full mesh of sites named a, b, c, ...; a run needs all, unless `min_sites` says.
-
-    No site that is lost is started again.
-    """
+    """Return a full mesh of sites named a, b, c, ...; a run needs all, unless `min_sites` says."""
     names = NAMES[:num_sites]
     sites = [
         f"  - {{name: {name}, nodes: 1, accelerators_per_node: {ranks}, accelerator: core}}"
@@ -43,7 +41,7 @@ def topology_text(
             "links:",
             *links,
             f"failure: {{detect_within: {detect_within}, ride_out: {detect_within}, "
-            f"min_sites: {num_sites if min_sites is None else min_sites}, max_restarts: 0, "
+            f"min_sites: {num_sites if min_sites is None else min_sites}, max_restarts: {max_restarts}, "
             f"start_within: {start_within}}}",
             "security: {mode: insecure}",
             f"emulate: {'true' if emulate else 'false'}",

@@ -49,3 +49,27 @@ def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str) -> None:
     # Hashes of all that took part were compared after every step, and equal.
     assert status["totals"]["verified_steps"] >= STEPS - 20
     run.wait_for_nothing_left(15.0)
+
+
+def test_a_site_is_dropped_and_added_while_the_run_goes_on(run: Bench) -> None:
+    topology = topology_yaml(
+        [(1, 1), (1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1
+    )
+    job = run.write(topology, job_yaml(steps=STEPS, codec="int8"))
+    process = run.start("launch", str(job), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    run.isthmus("sites", "drop", "c", "--json").check()
+
+    def state() -> str:
+        data = run.isthmus("status", "--json").check().envelope["data"]
+        return f"{data['sites'][2]['state']} {data['members']}"
+
+    run.wait_for("the drop", lambda: state() == "DROPPED ['a', 'b']")
+    run.isthmus("sites", "add", "c", "--json").check()
+    run.wait_for("the return", lambda: state() == "RUNNING ['a', 'b', 'c']", 60)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    for site in "ab":
+        assert Counter(steps_of(run, site)) == Counter(range(1, STEPS + 1)), site
+    assert steps_of(run, "c")[-1] == STEPS
+    run.wait_for_nothing_left(15.0)

@@ -2,11 +2,19 @@
 
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from orchestrator.coordinator.journal import JournalReader
 from protos.control.v1 import control_pb2 as pb
-from tests.fakes.coordinators import Bench, FakeAgent, active, coordinating, run_scenario
+from tests.fakes.coordinators import (
+    DEADLINE_S,
+    Bench,
+    FakeAgent,
+    active,
+    coordinating,
+    run_scenario,
+)
 from tests.fakes.worlds import topology_text
 from topology.epoch import (
     Epoch,
@@ -17,7 +25,7 @@ from topology.epoch import (
 )
 
 pytestmark = pytest.mark.slow
-THREE = topology_text(3, min_sites=1)
+THREE = topology_text(3, min_sites=1, max_restarts=0)
 
 
 def killed(site: str, age_s: float = 0.0) -> pb.Failure:
@@ -39,7 +47,12 @@ async def settle(agent: FakeAgent, round_: int, *finished: Finished) -> pb.Settl
     return asked
 
 
-async def go_on_without_c(bench: Bench, a: FakeAgent, b: FakeAgent) -> Epoch:
+async def go_on_without_c(
+    bench: Bench,
+    a: FakeAgent,
+    b: FakeAgent,
+    state: pb.SiteState.ValueType = pb.SITE_STATE_LOST,
+) -> Epoch:
     """Carry the loss of site c out; return the epoch that a and b are told."""
     asked = await settle(a, 5, Finished(5, 0, ((0, 3),)))
     assert (asked.epoch, list(asked.lost), asked.stops) == (1, ["c"], True)
@@ -47,7 +60,7 @@ async def go_on_without_c(bench: Bench, a: FakeAgent, b: FakeAgent) -> Epoch:
     resume = (await a.hear("resume")).resume
     assert (await b.hear("resume")).resume == resume
     assert handovers_from_bytes(resume.handovers) == (Handover("a", "b", 5, 0, ((0, 3),)),)
-    await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_LOST)
+    await bench.until(lambda run: run.sites[2].state == state)
     return Epoch.from_bytes(resume.record)
 
 
@@ -134,5 +147,46 @@ def test_a_second_failure_while_sites_settle_begins_anew(tmp_path: Path) -> None
             assert (epoch.number, epoch.members) == (2, ("a",))
             await a.end(succeeded=True)
             assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run_scenario(scenario())
+
+
+def test_an_operator_drops_a_site_and_adds_it_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            a, b, c = await active(bench, "a", "b", "c")
+            request = pb.SiteRequest(site="c")
+            with pytest.raises(grpc.aio.AioRpcError, match="site c takes part"):
+                await bench.stub.AddSite(request, timeout=DEADLINE_S)
+            await bench.stub.DropSite(request, timeout=DEADLINE_S)
+            epoch = await go_on_without_c(bench, a, b, pb.SITE_STATE_DROPPED)
+            assert (await c.hear("stop")).stop.reason == "dropped by an operator"
+            await c.end()
+            run = await bench.get()
+            assert (list(run.members), run.epoch) == (["a", "b"], epoch.number)
+            assert "the run goes on without site c: dropped by an operator" in run.notes
+            for site, why in {"c": "dropped already", "x": "has no site"}.items():
+                with pytest.raises(grpc.aio.AioRpcError, match=why):
+                    await bench.stub.DropSite(pb.SiteRequest(site=site), timeout=DEADLINE_S)
+
+            await bench.stub.AddSite(request, timeout=DEADLINE_S)
+            assert (await c.hear("prepare")).prepare.returns
+            await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_RETURNING)
+            await bench.stub.DropSite(request, timeout=DEADLINE_S)
+            await c.hear("stop")
+            await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_DROPPED)
+            for agent in (a, b):
+                await agent.end(succeeded=True)
+            assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run_scenario(scenario())
+
+
+def test_a_site_is_not_dropped_that_the_run_needs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, topology_text(3, min_sites=3)) as bench:
+            await active(bench, "a", "b", "c")
+            with pytest.raises(grpc.aio.AioRpcError, match="2 would be left, want at least 3"):
+                await bench.stub.DropSite(pb.SiteRequest(site="c"), timeout=DEADLINE_S)
 
     run_scenario(scenario())

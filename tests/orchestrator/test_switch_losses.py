@@ -82,7 +82,7 @@ def kinds(folder: Path) -> list[str]:
 
 def test_nobody_switches_when_a_site_goes_away_before_it_has_settled(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3, min_sites=1)) as bench:
+        async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
             (a, b, c), asked = await proposed(bench)
             await settle(a, asked)
             await settle(b, asked)
@@ -99,7 +99,7 @@ def test_nobody_switches_when_a_site_goes_away_before_it_has_settled(tmp_path: P
 
 def test_all_switch_once_all_have_settled(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3, min_sites=1)) as bench:
+        async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
             agents, asked = await proposed(bench)
             for agent, round_ in zip(agents, (4, 5, 4), strict=True):
                 await settle(agent, asked, round_)
@@ -115,7 +115,7 @@ def test_all_switch_once_all_have_settled(tmp_path: Path) -> None:
 
 def test_a_site_that_cannot_have_other_trees_keeps_the_others_from_it(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3, min_sites=1)) as bench:
+        async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
             (a, b, c), asked = await proposed(bench)
             await settle(a, asked)
             why = "site b has not answered"

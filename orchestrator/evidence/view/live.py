@@ -40,6 +40,8 @@ class LiveTable:
         state = formats.run_state(run)
         heading.append(state, style=STYLES.get(state, ""))
         yield heading
+        if run.epoch and len(run.members) < len(run.sites):
+            yield Text(f"members since epoch {run.epoch}: {', '.join(run.members)}")
         if shown := _figures(run):
             yield Text("  ".join(shown))
         if run.reason_code:

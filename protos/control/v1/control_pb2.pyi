@@ -74,6 +74,8 @@ class _SiteStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     SITE_STATE_LOST: _SiteState.ValueType  # 7
     SITE_STATE_RETURNING: _SiteState.ValueType  # 8
     """it was lost, and is about to take part again"""
+    SITE_STATE_DROPPED: _SiteState.ValueType  # 9
+    """an operator has it take part no more"""
 
 class SiteState(_SiteState, metaclass=_SiteStateEnumTypeWrapper): ...
 
@@ -91,6 +93,8 @@ SITE_STATE_ENDED: SiteState.ValueType  # 6
 SITE_STATE_LOST: SiteState.ValueType  # 7
 SITE_STATE_RETURNING: SiteState.ValueType  # 8
 """it was lost, and is about to take part again"""
+SITE_STATE_DROPPED: SiteState.ValueType  # 9
+"""an operator has it take part no more"""
 global___SiteState = SiteState
 
 @typing.final
@@ -1321,6 +1325,8 @@ class Run(google.protobuf.message.Message):
     NOTES_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1338,6 +1344,7 @@ class Run(google.protobuf.message.Message):
     priority: builtins.int
     position: builtins.int
     """in the queue, from 1; 0: it does not wait"""
+    epoch: builtins.int
     @property
     def failure(self) -> global___Failure:
         """the first real one, if any"""
@@ -1353,6 +1360,10 @@ class Run(google.protobuf.message.Message):
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """what people should know beside the state: that the emulated WAN does less than asked"""
+
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """sites that take part in the latest epoch; none before the run is active"""
 
     def __init__(
         self,
@@ -1374,9 +1385,11 @@ class Run(google.protobuf.message.Message):
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         priority: builtins.int = ...,
         position: builtins.int = ...,
+        members: collections.abc.Iterable[builtins.str] | None = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "name", b"name", "notes", b"notes", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "members", b"members", "name", b"name", "notes", b"notes", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 
@@ -1574,6 +1587,24 @@ class CancelRunRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
 
 global___CancelRunRequest = CancelRunRequest
+
+@typing.final
+class SiteRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SITE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    site: builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        site: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "site", b"site"]) -> None: ...
+
+global___SiteRequest = SiteRequest
 
 @typing.final
 class OfferJoinRequest(google.protobuf.message.Message):

@@ -79,6 +79,16 @@ class CoordinatorStub(object):
                 request_serializer=protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
                 response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
+        self.DropSite = channel.unary_unary(
+                '/isthmus.control.v1.Coordinator/DropSite',
+                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                _registered_method=True)
+        self.AddSite = channel.unary_unary(
+                '/isthmus.control.v1.Coordinator/AddSite',
+                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                _registered_method=True)
         self.OfferJoin = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/OfferJoin',
                 request_serializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
@@ -154,6 +164,19 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropSite(self, request, context):
+        """The run goes on without a site, or starts it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddSite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OfferJoin(self, request, context):
         """Keeps what a join token is good for, until it is used or has ended.
         """
@@ -215,6 +238,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'CancelRun': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRun,
                     request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.FromString,
+                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+            ),
+            'DropSite': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSite,
+                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.FromString,
+                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+            ),
+            'AddSite': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddSite,
+                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.FromString,
                     response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
             ),
             'OfferJoin': grpc.unary_unary_rpc_method_handler(
@@ -470,6 +503,60 @@ class Coordinator(object):
             target,
             '/isthmus.control.v1.Coordinator/CancelRun',
             protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
+            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.control.v1.Coordinator/DropSite',
+            protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddSite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.control.v1.Coordinator/AddSite',
+            protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
             protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
             options,
             channel_credentials,

@@ -75,6 +75,17 @@ class CoordinatorStub:
         protos.control.v1.control_pb2.Run,
     ]
 
+    DropSite: grpc.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.SiteRequest,
+        protos.control.v1.control_pb2.Run,
+    ]
+    """The run goes on without a site, or starts it again."""
+
+    AddSite: grpc.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.SiteRequest,
+        protos.control.v1.control_pb2.Run,
+    ]
+
     OfferJoin: grpc.UnaryUnaryMultiCallable[
         protos.control.v1.control_pb2.OfferJoinRequest,
         protos.control.v1.control_pb2.OfferJoinResponse,
@@ -139,6 +150,17 @@ class CoordinatorAsyncStub:
 
     CancelRun: grpc.aio.UnaryUnaryMultiCallable[
         protos.control.v1.control_pb2.CancelRunRequest,
+        protos.control.v1.control_pb2.Run,
+    ]
+
+    DropSite: grpc.aio.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.SiteRequest,
+        protos.control.v1.control_pb2.Run,
+    ]
+    """The run goes on without a site, or starts it again."""
+
+    AddSite: grpc.aio.UnaryUnaryMultiCallable[
+        protos.control.v1.control_pb2.SiteRequest,
         protos.control.v1.control_pb2.Run,
     ]
 
@@ -224,6 +246,21 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
     def CancelRun(
         self,
         request: protos.control.v1.control_pb2.CancelRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]: ...
+
+    @abc.abstractmethod
+    def DropSite(
+        self,
+        request: protos.control.v1.control_pb2.SiteRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]:
+        """The run goes on without a site, or starts it again."""
+
+    @abc.abstractmethod
+    def AddSite(
+        self,
+        request: protos.control.v1.control_pb2.SiteRequest,
         context: _ServicerContext,
     ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]: ...
 

@@ -1,0 +1,61 @@
+"""`isthmus sites`: who takes part in a run that goes on."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from orchestrator.cli.options import json_option, run_options, timeout_option
+from orchestrator.cli.output import Output
+from orchestrator.cli.run_commands import saved
+from orchestrator.cli.views import run_view
+from orchestrator.client.run_reader import TERMINAL, reading
+from orchestrator.evidence.view import formats
+from orchestrator.run_folder.home import RunChoice
+from protos.control.v1 import control_pb2
+
+site_argument = click.argument("site", metavar="SITE")
+
+
+@click.group("sites")
+@json_option
+def command() -> None:
+    """Drop a site from a run that goes on, or have it take part again."""
+
+
+@command.command("drop")
+@site_argument
+@run_options
+@click.option("--checkpoint", is_flag=True, help="Have all sites write a checkpoint first.")
+@timeout_option("2min", "Drop it after this long with the last checkpoint there is.")
+@click.pass_obj
+def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout_s: float) -> int:
+    """Have RUN, by default the latest, go on without SITE, which is not started again.
+
+    The others lose no step. SITE's processes end.
+    """
+    with reading(choice) as reader:
+        if checkpoint:
+            output.note(saved(reader, choice, time.monotonic() + timeout_s))
+        run = reader.drop_site(site)
+    return _told(output, run, f"goes on without {site}")
+
+
+@command.command("add")
+@site_argument
+@run_options
+@click.pass_obj
+def add(output: Output, choice: RunChoice, site: str) -> int:
+    """Have SITE, which was dropped or lost, take part again in RUN, by default the latest.
+
+    It is started as soon as its agent is there and nothing of the run is left at it.
+    """
+    with reading(choice) as reader:
+        run = reader.add_site(site)
+    return _told(output, run, f"{site} is to take part again")
+
+
+def _told(output: Output, run: control_pb2.Run, what: str) -> int:
+    said = formats.run_state(run) if run.state in TERMINAL else what
+    return output.result(run_view(run), f"{run.run_id}: {said}")
