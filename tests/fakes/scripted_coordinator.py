@@ -107,6 +107,14 @@ class ScriptedCoordinator(control_pb2_grpc.CoordinatorServicer):
             run.state = control_pb2.RUN_STATE_STOPPING
         return run
 
+    def DropSite(
+        self, request: control_pb2.SiteRequest, context: grpc.ServicerContext
+    ) -> control_pb2.Run:
+        self._refuse(context)
+        return self._find(request.run_id, context)
+
+    AddSite = DropSite
+
     def OfferJoin(
         self, request: control_pb2.OfferJoinRequest, context: grpc.ServicerContext
     ) -> control_pb2.OfferJoinResponse:
