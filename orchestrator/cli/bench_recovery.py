@@ -120,6 +120,8 @@ def command(
         else:
             assert made.stalled_s is not None
             outcome = f"stalled for {formats.duration(made.stalled_s)}"
+            if made.away_s is not None:
+                outcome += f", back after {formats.duration(made.away_s)}"
         output.note(f"{kind}: {outcome}")
 
     runs = RecoveryRuns(

@@ -15,7 +15,7 @@ from typing import Any, Final
 from protos.errors import IsthmusError, LocalProtocolError, failure_of
 from protos.failure import Failure, one_line
 from protos.frame import Frame
-from protos.metrics import LINK
+from protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
 from sites.codecs.codec import Floats
 from sites.gateway.agent_port import Resume, Settle
 from sites.gateway.config import GatewayConfig, GatewayId
@@ -309,8 +309,13 @@ class Gateway(EndingGateway):
                 return
             finally:
                 limit.cancel()
-            took_s = time.monotonic() - begun_s
-            _log.info("the others' state: %d bytes in %.2f s", fetch.fetched_bytes, took_s)
+            values = {
+                STATE_BYTES: float(fetch.fetched_bytes),
+                FETCH_S: time.monotonic() - begun_s,
+                AGAIN: float(fetch.num_again),
+            }
+            _log.info("the others' state has come: %s", values)
+            self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
             self._local.tell_members(told)
 
         threading.Thread(target=take, name="take-state", daemon=True).start()

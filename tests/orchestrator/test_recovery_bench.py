@@ -15,6 +15,7 @@ from orchestrator.evidence.bench.recovery import (
     RecoveryRuns,
     fault_script,
     recovery_of,
+    return_of,
 )
 from orchestrator.evidence.bench.scaling import RUNS, Ended
 from orchestrator.evidence.record.bench_record import Failed
@@ -47,6 +48,24 @@ def test_the_longest_step_after_the_fault_is_the_stall_and_no_step_is_lost() -> 
     dead = records("c", [1.0] * 5)
     assert recovery_of([*a, FAULT, *b, *dead], ["a", "b"], 0.0) == (1.0, 3.0, 0)
     assert recovery_of([*a, FAULT, *b], ["a", "b"], 2.0) == (1.0, 1.0, 0)
+
+
+def test_a_return_counts_from_the_fault_to_the_first_step_of_the_site() -> None:
+    a = records("a", [1.0] * 5 + [1.5, 1.0, 1.1, 1.1, 3.0, 1.0])
+    entry = {
+        "kind": "entry",
+        "site": "c",
+        "wall_s": 11.2,
+        "values": {"state_bytes": 1e8, "fetch_s": 1.2},
+    }
+    back = [step("c", 10, 12.8, 3.0), step("c", 11, 13.8, 1.0)]
+    made = Recovery(kind="return", site="c", step_s=1.0)
+    found = return_of(made, [*a, FAULT, entry, *back], ["a"])
+    assert found.away_s == pytest.approx(7.3)
+    assert (found.beside_s, found.stalled_s) == pytest.approx((1.1, 2.0))
+    assert (found.state_bytes, found.fetch_s) == (1e8, 1.2)
+    with pytest.raises(MeasurementError, match="site c has not come back"):
+        return_of(made, [*a, FAULT, *back], ["a"])
 
 
 def test_steps_left_out_or_done_twice_are_lost() -> None:

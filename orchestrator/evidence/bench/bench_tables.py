@@ -18,12 +18,12 @@ from orchestrator.evidence.bench.allreduce_bench import (
     Times,
 )
 from orchestrator.evidence.bench.allreduce_conditions import Conditions
-from orchestrator.evidence.bench.recovery import RecoveryBench
+from orchestrator.evidence.bench.recovery import Recovery, RecoveryBench
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import Bench, Interval, Setting
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable, columns_of, told
-from orchestrator.evidence.view.formats import UNKNOWN
+from orchestrator.evidence.view.formats import UNKNOWN, show
 
 T = TypeVar("T")
 
@@ -231,6 +231,20 @@ class RecoveryTables:
             for each in bench.failures
         ]
         yield FittingTable(columns_of(headings, rows))
+        for each in bench.failures:
+            if each.away_s is not None:
+                yield Text()
+                yield Text(_returned(each))
+
+
+def _returned(made: Recovery) -> str:
+    """Return in words how a site came back."""
+    return (
+        f"return: site {made.site} took part again after {show(made.away_s, formats.duration)}, "
+        f"with {show(made.state_bytes, formats.size)} of the others that came in "
+        f"{show(made.fetch_s, formats.duration)}; meanwhile a step took "
+        f"{show(made.beside_s, formats.duration)}"
+    )
 
 
 def _allreduce_heading(bench: AllReduceBench) -> Text:

@@ -33,10 +33,11 @@ RECOVERY: Final = "recovery.json"
 
 KILLS: Final = ("gateway", "rank", "torchrun", "agent", "site")
 PATHS: Final = ("blackhole", "frozen", "outage")
-KINDS: Final = (*KILLS, *PATHS)
+RETURN: Final = "return"
+KINDS: Final = (*KILLS, *PATHS, RETURN)
 """The kinds of failure. The first five get SIGKILL. `blackhole`: nothing goes to or from the site
 any more. `frozen`: all of its processes stop where they are. `outage`: for a while nothing crosses
-between any two sites."""
+between any two sites. `return`: the gateway gets SIGKILL, and it counts how the site comes back."""
 LASTING: Final = frozenset({"outage"})
 """Kinds after which every site still takes part."""
 
@@ -56,6 +57,14 @@ class Recovery:
     without the outage itself."""
     lost_steps: int | None = None
     """Steps that a survivor left out or did twice."""
+    away_s: float | None = None
+    """From the fault until the site has taken part in a step again."""
+    beside_s: float | None = None
+    """Median step of the survivors while the site was away."""
+    state_bytes: float | None = None
+    """What the site took over of the others."""
+    fetch_s: float | None = None
+    """How long that took, from when it was let in."""
     failed: Failed | None = None
 
 
@@ -84,6 +93,8 @@ def fault_script(kind: str, site: str, others: Sequence[str], at_s: float, outag
         case "outage":
             groups = ", ".join(f"[{each}]" for each in (site, *others))
             fault = f"partition: [{groups}], for: {outage_s:g}s"
+        case "return":
+            fault = f"kill: {site}, what: gateway"
         case _:
             fault = f"kill: {site}, what: {kind}"
     return f"version: 1\nfaults:\n  - {{at: {at_s:g}s, {fault}}}\n"
@@ -127,6 +138,50 @@ def recovery_of(
         usual_s.append(median(before))
         stall_s = max(stall_s, max(after) - median(before))
     return median(usual_s), max(0.0, stall_s - outage_s), lost
+
+
+def return_of(
+    made: Recovery, records: Iterable[Mapping[str, Any]], survivors: Sequence[str]
+) -> Recovery:
+    """Return how the site came back; `stalled_s` is of the step that it entered with.
+
+    Args:
+        made: With the site, and a usual step of the others.
+        records: Lines of metrics.jsonl.
+        survivors: The others.
+
+    Raises:
+        MeasurementError: it has not come back.
+    """
+    site, step_s = made.site, made.step_s or 0.0
+    fault_s, entry, back_s = math.inf, None, math.inf
+    steps: list[tuple[float, float]] = []
+    for record in records:
+        kind, of, wall_s = record.get("kind"), record.get("site"), record["wall_s"]
+        if kind == metrics.FAULT:
+            fault_s = min(fault_s, wall_s)
+        elif kind == metrics.ENTRY and of == site:
+            entry = record
+        elif kind == metrics.STEP and of in survivors:
+            steps.append((wall_s, record["values"][metrics.STEP_S]))
+        elif kind == metrics.STEP and of == site and entry is not None:
+            back_s = min(back_s, wall_s)
+    if entry is None or back_s == math.inf:
+        raise MeasurementError(f"site {site} has not come back: let the job make more steps")
+    values = entry["values"]
+    let_in_s = entry["wall_s"] - values[metrics.FETCH_S]
+    beside = [each for wall_s, each in steps if fault_s < wall_s - each and wall_s < let_in_s]
+    entered = [each for wall_s, each in steps if let_in_s <= wall_s <= back_s + step_s]
+    if not beside or not entered:
+        raise MeasurementError("too few steps while the site was away")
+    return dataclasses.replace(
+        made,
+        away_s=back_s - fault_s,
+        beside_s=median(beside),
+        stalled_s=max(0.0, max(entered) - step_s),
+        state_bytes=values[metrics.STATE_BYTES],
+        fetch_s=values[metrics.FETCH_S],
+    )
 
 
 Launch = Callable[[Pair, Path, str, Sequence[str]], Ended]
@@ -175,9 +230,12 @@ class RecoveryRuns:
         survivors = [*others, bench.site] if is_lasting else others
         outage_s = bench.outage_s if is_lasting else 0.0
         try:
-            records = read_metrics(self.folder / RUNS / run_id / METRICS)
+            records = list(read_metrics(self.folder / RUNS / run_id / METRICS))
             step_s, stalled_s, lost = recovery_of(records, survivors, outage_s)
+            made = dataclasses.replace(made, step_s=step_s, stalled_s=stalled_s, lost_steps=lost)
+            if kind == RETURN:
+                made = return_of(made, records, survivors)
         except (MeasurementError, MetricsError) as error:
             failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
             return dataclasses.replace(made, failed=failed)
-        return dataclasses.replace(made, step_s=step_s, stalled_s=stalled_s, lost_steps=lost)
+        return made

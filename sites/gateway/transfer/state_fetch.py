@@ -119,6 +119,8 @@ class StateFetch:
         self._lock = threading.Lock()
         self._latest_s = time.monotonic()
         self._problem: OSError | None = None
+        self.num_again = 0
+        """Pieces that were asked for again."""
         self.fetched_bytes = 0
         """Of whole pieces."""
 
@@ -176,6 +178,10 @@ class StateFetch:
     def _silent_s(self) -> float:
         return time.monotonic() - self._latest_s
 
+    def _note_again(self) -> None:
+        with self._lock:
+            self.num_again += 1
+
     def _note_come(self, num_bytes: int) -> None:
         with self._lock:
             self._latest_s = time.monotonic()
@@ -228,6 +234,7 @@ class StateFetch:
                     _log.warning("piece %d from %s: %s", piece, donor.name, why)
                     num_damaged += isinstance(error, RemoteProtocolError)
                     self._book.put_back(piece)
+                    self._note_again()
                     stack.close()
                     connection = None
                     self._ended.wait(again_s)
