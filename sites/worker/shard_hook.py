@@ -81,6 +81,8 @@ class ShardHook(GradientHook):
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
+        self._copies: dict[str, int] = {}
+        """How many ranks of the site hold what this one holds of a parameter."""
         self.groups: set[Ranks] = set()
         """The ranks that share a bucket, of all buckets."""
         self._buckets: list[OwnBucket] = []
@@ -122,16 +124,40 @@ class ShardHook(GradientHook):
             self.groups.add(participants(parts))
             if rank in participants(parts):
                 self._buckets.append(OwnBucket(cut, cut.layout, sharing, route(parts, rank), set()))
+        for name in self._trained:
+            group = agreed.here.holders[name].group_of(rank)
+            assert group is not None
+            self._copies[name] = len(group[1])
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
-        for group in {id(each.module): each for each in self._groups.values()}.values():
-            is_weighed = group.is_alone and group.num_shards > 1
+        for each in {id(each.module): each for each in self._groups.values()}.values():
+            is_weighed = each.is_alone and each.num_shards > 1
             if is_weighed:
-                comm = WeightedReduceScatter(self._weigh, group.num_replicas)
-                group.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
-            is_whole = set(group.ranks) == set(self.data_ranks)
-            if not is_whole or (not is_weighed and len(group.ranks) > 1):
+                comm = WeightedReduceScatter(self._weigh, each.num_replicas)
+                each.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
+            is_whole = set(each.ranks) == set(self.data_ranks)
+            if not is_whole or (not is_weighed and len(each.ranks) > 1):
                 self._is_counted_alike = len(self.data_ranks) > 1
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Return what this rank holds of each gradient that there is: views."""
+        self.finish()
+        return {
+            name: local_of(each.grad)
+            for name, each in self._trained.items()
+            if each.grad is not None
+        }
+
+    def norm(self, device: torch.device) -> torch.Tensor:
+        """Return the 2-norm of the site's whole gradient: float64, shape (1,).
+
+        A collective of the site, whose sums other sites round in another way.
+        """
+        squares = torch.zeros(1, dtype=torch.float64, device=device)
+        for name, local in self.gradients().items():
+            squares += local.double().square().sum() / self._copies[name]
+        dist.all_reduce(squares)
+        return squares.sqrt()
 
     def finish(self, *_: object) -> None:
         """End a round that is still open: what an optimizer calls before each step."""

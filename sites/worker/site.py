@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from sites.checkpoint.run_objects import RunObjects, Stateful
     from sites.checkpoint.training_state import TrainingState
     from sites.worker.canonical import Agreed, SiteTensors
+    from sites.worker.shard_hook import ShardHook
 
 _LOOK_S = 1.0
 
@@ -126,6 +127,7 @@ class Site:
         self._pipeline: BucketPipeline | None = None
         self._collectives: Collectives | None = None
         self._is_pipeline = False
+        self._shard_hook: ShardHook | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
@@ -233,6 +235,33 @@ class Site:
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         named = [(str(index), each) for index, each in enumerate(tensors)]
         self._open_average().average(named, tokens, exact=exact)
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the gradients of a sharded model so that their 2-norm is `max_norm` at most.
+
+        A collective of all ranks of all sites, which costs a round trip: sites that shard in unlike
+        ways round sums of squares in unlike ways, and here all take the mean of their norms. After
+        a synchronised backward pass.
+
+        Returns:
+            The norm before, the same bits at all sites.
+
+        Raises:
+            RuntimeError: no sharded model is synchronised. The gradients of any other have the same
+                bits on every rank: torch.nn.utils.clip_grad_norm_ does.
+            IsthmusError: the exchange failed.
+        """
+        if self._shard_hook is None:
+            raise RuntimeError(
+                "site.clip_grad_norm_: synchronize a model of fully_shard first; for any other, "
+                "torch.nn.utils.clip_grad_norm_ finds the same norm on every rank"
+            )
+        norm = self._shard_hook.norm(self.device).float()
+        self.all_reduce([norm], exact=True)
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for each in self._shard_hook.gradients().values():
+            each.mul_(scale.to(each.device))
+        return float(norm)
 
     def empty(self, *sizes: int) -> torch.Tensor:
         """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
@@ -651,6 +680,7 @@ class Site:
         hook.agree(agreed)
         state = ShardedState(agreed, hook.own)
         self._is_pipeline = state.is_split
+        self._shard_hook = hook
         self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
         if not self._returns:
             state.equalise(self._initial_state())

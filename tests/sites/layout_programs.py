@@ -32,6 +32,7 @@ from tests.sites.worker_programs import join_site
 VOCABULARY, WIDTH, HIDDEN, EXPERTS, LAYERS = 11, 32, 64, 4, 2
 SAMPLES, LENGTH = 4, 5
 LEARNING_RATE = 0.2
+CLIP_NORM = 0.3
 MICRO_BATCHES = 2
 
 RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "pp": 4, "ep": 4, "hsdp": 4, "ddp": 2}
@@ -251,24 +252,25 @@ def train(folder: Path, name: str) -> None:
     optimizer = torch.optim.SGD(laid.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     site.synchronize(laid.model, optimizer)
     first = sum(DATA_RANKS[each] for each in layouts[: site.index])
-    losses = []
+    losses, norms = [], []
     for step in range(num_steps):
         optimizer.zero_grad()
         site.count_tokens(tokens_of(layout, step, laid.place))
         loss = laid.step(*data(step, first + laid.place))
+        norms.append(site.clip_grad_norm_(CLIP_NORM))
         optimizer.step()
         losses.append(float(loss))
-    saved = {"losses": losses, "place": laid.place, "layout": layout}
+    saved = {"losses": losses, "norms": norms, "place": laid.place, "layout": layout}
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")
 
 
-def reference(layouts: list[str], num_steps: int) -> list[list[float]]:
-    """Train in one process; return each step's losses by data-parallel rank of all sites."""
+def reference(layouts: list[str], num_steps: int) -> tuple[list[list[float]], list[float]]:
+    """Train in one process; return losses by step and data-parallel rank, and norms."""
     model = net(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    found = []
+    found, norms = [], []
     for step in range(num_steps):
         optimizer.zero_grad()
         tokens = [
@@ -282,6 +284,7 @@ def reference(layouts: list[str], num_steps: int) -> list[list[float]]:
             loss = loss_of(model(inputs), targets)
             backward(loss * weight / sum(tokens))
             losses.append(float(loss.detach()))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)))
         optimizer.step()
         found.append(losses)
-    return found
+    return found, norms

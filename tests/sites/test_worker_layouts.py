@@ -48,9 +48,12 @@ def run(folder: Path, layouts: tuple[str, ...], num_steps: int) -> FakeGateways:
 def test_two_layouts_train_as_one_process(tmp_path: Path, layouts: tuple[str, str]) -> None:
     num_steps = 6 if layouts in DEFAULT else 30
     gateways = run(tmp_path, layouts, num_steps)
-    wanted = programs.reference([*layouts], num_steps)
+    wanted, norms = programs.reference([*layouts], num_steps)
     first = 0
     saved = results(tmp_path)
+    for each in saved.values():
+        assert each["norms"] == pytest.approx(norms, rel=1e-5)
+        assert each["norms"] == saved["site0-rank0"]["norms"], "the same bits"
     for site, layout in enumerate(layouts):
         for place in range(programs.DATA_RANKS[layout]):
             ranks = [
