@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -29,6 +30,8 @@ class Sshd:
     folder: Path
     port: int
     pid: int
+    user: str
+    """Who may log in."""
 
     def launcher(
         self,
@@ -43,7 +46,7 @@ class Sshd:
         """Return a site's launcher, as YAML."""
         return (
             f"{{kind: {kind}, options: {options}, host: 127.0.0.1, port: {self.port}, "
-            f"user: {getpass.getuser()}, "
+            f"user: {self.user}, "
             f"key: {self.folder / key}, known_hosts: {self.folder / known}, python: {python}, "
             f"folder: {folder}}}"
         )
@@ -72,14 +75,36 @@ def _key(path: Path) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
+def _as_nobody(folder: Path, home: Path) -> list[str]:
+    """Return what gives a command a /etc/passwd of its own, in which `nobody` may log in."""
+    own = folder / "passwd"
+    lines = Path("/etc/passwd").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("nobody:")]
+    account = pwd.getpwnam("nobody")
+    entry = f"nobody:x:{account.pw_uid}:{account.pw_gid}::{home}:/bin/sh"
+    own.write_text("\n".join([*kept, entry]) + "\n")
+    own.chmod(0o644)
+    mounted = f'mount --bind {own} /etc/passwd && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mounted, "sh"]
+
+
+def _let_in(folder: Path, home: Path) -> None:
+    """Have the key log in who has that home."""
+    (home / ".ssh").mkdir(mode=0o755)
+    (home / ".ssh" / "authorized_keys").write_bytes((folder / "key.pub").read_bytes())
+
+
 @contextmanager
-def sshd(folder: Path, environment: str = "") -> Iterator[Sshd]:
+def sshd(folder: Path, environment: str = "", home: Path | None = None) -> Iterator[Sshd]:
     """Run one for as long as the block lasts. Skips the test where there is none.
 
     Args:
         folder: Made for it.
         environment: What all sessions find in theirs, as `A=B`.
+        home: It lets in `nobody`, who has this one, by the keys in there. That takes root.
     """
+    if home is not None and os.geteuid() != 0:
+        pytest.skip("takes root")
     if not Path(SSHD).exists() or shutil.which("ssh-keygen") is None:
         pytest.skip("no sshd here: apt install openssh-server")
     if os.geteuid() == 0:
@@ -92,22 +117,28 @@ def sshd(folder: Path, environment: str = "") -> Iterator[Sshd]:
     host_key = " ".join((folder / "host.pub").read_text().split()[:2])
     (folder / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
     (folder / "nobody_known").write_text("")
+    keys = folder / "authorized_keys" if home is None else ".ssh/authorized_keys"
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\n"
-        f"PidFile {folder / 'sshd.pid'}\nAuthorizedKeysFile {folder / 'authorized_keys'}\n"
+        f"PidFile {folder / 'sshd.pid'}\nAuthorizedKeysFile {keys}\n"
         "PasswordAuthentication no\nUsePAM no\nStrictModes no\nPermitRootLogin yes\n"
         + (f"SetEnv {environment}\n" if environment else "")
     )
+    namespace: list[str] = []
+    if home is not None:
+        _let_in(folder, home)
+        namespace = _as_nobody(folder, home)
     with (folder / "sshd.log").open("wb") as log:
         process = subprocess.Popen(
-            [SSHD, "-D", "-e", "-f", str(folder / "config")],
+            [*namespace, SSHD, "-D", "-e", "-f", str(folder / "config")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
         try:
             wait_for((folder / "sshd.pid").exists, lambda: (folder / "sshd.log").read_text(), 10)
-            yield Sshd(folder, port, process.pid)
+            user = getpass.getuser() if home is None else "nobody"
+            yield Sshd(folder, port, process.pid, user)
         finally:
             for session in psutil.Process(process.pid).children(recursive=True):
                 session.kill()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
+import shutil
 import signal
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +19,8 @@ import pytest
 
 from tests.fakes.sshd import Sshd, sshd
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -122,10 +129,64 @@ def test_over_tls_with_the_coordinator_at_a_site(run: Bench, server: Sshd) -> No
 
 
 @pytest.mark.exhaustive
+def test_a_user_that_is_not_root_behind_a_jump_host(
+    run: Bench, server: Sshd, tmp_path: Path
+) -> None:
+    """`nobody` has a home and a Python that it may read: the system's, with our packages."""
+    account = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory(prefix="isthmus-nobody-") as folder:
+        home = Path(folder)
+        python = home / "python"
+        packages = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"]])
+        system = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {system} "$@"\n')
+        python.chmod(0o755)
+        with sshd(tmp_path / "nobodys", home=home) as nobodys:
+            shutil.chown(home, account.pw_uid, account.pw_gid)
+            at = home / "site"
+            jump = f"{server.user}@127.0.0.1:{server.port}"
+            # One key and one file of known hosts for both: the jump host's own are the same.
+            launcher = nobodys.launcher(str(python), at)
+            known = nobodys.folder / "known"
+            known.write_text(known.read_text() + (server.folder / "known").read_text())
+            keys = server.folder / "authorized_keys"
+            keys.write_bytes(keys.read_bytes() + (nobodys.folder / "key.pub").read_bytes())
+            behind = f"{launcher[:-1]}, jump: {jump}}}"
+            # Both train on the standard library's sources: the same Python.
+            topology = written(run, {"a": behind, "b": f"{{kind: local, python: {python}}}"})
+            run.isthmus("up", topology).check()
+            (agent,) = (
+                process
+                for process in map(psutil.Process, run_by(account.pw_uid))
+                if "--site" in process.cmdline()
+            )
+            assert agent.cwd() == str(at)
+            secret = at / "credentials" / "token"
+            assert (secret.stat().st_uid, secret.stat().st_mode & 0o077) == (account.pw_uid, 0)
+            assert len(server.sessions()) == 1
+            launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
+            assert launched.envelope["data"]["verified_steps"] == 1 + 3
+            run.isthmus("down", topology).check()
+            assert run_by(account.pw_uid) == []
+            assert not secret.exists()
+            assert server.sessions() == []
+
+
+def run_by(uid: int) -> list[int]:
+    """Return the processes of a user, sshd's apart."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real == uid and "sshd" not in process.name():
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.exhaustive
 def test_a_site_of_two_machines_over_ssh_and_tls(run: Bench, server: Sshd) -> None:
-    launcher = server.launcher(sys.executable, run.folder / "at-a")
-    inner = f"{launcher[:-1]}, options: {json.dumps(server.inner())}}}"
-    topology = Path(written(run, {"a": inner}))
+    inner = json.dumps(server.inner())
+    launcher = server.launcher(sys.executable, run.folder / "at-a", options=inner)
+    topology = Path(written(run, {"a": launcher}))
     described = topology.read_text().replace("mode: insecure", "mode: mtls")
     described = described.replace("nodes: 1", "nodes: 2, hosts: [127.0.1.1, 127.0.1.2]", 1)
     topology.write_text(described.replace(", address: 127.0.0.2", "", 1))
