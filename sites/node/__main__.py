@@ -52,6 +52,9 @@ _STAGES = frozenset(
     {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}
 )
 """Calls that go on until they are done, or the run is to end."""
+TERMINATED_S = 25.0
+"""From SIGTERM to the end. Slurm sends it to all of a site at once, and the agent has a checkpoint
+written before it ends this process."""
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +74,9 @@ def main() -> int:
 async def _serve() -> int:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in (signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(signum, ended.set)
+    loop.add_signal_handler(signal.SIGTERM, loop.call_later, TERMINATED_S, ended.set)
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout)

@@ -34,7 +34,7 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Slurm]:
     folder = tmp_path_factory.mktemp("slurm") / "here"
-    with slurm(folder, *(f"part_{site}=1" for site in SITES)) as made:
+    with slurm(folder, "part_a=1", "part_b=1", "part_c=2") as made:
         monkeypatch.setenv("SLURM_CONF", str(made.folder / "slurm.conf"))
         yield made
 
@@ -192,9 +192,13 @@ def test_before_the_time_limit_a_checkpoint_is_written_and_the_site_comes_back(
 
 
 def test_batch_jobs_leave_by_requeue_and_come_back(run: Bench, cluster: Slurm) -> None:
+    """The site that is requeued has two nodes."""
     topology = written(
         run, steps=100_000, checkpoint="checkpoint: {every: 100000 steps, keep: 2}\n"
     )
+    lines = Path(topology).read_text().splitlines()
+    lines = [line.replace("nodes: 1", "nodes: 2") if "name: c," in line else line for line in lines]
+    Path(topology).write_text("\n".join(lines) + "\n")
     coordinator = run.start(
         *("coordinator", "--topology", topology, "--bind", "127.0.0.1:0"),
         *("--state", str(run.folder / "coordinator"), "--json"),
