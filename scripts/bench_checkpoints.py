@@ -1,6 +1,6 @@
 """Measure for how long training waits for a checkpoint, and how long writing one takes.
 
-Usage: quiet python scripts/bench_checkpoints.py [--width W] [--layers L] [--steps N] [--threads T]
+Usage: python scripts/bench_checkpoints.py [--width W] [--layers L] [--steps N] [--threads T]
 
 One rank trains the shipped model in this process and saves every fifth step, to a temporary
 folder. A step that is saved is followed by one beside which the copy, the writing and the digests

@@ -1,6 +1,6 @@
 """Train through a fault a minute, and tell how much of the time was training.
 
-Usage: slot python -m scripts.soak [--minutes N] [--every S] [--seed N] [--kinds KIND,..]
+Usage: python -m scripts.soak [--minutes N] [--every S] [--seed N] [--kinds KIND,..]
 
 A coordinator and the agents of three sites run on this machine as separate commands, in a network
 namespace of their own (root), each site on an address of its own. Beside them, as a service manager

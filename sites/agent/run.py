@@ -115,6 +115,7 @@ class SiteRun:
     def resume(self, message: Resume) -> None:
         """Go on in a new epoch."""
         if self._epochs is not None:
+            self._opinions.forget(message.enters)
             if message.endpoints and self._processes is not None:
                 self._processes.tell_addresses(message.endpoints)
             try:

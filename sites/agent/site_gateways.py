@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from protos.control.v1.control_pb2 import (
@@ -144,6 +144,11 @@ class Opinions:
         """Return the sites that are suspected now."""
         found = (self._of(site) for site in self._by_site)
         return [each for each in found if each is not None]
+
+    def forget(self, sites: Iterable[str]) -> None:
+        """Sites take part again: what was thought of them was of gateways that have ended."""
+        for site in sites:
+            self._by_site.pop(site, None)
 
     def _of(self, site: str) -> Suspect | None:
         opinions = list(self._by_site.get(site, {}).values())

@@ -13,7 +13,7 @@ from protos.control.v1.control_pb2 import (
     Settle,
     Settled,
 )
-from sites.agent.site_gateways import EpochChange
+from sites.agent.site_gateways import EpochChange, Opinions
 from sites.gateway import agent_port
 from sites.node.failures import SiteError
 from topology.epoch import (
@@ -110,3 +110,13 @@ def test_gateways_resume_with_what_the_coordinator_says() -> None:
     assert site.put == [Resumed(epoch=3, round=8)]
     with pytest.raises(SiteError, match="the epoch is not JSON"):
         site.epochs.resume(Resume(epoch=4, record=b"{"))
+
+
+def test_a_site_that_comes_back_is_not_suspected_for_what_was_before() -> None:
+    opinions = Opinions()
+    suspect = {"op": "suspect", "gateway": 0, "site": "b", "is_gone": True, "why": "it has ended"}
+    assert opinions.take(suspect) is not None
+    assert [each.site for each in opinions.suspects()] == ["b"]
+    opinions.forget(["b"])
+    assert opinions.suspects() == [], "a coordinator that was started again would hear of it"
+    assert opinions.take(suspect) is not None, "news, should it fail again"
