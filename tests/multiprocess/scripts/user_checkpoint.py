@@ -1,6 +1,6 @@
 """A user's own script that is saved and resumed, with all there is.
 
-Arguments: STEPS ddp|fsdp DROPOUT.
+Arguments: STEPS ddp|fsdp|average DROPOUT.
 """
 
 import sys
@@ -37,11 +37,14 @@ model: nn.Module = nn.Sequential(
 if kind == "fsdp":
     fully_shard(model[0])  # type: ignore[index]
     fully_shard(model)
-else:
+elif kind == "ddp":
     model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-site.synchronize(model, optimizer)
+if kind == "average":
+    site.average_gradients(optimizer)
+else:
+    site.synchronize(model, optimizer)
 
 torch.manual_seed(1000 + site.global_rank)  # of dropout: a rank's own
 generator = torch.Generator().manual_seed(0)
