@@ -116,7 +116,11 @@ class ShardHook(GradientHook):
         return found
 
     def agree(self, agreed: Agreed) -> None:
-        """Cut the agreed list into buckets, and hook into this rank's parameters."""
+        """Cut the agreed list into buckets, and hook into this rank's parameters.
+
+        Raises:
+            TypeError: fully_shard makes the mean over other ranks than those with data.
+        """
         rank = dist.get_rank()
         cuts = cut_gradients(agreed.law, self._bucket_numel)
         for cut, sharing in zip(cuts, agreed.shared_by(cuts, rank), strict=True):
@@ -136,6 +140,13 @@ class ShardHook(GradientHook):
                 comm = WeightedReduceScatter(self._weigh, each.num_replicas)
                 each.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
             is_whole = set(each.ranks) == set(self.data_ranks)
+            if not is_weighed and not is_whole:
+                raise TypeError(
+                    f"site.synchronize: fully_shard makes the mean of a {type(each.module).__name__}"
+                    f" over ranks {list(each.ranks)}, but ranks {list(self.data_ranks)} have data "
+                    "of their own: call fully_shard on that module alone, with a mesh of several "
+                    "ranks (experts: of those that hold the same ones)"
+                )
             if not is_whole or (not is_weighed and len(each.ranks) > 1):
                 self._is_counted_alike = len(self.data_ranks) > 1
 
