@@ -129,6 +129,10 @@ CASES = [
     Case("events", ("-f", *AT)),
     Case("queue", (*AT,)),
     error("queue", code="RUN_NOT_FOUND"),
+    *(
+        error("sites", verb, "oregon", "--coordinator", NOWHERE, code="COORDINATOR_UNREACHABLE")
+        for verb in ("add", "drop")
+    ),
     error("queue", "--coordinator", NOWHERE, code="COORDINATOR_UNREACHABLE"),
     *(error(command, code="RUN_NOT_FOUND") for command in ABOUT_RUNS),
     *(error(command, "r9", *AT, code="RUN_NOT_FOUND") for command in ABOUT_RUNS),
@@ -242,7 +246,8 @@ def test_every_command_is_among_the_cases_with_success_and_error() -> None:
     # A coordinator and an agent run until they are stopped: tests/multiprocess sees them succeed.
     # A benchmark is many runs: tests/cli/test_bench.py. A probe is one: tests/cli/test_probe.py.
     # What is up has to be taken down: tests/multiprocess/test_up.py.
-    elsewhere = {"coordinator", "agent", "bench", "probe", "up", "down"}
+    # Sites leave and come where there is a run: tests/multiprocess/test_returning_site.py.
+    elsewhere = {"coordinator", "agent", "bench", "probe", "up", "down", "sites"}
     assert {case.command for case in CASES if case.code is None} == set(COMMANDS) - elsewhere
     assert {case.command for case in CASES if case.code} == set(COMMANDS)
 

@@ -20,6 +20,11 @@ def _examine(data: bytes) -> object:
     return *checked, tcp_findings({"a": machine, "b": machine}, _WORLD, None)
 
 
+def _most_bytes(data: bytes) -> int:
+    """Return what the text may take, and the findings besides."""
+    return (64 << 10) + json_bytes(data)
+
+
 def _samples() -> list[bytes]:
     facts = to_json(good_facts())
     bad = {
@@ -39,6 +44,6 @@ FACTS_TARGETS = (
         decode=_examine,
         refusals=(NoAnswerError,),
         samples=_samples,
-        most_bytes=json_bytes,
+        most_bytes=_most_bytes,
     ),
 )
