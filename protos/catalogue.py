@@ -232,7 +232,7 @@ _ENTRIES = (
     Entry(
         "NODE_LOST",
         "The supervisor of one of a site's machines ended, or fell silent.",
-        "Check that machine, and its path to the site's first.",
+        "Check that machine, and the network between it and the site's first machine.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
@@ -257,8 +257,9 @@ _ENTRIES = (
     Entry(
         "SAME_DATA",
         "Sites train on the same data.",
-        "Read by site.sampler(dataset), or by site.global_rank and site.global_world_size: "
-        "torchrun's RANK and WORLD_SIZE count one site. Where it is meant: "
+        "Divide the data by site.sampler(dataset), or by site.global_rank and "
+        "site.global_world_size: torchrun's RANK and WORLD_SIZE count the ranks of one site. "
+        "Where the same data is meant: "
         "`verify: {same_data: warn}` in the job.",
         ExitCode.JOB_FAILED,
     ),

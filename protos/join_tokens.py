@@ -34,28 +34,28 @@ TOKEN_CHARS: Final = 8192
 
 
 class BadTokenError(IsthmusError):
-    """It is no join token, or is not for this, or what came for it cannot be opened."""
+    """A join token is none, or is for something else, or what came for it cannot be opened."""
 
     code = "BAD_CERTIFICATE"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """What a machine shows, once. All three are PEM."""
+    """A certificate that a machine shows once, its key, and the authority. All three are PEM."""
 
     ca: bytes
     cert: bytes
     key: bytes
 
     def text(self) -> str:
-        """Return it as one line of letters, digits, `-` and `_`."""
+        """Return the token as one line of letters, digits, `-` and `_`."""
         fields = {"ca": self.ca, "cert": self.cert, "key": self.key}
         written = json.dumps({name: value.decode("ascii") for name, value in fields.items()})
         return _BEGIN + base64.urlsafe_b64encode(zlib.compress(written.encode(), 9)).decode("ascii")
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Read one.
+        """Read a token from its text.
 
         Raises:
             BadTokenError: it is none.
@@ -78,10 +78,10 @@ class JoinToken:
 
     @property
     def identity(self) -> Identity:
-        """Whom it lets join.
+        """Whom the token lets join.
 
         Raises:
-            BadTokenError: nobody.
+            BadTokenError: it lets nobody join.
         """
         from cryptography import x509  # imported here: without TLS nobody waits for it
 
@@ -92,7 +92,7 @@ class JoinToken:
 
     @property
     def holder(self) -> str:
-        """By what the coordinator knows it."""
+        """The name by which the coordinator knows the token."""
         return holder_of(self.cert)
 
     def seal(self, files: Mapping[str, bytes]) -> bytes:
@@ -122,7 +122,7 @@ class JoinToken:
             ) from error
 
     def exchange(self, address: str) -> dict[str, bytes]:
-        """Show it to the coordinator at host:port, and return the files that it is good for.
+        """Show the token to the coordinator at host:port, and return the files that it is good for.
 
         Raises:
             IsthmusError: it was used before, has expired, or nobody answers whom it believes.
@@ -139,7 +139,7 @@ class JoinToken:
 
     @property
     def _bound(self) -> bytes:
-        """What the sealed text belongs to, beside the key."""
+        """What the sealed text belongs to beside the key: the holder's identity."""
         return self.identity.uri.encode()
 
     def _secret(self) -> bytes:

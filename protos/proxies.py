@@ -22,7 +22,7 @@ _URL = re.compile(r"http://([^\s/@]+@)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@]+):[0-9]{
 
 
 class ProxyError(IsthmusError):
-    """The environment names something else than a proxy."""
+    """The environment names a proxy that is none."""
 
     code = "INVALID_CONFIG"
 

@@ -23,10 +23,10 @@ from topology.world import Topology
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what several objects share in each of them, and a file's lines as lines."""
+    """Writes YAML without aliases, and texts of several lines as blocks."""
 
     def ignore_aliases(self, _data: object) -> bool:
-        """Never refer to something above."""
+        """Repeat what objects share: no aliases."""
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:

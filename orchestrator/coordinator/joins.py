@@ -1,4 +1,4 @@
-"""What the coordinator keeps for join tokens until they are used: sealed, a file each.
+"""Keeps what join tokens are good for, sealed and in a file each, until they are used.
 
 STATE/joins/HOLDER.json   {"site", "ends_wall_s", "sealed"}; removed before it is handed out
 """

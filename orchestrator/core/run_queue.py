@@ -16,9 +16,9 @@ class Waiting:
     priority: int
     """Higher begins first."""
     sequence: int
-    """Of its submission: of the same priority, the older begins first."""
+    """Number of its submission: of the same priority, the older begins first."""
     sites: frozenset[str]
-    """That it needs for itself."""
+    """The sites that it needs for itself."""
 
 
 class RunQueue:

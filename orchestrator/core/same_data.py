@@ -26,17 +26,17 @@ class SameData:
 
 
 class SameDataWatch:
-    """Pure: hashes in, what was found out. Gradients of different data are never equal."""
+    """Finds equal hashes in a step. Pure. Gradients of different data are never equal."""
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[int, str]] = {}
-        """By step: which site had a hash first."""
+        """Which site had a hash first, by step and hash."""
         self._found: set[int] = set()
         """Steps. A run that goes on in spite of it keeps a number for each."""
         self._newest = 0
 
     def report(self, site: str, step: int, gradient_hash: int) -> SameData | None:
-        """Take the hash of a site's own gradient; 0: there is none to compare.
+        """Compare the hash of a site's own gradient with others'; 0: there is none to compare.
 
         Returns:
             What was found; once a step, however many sites are alike.

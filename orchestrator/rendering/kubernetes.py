@@ -27,27 +27,27 @@ GIVEN = "/run/certs-given"
 CERTS = "/run/certs"
 TOPOLOGY = "topology.yaml"
 USER = 1000
-"""Nobody's in particular; the image's Containerfile makes the same."""
+"""User id in the containers; the image's Containerfile makes the same user."""
 TCP_PORTS = 64
-"""A Service opens each port by name."""
+"""Ports of a site at most: its Service names each of them."""
 NODE_JOB = "node"
 RESOURCES = (("cpu", ""), ("tpu", "google.com/tpu"), ("mi", "amd.com/gpu"))
-"""What a node offers an accelerator as, by how the accelerator's name begins; else NVIDIA's."""
+"""What Kubernetes calls an accelerator, by how its name here begins; else NVIDIA's."""
 
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a topology does not say."""
+    """What a deployment takes beside the topology."""
 
     image: str
     coordinator: str
     """host:port, as sites reach it."""
     storage: str = "100Gi"
-    """Of each site's volume, for checkpoints and logs."""
+    """Size of each site's volume, for checkpoints and logs."""
     resource: str | None = None
-    """What a node offers an accelerator as, and empty: nothing is asked for; None: by its name."""
+    """What Kubernetes calls an accelerator; empty: none is asked for; None: see RESOURCES."""
     cpus_per_rank: int = 4
     memory_per_rank: str = "16Gi"
     overrides: tuple[str, ...] = ()

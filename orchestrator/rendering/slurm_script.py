@@ -26,14 +26,14 @@ def slurm_script(
     folder: str,
     environment: Mapping[str, str],
 ) -> str:
-    """Return what sbatch takes.
+    """Return the script of a site, as sbatch takes it.
 
     Args:
-        topology: Of the deployment.
-        site: Whose agent it starts.
+        topology: The deployment's.
+        site: The site whose agent it starts.
         coordinator: host:port, as the site reaches it.
-        python: On the site's nodes, with isthmus.
-        folder: Of the agent's files, on the site's nodes.
+        python: Path on the site's nodes of a Python that has isthmus.
+        folder: Path on the site's nodes of the agent's files.
         environment: Variables of the agent: where certificates are.
     """
     options = [
@@ -54,9 +54,9 @@ def slurm_script(
         f"{shlex.quote(python)} -m {AGENT} {shlex.join(arguments)} &",
         "agent=$!",
         "again=",
-        "# Slurm has said that the time limit is near: all sites write a checkpoint, and it starts anew.",
+        "# Slurm says that the time limit is near: sites write a checkpoint, and it starts anew.",
         "trap 'again=yes; kill -TERM \"$agent\"' USR1",
-        "# Cancelled, requeued or preempted: a checkpoint as well, and the rest is Slurm's business.",
+        "# Cancelled, requeued or preempted: a checkpoint as well; the rest is Slurm's business.",
         "trap 'kill -TERM \"$agent\"' TERM",
         'while kill -0 "$agent" 2>/dev/null; do',
         '    wait "$agent"',

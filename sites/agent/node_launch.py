@@ -17,7 +17,7 @@ from sites.node.failures import SiteError
 from topology.world import Launcher, Site
 
 MODULE = "sites.node"
-"""What runs as a supervisor."""
+"""The module that runs as a supervisor."""
 SCONTROL_S = 20.0
 
 
@@ -26,9 +26,9 @@ class NodePlace:
     """One node of a site."""
 
     host: str | None
-    """By which the site's other nodes reach it; None: all are on this machine."""
+    """Host by which the site's other nodes reach it; None: all are on this machine."""
     command: tuple[str, ...]
-    """What starts its supervisor."""
+    """The command that starts its supervisor."""
     shares_files: bool
     """The node reads this machine's secrets where they are."""
 
@@ -37,7 +37,7 @@ def node_places(site: Site, launcher: str) -> list[NodePlace]:
     """Return all nodes of a site; the first one is the agent's own. May block for a while.
 
     Args:
-        site: Which.
+        site: The site, as the topology describes it.
         launcher: How the others are started: one of topology.world.LAUNCHERS.
 
     Raises:
@@ -92,7 +92,8 @@ def _slurm_nodes(site: Site, environ: Mapping[str, str]) -> list[tuple[str, str]
     if len(names) != site.nodes:
         raise SiteError(
             "LAUNCH_FAILED",
-            f"site {site.name} has {site.nodes} nodes, and Slurm has given {len(names)}: {allocated}",
+            f"site {site.name} has {site.nodes} nodes, "
+            f"and Slurm has given {len(names)}: {allocated}",
         )
     own = environ.get("SLURMD_NODENAME", names[0])
     names.sort(key=lambda name: name != own)

@@ -36,9 +36,9 @@ from sites.silence import Silence, Standstills
 from topology.json_fields import to_json
 
 _EXIT_S = 2.0
-"""Between the end of a supervisor's output and that of its process."""
+"""Time between the end of a supervisor's output and that of its process."""
 _CLOSE_S = 5.0
-"""For the last lines of its logs, and for its end."""
+"""Time for the last lines of its logs, and for its end."""
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _LostError(Exception):
 
 
 class RemoteNode:
-    """A node (sites/node/node.py)."""
+    """A node, as sites/node/node.py has it, whose supervisor is another process."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class RemoteNode:
         return await answer
 
     async def _stage(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """The same of a stage of the run, which the loss of the node ends: nobody goes on here."""
+        """Have it do a stage of the run; where the node is lost meanwhile, this never returns."""
         try:
             return await self._call(call, **arguments)
         except _LostError:

@@ -15,19 +15,19 @@ class Stateful(Protocol):
     """What a script may have saved along: a scheduler, a scaler, counts of its own."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it; equal at all ranks, for the first one's is saved."""
+        """Return the object's state; equal at all ranks, for the first one's is saved."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Take what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
 
 class RunObjects:
-    """Gathers it, and puts it back. Holds references only."""
+    """Gathers what a run has beside tensors, and puts it back. Holds references only."""
 
     def __init__(
         self, state: TrainingState, named: Mapping[str, Stateful], exchange: ExchangeState
     ) -> None:
-        """`named` are scheduler and extras, by name."""
+        """Look after the scheduler and extras, `named`, by name."""
         self._state = state
         self._named = named
         self._exchange = exchange
@@ -38,7 +38,7 @@ class RunObjects:
         return self._exchange.buckets
 
     def now(self, buckets: list[list[str]]) -> dict[str, Any]:
-        """Return a copy, with the buckets into which gradients were cut."""
+        """Return a copy of all of it, with the buckets into which gradients were cut."""
         states = {name: each.state_dict() for name, each in self._named.items()}
         exchange = {"buckets": buckets}
         held = {"optimizer": self._state.settings(), "objects": states, "exchange": exchange}

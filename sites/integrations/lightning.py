@@ -18,7 +18,7 @@ class Together(Callback):  # type: ignore[misc] # lightning may not be there
     """
 
     def __init__(self, site: Site, tokens: Callable[[Any], int] | None = None) -> None:
-        """Prepare.
+        """Make the callback for a site.
 
         `tokens` says what a batch's loss is a mean over, and so what it weighs; None: all ranks
         weigh alike.

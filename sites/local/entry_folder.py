@@ -2,7 +2,7 @@
 
 FOLDER/entry/epoch-7/   at each node: for whoever enters with epoch 7
    tensors              parameters and the optimizer's tensors: the same bytes at all sites
-   objects              everything else, pickled: it means the same at all sites
+   objects              everything else, as torch.save writes it: it means the same at all sites
    index.json           digests of all pieces; written last
 
 Ranks write it and read it (sites/checkpoint/entry_state.py). Gateways carry it from those who have

@@ -160,7 +160,7 @@ class _Service:
                 self._supervisor.tell_gateways(message["tell"])
 
     async def _watch(self, silence: Silence) -> None:
-        """Say that this lives; return once the agent has been silent for too long."""
+        """Tell the agent that this lives; return once the agent has been silent for too long."""
         order = self._order
         standstills = Standstills(time.monotonic(), order.lease_s)
         while silence.lasts_s(now_s := time.monotonic()) < order.lease_s:

@@ -47,7 +47,7 @@ class NodeOrder:
     """What ranks and gateways find in their environment beside what the node has."""
     build: str
     lease_s: float
-    """Either end gives the other up that has been silent for so long."""
+    """Either end gives the other up once it has been silent for so long."""
     heartbeat_s: float
 
 
@@ -72,7 +72,7 @@ def failure_of(fields: Mapping[str, Any]) -> Failure:
 
 
 def error_fields(error: SiteError) -> dict[str, Any]:
-    """Return what `error_of` makes the same error of."""
+    """Return an error's fields, of which `error_of` makes the same error."""
     return {
         "code": error.code,
         "message": str(error),

@@ -27,7 +27,10 @@ LEAVE_S = 1.0
 
 
 class Supervisor:
-    """A node (sites/node/node.py). Whoever owns the process ends what `end` leaves below it."""
+    """A node, as sites/node/node.py has it, whose processes this one starts.
+
+    Whoever owns this process ends what `end` leaves below it.
+    """
 
     def __init__(
         self,

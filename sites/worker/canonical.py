@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """How many elements it has."""
         numel = 1
         for each in self.shape:
             numel *= each
@@ -77,7 +77,7 @@ class SiteTensors:
 
     entries: tuple[Entry, ...]
     holders: Mapping[str, Holders]
-    """By name."""
+    """Who holds a tensor, by its name."""
 
     @classmethod
     def gather(cls, own: Sequence[Held]) -> Self:
@@ -147,11 +147,11 @@ class Agreed:
     """All tensors, in the order of crossing."""
     here: SiteTensors
     sites: tuple[Mapping[str, tuple[int, ...]], ...]
-    """By site, who has any of a tensor; nothing of a site that has not told."""
+    """Who has any of a tensor, by site; nothing of a site that has not told."""
     ranks_per_site: tuple[int, ...]
 
     ranks_per_gateway: int
-    """Of the ranks of this site."""
+    """How many of this site's ranks a gateway serves."""
 
     def shared_by(
         self, cuts: Sequence[BucketCut], rank: int, *, in_planes: bool = False
@@ -193,11 +193,11 @@ class Slice:
     stop: int
 
     def numel(self) -> int:
-        """How many they are."""
+        """How many elements they are."""
         return self.stop - self.start
 
     def __getitem__(self, part: slice, /) -> Slice:
-        """Return those from place to place among them."""
+        """Return some of these elements, by their places among them."""
         return Slice(self.entry, self.start + part.start, self.start + part.stop)
 
 
@@ -216,12 +216,12 @@ class BucketCut:
 
     @property
     def num_planes(self) -> int:
-        """As how many buckets of numbers its bytes cross, a pair of bytes a number."""
+        """How many buckets of numbers its bytes cross as, a pair of bytes a number."""
         return max(1, self.slices[0].entry.item_bytes // 2)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors that it has elements of."""
+        """Names of the tensors whose elements it has."""
         return tuple(each.entry.name for each in self.slices)
 
     def parts(self, tensors: SiteTensors) -> tuple[Part, ...]:

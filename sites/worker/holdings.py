@@ -46,9 +46,9 @@ class Holding:
     """What one rank holds of a tensor: the product of these indices of each dimension."""
 
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
     held: tuple[Spans, ...]
-    """By dimension."""
+    """The indices that are held, by dimension."""
 
     @classmethod
     def of(cls, shape: Sequence[int], axes: Iterable[Dealt]) -> Holding:
@@ -67,7 +67,7 @@ class Holding:
 
     @property
     def runs(self) -> Runs:
-        """Where they are in the whole."""
+        """Where the elements are in the whole."""
         return _runs_of(self)
 
 
@@ -120,7 +120,7 @@ class Block:
         return self.run * self.count
 
     def moved(self, by: int) -> Block:
-        """Return the same, `by` elements further on."""
+        """Return the same runs, `by` elements further on."""
         return Block(self.start + by, self.run, self.stride, self.count)
 
 

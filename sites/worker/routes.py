@@ -27,7 +27,7 @@ class Holders:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All ranks that hold any of it, ascending."""
         return tuple(sorted(rank for _, ranks in self.groups for rank in ranks))
 
     def group_of(self, rank: int) -> tuple[Holding, tuple[int, ...]] | None:

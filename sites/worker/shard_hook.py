@@ -207,7 +207,7 @@ class ShardHook(GradientHook):
             values.mul_(num_replicas * self._taken / self._pipeline.site_tokens()[0])
 
     def _begin(self) -> None:
-        """Open a round with what is first of a backward pass."""
+        """Open a round with the first gradients of a backward pass."""
         if self._is_open:
             return
         try:
@@ -310,7 +310,7 @@ def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
 
 
 class WeightedReduceScatter:
-    """FSDP's reduce-scatter of a module's gradients, weighted by tokens. By its interface."""
+    """Reduce-scatter of a module's gradients, weighted by tokens, as FSDP calls its own."""
 
     def __init__(self, weigh: Callable[[torch.Tensor, int], None], num_replicas: int) -> None:
         self._weigh = weigh

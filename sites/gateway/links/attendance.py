@@ -1,4 +1,4 @@
-"""The side of a gateway that cannot be dialled: it dials a peer for what that would dial it for.
+"""How a gateway that cannot be dialled serves a peer: over connections that it dials itself.
 
 It keeps an Attend stream open, over which the peer's calls come, and as many Pull streams as the
 peer asks for, each on a connection of its own. What breaks is opened again.
@@ -44,7 +44,7 @@ _ANSWERS_MAX = 16
 
 
 class Servant(Protocol):
-    """Does what a peer wants that was dialled; on the loop's thread."""
+    """Answers the calls of a peer that this side has dialled; on the loop's thread."""
 
     async def answer(self, sender: GatewayId, method: str, request: bytes) -> bytes:
         """Return the serialised response to a call.

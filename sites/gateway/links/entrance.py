@@ -94,7 +94,7 @@ class Entrance:
             self._num_streams -= 1
 
     def refuses_connections(self) -> bool:
-        """Nobody can tell: it is not dialled."""
+        """Return False: nobody can tell, for the gateway is not dialled."""
         return False
 
     def addresses(self) -> list[tuple[str, int]]:
@@ -183,7 +183,7 @@ class Entrance:
             self._asked.pop(number, None)
 
     def _tell(self, ask: Ask) -> None:
-        """Have it sent over the stream that there is, or comes."""
+        """Send an ask over the Attend stream, or over the next one that opens."""
         ask.streams = self._num_streams
         if self._asks.full():
             self._asks.get_nowait()
@@ -284,7 +284,7 @@ class _CarriedChannel:
 
 
 def _address(peer: str) -> tuple[str, int]:
-    """Return what gRPC calls `ipv4:10.0.0.7:4321` or `ipv6:%5B::1%5D:4321`."""
+    """Return host and port of a peer as gRPC names it, `ipv4:10.0.0.7:4321` say."""
     host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
     with contextlib.suppress(ValueError):
         return host.strip("[]"), int(port)

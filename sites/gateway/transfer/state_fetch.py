@@ -122,7 +122,7 @@ class StateFetch:
         self.num_again = 0
         """Pieces that were asked for again."""
         self.fetched_bytes = 0
-        """Of whole pieces."""
+        """Bytes of whole pieces that have come."""
 
     def run(self) -> None:
         """Fetch all of it. The index is written last.
