@@ -101,11 +101,12 @@ def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, whol
     assert not different, f"{seed=}: {resumed.err}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "sites",
     [
         pytest.param([(1, 1), (1, 1), (1, 1)], id="2-to-3-sites"),
-        pytest.param([(1, 2), (1, 3)], id="2-to-5-ranks", marks=pytest.mark.exhaustive),
+        pytest.param([(1, 2), (1, 3)], id="2-to-5-ranks"),
     ],
 )
 def test_other_numbers_of_sites_and_ranks_go_on_alike(
@@ -227,7 +228,8 @@ def newest_step(run: Bench) -> int:
     return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
-@pytest.mark.parametrize("by", ["cancel", pytest.param("agent", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("by", ["cancel", "agent"])
 def test_a_run_that_is_stopped_saves_first(run: Bench, by: str) -> None:
     text = job_yaml(steps=100_000) + "checkpoint: {every: 1h}\n"
     path = run.write(topology([(1, 1), (1, 1)]), text)

@@ -28,6 +28,7 @@ def parameters(folder: Path, gateways: int) -> set[str]:
     return set(re.findall(r"parameters ([0-9a-f]{64})", said))
 
 
+@pytest.mark.exhaustive
 def test_two_gateways_a_node_give_the_bits_of_one(tmp_path: Path) -> None:
     one, two = parameters(tmp_path / "one", 1), parameters(tmp_path / "two", 2)
     assert len(one) == 1

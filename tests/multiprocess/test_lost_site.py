@@ -66,12 +66,9 @@ def test_the_others_go_on_and_end_alike(run: Bench, role: str, tree: str) -> Non
     check_the_end(run, "ab")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("fault", "survivors"),
-    [
-        ("partition: [[a, b], [c]]", "ab"),
-        pytest.param("cut: [a, b]", "abc", marks=pytest.mark.exhaustive),
-    ],
+    ("fault", "survivors"), [("partition: [[a, b], [c]]", "ab"), ("cut: [a, b]", "abc")]
 )
 def test_what_is_not_reached_is_gone_around_or_dropped(
     run: Bench, fault: str, survivors: str

@@ -92,7 +92,7 @@ def handed_over(answers: Mapping[str, Mapping[str, Any]], round_: int) -> list[H
     ]
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["bf16", pytest.param("fp32", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", PLANS)
 def test_the_round_in_which_a_gateway_is_killed_ends_alike_at_all_others(
     name: str, codec: str, tmp_path: Path
