@@ -48,7 +48,9 @@ out_option = click.option(
     help="Folder of the files.",
 )
 coordinator_option = click.option(
-    "--coordinator", type=ADDRESS, help="Where sites reach it. [the topology's coordinator.bind]"
+    "--coordinator",
+    type=ADDRESS,
+    help="Where sites reach it. [the topology's coordinator.address, else its bind]",
 )
 
 
@@ -149,11 +151,13 @@ def kubernetes_command(
 
 
 def _address(topology: Topology, given: str | None) -> str:
-    bind = topology.coordinator
-    if given is None and bind.port == 0:
-        raise ConfigError("coordinator.bind: a port has to be named, or give --coordinator")
-    host = f"[{bind.host}]" if ":" in bind.host else bind.host
-    return given or f"{host}:{bind.port}"
+    told = topology.coordinator_told or topology.coordinator
+    if given is None and told.port == 0:
+        raise ConfigError(
+            "coordinator.bind: a port has to be named there, or in coordinator.address, or give "
+            "--coordinator"
+        )
+    return given or str(told)
 
 
 def _documents(objects: list[kubernetes.Object]) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
@@ -15,6 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import StoredCheckpoint, joined, opened
 from protos.errors import BadCheckpointError
+from sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
 from sites.checkpoint.training_state import TrainingState
 from sites.checkpoint.writer import OBJECTS, SHARED, Place, own_path, residuals_path
 
@@ -99,8 +99,4 @@ def _has(manifest: Manifest, path: str) -> bool:
 def storage_reader(place: str) -> StorageReader:
     """Return what reads model and optimizer of the checkpoint at a path or URL."""
     shared = joined(place, SHARED)
-    if "://" not in shared:
-        return FileSystemReader(shared)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-    return FsspecReader(shared)
+    return PlainReader(shared) if "://" not in shared else PlainUrlReader(shared)
