@@ -40,7 +40,12 @@ if action == "listen":
     import psutil
     node = psutil.Process().parent()
     below = [node, *node.children(recursive=True)]
-    listening = {c.laddr.ip for p in below for c in p.net_connections() if c.status == "LISTEN"}
+    listening = set()
+    for p in below:
+        try:
+            listening |= {c.laddr.ip for c in p.net_connections() if c.status == "LISTEN"}
+        except psutil.NoSuchProcess:
+            pass  # the other rank is done already
     (here / f"listening{rank}").write_text(" ".join(listening))
     sys.exit(0)
 if rank != 1:
