@@ -72,6 +72,7 @@ class Deployment:
         assert kinds[-1] == "run.ended"
 
 
+@pytest.mark.exhaustive
 def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
     deployed = Deployment(run, steps=600)
     run.wait_for("first steps", lambda: len(deployed.steps()) > 40)

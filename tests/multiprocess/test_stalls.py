@@ -40,6 +40,7 @@ def stalled(run: Bench, since_s: float) -> dict[str, Any]:
     return event
 
 
+@pytest.mark.exhaustive
 def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Bench) -> None:
     start(run, "100000", "b", "1", "30")
     run.wait_for("training", lambda: "trains" in run.logs(), 90)
