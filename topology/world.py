@@ -240,7 +240,7 @@ class Detection:
     max_restarts: int = 3
     """How often within an hour a site that was lost is started again."""
     return_share: float = 0.5
-    """Of each link's bandwidth, what the state may take that a site takes over then."""
+    """The share of each link's bandwidth that the state of such a site may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

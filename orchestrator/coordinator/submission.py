@@ -38,7 +38,7 @@ class Submission:
     """As submitted, with a plan's decisions among its overrides."""
     topology_document: control_pb2.Document
     priority: int = 0
-    """Of runs that wait for the same sites, the highest begins first."""
+    """The run with the highest begins first, where several wait for the same sites."""
 
     @property
     def occupies(self) -> frozenset[str]:

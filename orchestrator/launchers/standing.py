@@ -53,7 +53,7 @@ class Standing:
     address: str = ""
     """Where the coordinator listens; empty: nowhere yet."""
     parts: dict[str, Part] = field(default_factory=dict)
-    """By site; and COORDINATOR, which cannot be a site's name here: sites have `site ` before."""
+    """What was started: COORDINATOR, and `site NAME` for each site."""
 
     def write(self, folder: Path) -> None:
         """Write it into the folder, whole or not at all."""

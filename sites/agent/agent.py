@@ -67,7 +67,7 @@ class Agent:
         self._run: SiteRun | None = None
         self._executing: asyncio.Task[None] | None = None
         self._generation = 0
-        """Of the latest run that was to be prepared here: it may be older than its coordinator."""
+        """The latest run's that was to be prepared here: it may be older than its coordinator."""
         self._alone_s = 0.0
         """How long the latest run goes on without a coordinator."""
 

@@ -33,7 +33,7 @@ from sites.worker.member_history import Entering
 from sites.worker.sharding import whole_of, write_whole
 
 _ALIGNMENT = 64
-"""Of each tensor in the file: what any type takes."""
+"""Each tensor begins at a multiple of so many bytes: any type can be read there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,18 @@ _PLAIN = {
     ("pathlib._local", "PosixPath"),
 }
 
+_DAMAGED = (
+    pickle.UnpicklingError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+"""What pickle raises for bytes that are no pickle."""
+
 
 class _Unpickler(pickle.Unpickler):
     """Lets in what lists of tensors are made of, and nothing else."""
@@ -56,7 +68,7 @@ class PlainReader(FileSystemReader):
         try:
             with self.fs.create_stream(path, "rb") as stream:
                 found = _Unpickler(stream).load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, TypeError) as error:
+        except _DAMAGED as error:
             raise BadCheckpointError(f"{path} cannot be read: {error}") from error
         if not isinstance(found, metadata.Metadata):
             raise BadCheckpointError(f"{path} cannot be read: it is no list of tensors")

@@ -93,7 +93,7 @@ class GatewayConfig:
     fetches_state: bool = True
     """Whether this gateway fetches it, for all gateways of its node."""
     return_share: float = 1.0
-    """Of each link, what such a state may take."""
+    """The share of each link that such a state may take."""
     links: tuple[PeerLink, ...]
     """To each neighbour, in the sending direction; where plans may be switched, to each site that
     this one could have for a neighbour."""

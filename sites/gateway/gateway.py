@@ -113,7 +113,7 @@ class Gateway(EndingGateway):
         for name, handler, read in state.methods:
             self._server.carry(name, handler, read)
         self._fetch: StateFetch | None = None
-        """Of the state, where this site enters the run."""
+        """What fetches the state, where this site enters the run."""
         self._links = PeerLinks(
             config,
             on_change=self._executor.connect,

@@ -82,6 +82,6 @@ def _count_tokens(trainer: Trainer, site: Site) -> None:
 
 
 def _num_samples(batch: Any) -> int:  # noqa: ANN401
-    """Return the samples of a batch: the first dimension of its first tensor."""
+    """Return the samples of a batch: the first dimension of its first tensor; 1: it has none."""
     values = batch.values() if hasattr(batch, "values") else batch
-    return next(len(each) for each in values if isinstance(each, torch.Tensor))
+    return next((len(each) for each in values if isinstance(each, torch.Tensor)), 1)

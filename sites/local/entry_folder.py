@@ -39,7 +39,7 @@ class Index:
     """What a state consists of."""
 
     num_bytes: Mapping[str, int]
-    """Of each file, by name."""
+    """The size of each file, by its name."""
     digests: Mapping[str, tuple[int, ...]]
     """xxh3-64 of each file's pieces."""
 

@@ -107,7 +107,7 @@ class Round:
     enters: int = 0
     """The epoch that it begins; 0: none."""
     gradient_hash: int = 0
-    """Of gradients at the site's first rank: what `hash_of_site` says of the first bucket."""
+    """What `hash_of_site` says of the first bucket of gradients, at the site's first rank."""
     counted_by: Ranks | None = None
     """The ranks whose tokens add up to the site's; None: all."""
     is_counted_alike: bool = False

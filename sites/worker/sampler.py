@@ -84,7 +84,7 @@ class Sampler:
         self._num_drawn = 0
         self._num_used = 0
         self._absences: dict[int, list[_Absence]] = {}
-        """Of each site, one after another."""
+        """When each site was away, one absence after another."""
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -99,7 +99,7 @@ def journal_of(run: Path) -> list[Begun]:
 
 
 class Carriers:
-    """By which epoch each chunk was finished."""
+    """Tells by which epoch each chunk was finished."""
 
     def __init__(self, first: Epoch, begun: list[Begun]) -> None:
         self.epochs = [first, *(each.epoch for each in begun)]
@@ -175,7 +175,7 @@ class Replica:
             seed=self.config.seed,
         )
         self.buckets: list[Crossing] = []
-        """Of the latest backward pass."""
+        """The buckets of the latest backward pass."""
         self.tokens = 0
 
     def _keep(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

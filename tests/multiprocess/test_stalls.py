@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 SCRIPT = Path(__file__).parent / "scripts" / "user_hang.py"
 STALL_S = 4.0
 SLACK_S = 2.0
-"""For the look at the rank's stack, and for a busy machine."""
+"""The look at the rank's stack takes so long on a busy machine."""
 
 
 def start(run: Bench, *arguments: str) -> None:

@@ -133,7 +133,7 @@ class SimSite:
     _sent: set[Chunk] = field(default_factory=set)
     _parts: dict[Chunk, dict[str, Part]] = field(default_factory=dict)
     _ahead: list[tuple[str, Frame]] = field(default_factory=list)
-    """Of epochs that have not begun here."""
+    """Frames of epochs that have not begun here, and who sent them."""
     _residuals: dict[int, int] = field(default_factory=dict)
     _replaced: dict[Chunk, int] = field(default_factory=dict)
     """The residual before an encoding whose chunk is not finished."""

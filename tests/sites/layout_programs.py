@@ -147,7 +147,7 @@ class Laid:
 
     model: nn.Module
     place: int
-    """Of this rank among the site's with data of their own."""
+    """The place of this rank among those of the site that have data of their own."""
     step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """Computes gradients, and returns the loss, on ranks that have it; else nothing."""
 

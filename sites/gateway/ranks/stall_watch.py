@@ -40,7 +40,7 @@ class _Rank:
     moved_s: float
     num_open: int = 0
     num_posted: int = 0
-    """Of these, those that have come to the gateway."""
+    """How many of the open ones have come to the gateway."""
     round: int = -1
     round_began_s: float = 0.0
 

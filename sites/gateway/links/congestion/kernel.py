@@ -83,7 +83,7 @@ class Segments:
     rtt_s: float = 0.0
     """The longest one, smoothed, of connections with something on the way; 0: there are none."""
     shortest_rtt_s: float = math.inf
-    """Of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
+    """The shortest of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
 
 
 def addresses_of(host: str, port: int) -> Addresses:

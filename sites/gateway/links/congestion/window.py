@@ -62,8 +62,8 @@ class LinkWindow:
         self._lossy_until_s = 0.0
         self._looked_s = 0.0
         self._growth = 1.0
-        """By this factor more than the link is believed to hold, as long as nothing is lost: it may
-        hold more."""
+        """The link may hold more than is believed: the window is for this times as much. It grows
+        while others' packets wait and none is lost, and goes back after a loss."""
 
     def follow(
         self,
