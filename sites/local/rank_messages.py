@@ -25,6 +25,7 @@ from protos.errors import (
 from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.local.chunk_grid import Sharing, sharing_of
+from sites.local.squares import Units
 from topology.errors import ConfigError
 from topology.json_fields import read_json
 
@@ -253,6 +254,9 @@ class Reduced:
     times: ReductionTimes
     wire_bytes: Count
     """What the gateway sent for this shard."""
+    squares: Units | None = None
+    """The sum of squares of what the region holds, exactly: sites/local/squares.py. None: one of
+    its numbers is not finite."""
     missing: tuple[Missing, ...] = ()
     """Sites that the run goes on without, as far as the gateway knows."""
 

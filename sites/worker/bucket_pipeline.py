@@ -33,6 +33,7 @@ from protos.errors import (
 )
 from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
 from sites.local.regions import FLOAT_BYTES
+from sites.local.squares import norm_of, total_of, units_of_words, words_of
 from sites.worker.collectives import Ranks, wait
 from sites.worker.gateway_link import Link
 from sites.worker.member_history import MemberHistory
@@ -121,6 +122,8 @@ class Round:
     num_posted: int = 0
     """How many buckets, from the first on, the posting thread was given."""
     num_finished: int = 0
+    read_squares: Callable[[], list[int]] | None = None
+    """Tells the words of the site's sum of squares, once that is complete."""
     last_submit_s: float = 0.0
     """When the last bucket was computed that backward goes on to hide; else the first."""
     end_s: float = 0.0
@@ -150,6 +153,20 @@ class Round:
     def results(self) -> list[ReductionTimes]:
         """What the gateway measured of each bucket that is back."""
         return [each.reduced.times for each in self.buckets if each.reduced]
+
+    @property
+    def squares(self) -> int | None:
+        """Squares of this rank's shards of all results, in units (sites/local/squares.py)."""
+        return total_of(each.reduced.squares for each in self.buckets if each.reduced)
+
+    @property
+    def norm(self) -> float:
+        """2-norm of all that was averaged: the same bits on all ranks of all sites.
+
+        NaN where a number is not finite. On CUDA, the first look waits until results are there.
+        """
+        assert self.read_squares is not None, "wait comes first"
+        return norm_of(units_of_words(self.read_squares()))
 
     @property
     def times(self) -> RoundTimes:
@@ -511,8 +528,10 @@ class BucketPipeline:
         wait(self._open.current.pending)
         return self._open.current.total
 
-    def wait(self) -> Round:
+    def wait(self, *, has_norm: bool = False) -> Round:
         """Wait until every bucket of the round is in place; return the round.
+
+        `has_norm`: so that its norm can be asked for, ranks of the site add up a few numbers.
 
         Raises:
             IsthmusError: the first error of any thread or of the gateway.
@@ -521,6 +540,9 @@ class BucketPipeline:
         current = self._open.current
         self._release(current)
         self._open.wait_finished(current, len(current.buckets))
+        if has_norm:
+            current.read_squares = self._transfer.sum_words(words_of(current.squares))
+            current.end_s = self._now_s()
         return current
 
     def _release(self, current: Round) -> None:

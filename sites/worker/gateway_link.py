@@ -48,6 +48,7 @@ from sites.local.rank_messages import (
     error_of,
 )
 from sites.local.regions import map_region
+from sites.local.squares import units_in
 from sites.worker.attendance import Attendance
 
 _LAST_WORDS_S = 2.0
@@ -119,6 +120,7 @@ class AloneLink:
                 weight=request.weight,
                 times=ReductionTimes(),
                 wire_bytes=0,
+                squares=units_in(shard),
             )
         )
 

@@ -27,6 +27,29 @@ class GradientHook:
         """Take what counts this rank's weight."""
         self._tokens = tokens
         self._rounds: list[Round] = []
+        self._latest: Round | None = None
+
+    def finish(self, *_: object) -> None:
+        """End a round that is still open: what an optimizer calls before each step."""
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return what this rank holds of each gradient of the latest round: views."""
+        raise NotImplementedError
+
+    def norm(self) -> float:
+        """Return the 2-norm of the whole gradient of the latest round: `Round.norm`.
+
+        Raises:
+            RuntimeError: there was no round.
+        """
+        self.finish()
+        if self._latest is None:
+            raise RuntimeError("site.grad_norm: no backward pass has synchronised gradients yet")
+        return self._latest.norm
+
+    def _end_round(self, finished: Round) -> None:
+        self._rounds.append(finished)
+        self._latest = finished
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds since the last call: one for each time that gradients were averaged."""
@@ -84,6 +107,12 @@ class ReplicaHook(GradientHook):
         """
         if sorted(name for each in buckets for name in each) == sorted(self._trained()):
             self._buckets_wanted = buckets
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return each gradient of the latest round."""
+        crossed = {name for names in self.buckets for name in names}
+        parameters = [each for name, each in self.parameters() if name in crossed]
+        return [each.grad for each in parameters if each.grad is not None]
 
     def _trained(self) -> list[str]:
         return [name for each, name in self._names.items() if each.requires_grad]
@@ -162,7 +191,7 @@ class ReplicaHook(GradientHook):
 
     def _end_backward(self) -> None:
         self._is_backward = False
-        self._rounds.append(self._pipeline.wait())
+        self._end_round(self._pipeline.wait(has_norm=True))
 
     def _layout(self, bucket: GradBucket) -> int:
         parameters = bucket.parameters()

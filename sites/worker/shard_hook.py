@@ -81,8 +81,6 @@ class ShardHook(GradientHook):
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
-        self._copies: dict[str, int] = {}
-        """How many ranks of the site hold what this one holds of a parameter."""
         self.groups: set[Ranks] = set()
         """The ranks that share a bucket, of all buckets."""
         self._buckets: list[OwnBucket] = []
@@ -128,10 +126,6 @@ class ShardHook(GradientHook):
             self.groups.add(participants(parts))
             if rank in participants(parts):
                 self._buckets.append(OwnBucket(cut, cut.layout, sharing, route(parts, rank), set()))
-        for name in self._trained:
-            group = agreed.here.holders[name].group_of(rank)
-            assert group is not None
-            self._copies[name] = len(group[1])
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
         for each in {id(each.module): each for each in self._groups.values()}.values():
@@ -150,25 +144,10 @@ class ShardHook(GradientHook):
             if not is_whole or (not is_weighed and len(each.ranks) > 1):
                 self._is_counted_alike = len(self.data_ranks) > 1
 
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> list[torch.Tensor]:
         """Return what this rank holds of each gradient that there is: views."""
-        self.finish()
-        return {
-            name: local_of(each.grad)
-            for name, each in self._trained.items()
-            if each.grad is not None
-        }
-
-    def norm(self, device: torch.device) -> torch.Tensor:
-        """Return the 2-norm of the site's whole gradient: float64, shape (1,).
-
-        A collective of the site, whose sums other sites round in another way.
-        """
-        squares = torch.zeros(1, dtype=torch.float64, device=device)
-        for name, local in self.gradients().items():
-            squares += local.double().square().sum() / self._copies[name]
-        dist.all_reduce(squares)
-        return squares.sqrt()
+        grads = [each.grad for each in self._trained.values()]
+        return [local_of(each) for each in grads if each is not None]
 
     def finish(self, *_: object) -> None:
         """End a round that is still open: what an optimizer calls before each step."""
@@ -278,7 +257,7 @@ class ShardHook(GradientHook):
             self._arrive(name)
         self._is_open = False
         futures, self._futures = self._futures, []
-        self._rounds.append(self._pipeline.wait())
+        self._end_round(self._pipeline.wait(has_norm=True))
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         for name in unused:

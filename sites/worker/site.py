@@ -29,7 +29,7 @@ from sites.worker.data_part import part_of
 from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
-from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook
+from sites.worker.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
 from sites.worker.initial_state import InitialState
 from sites.worker.member_history import Announced, Entering, GivenUp, MemberHistory
 from sites.worker.sampler import Sampler
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from sites.checkpoint.run_objects import RunObjects, Stateful
     from sites.checkpoint.training_state import TrainingState
     from sites.worker.canonical import Agreed, SiteTensors
-    from sites.worker.shard_hook import ShardHook
 
 _LOOK_S = 1.0
 
@@ -127,7 +126,7 @@ class Site:
         self._pipeline: BucketPipeline | None = None
         self._collectives: Collectives | None = None
         self._is_pipeline = False
-        self._shard_hook: ShardHook | None = None
+        self._hook: GradientHook | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
@@ -236,32 +235,49 @@ class Site:
         named = [(str(index), each) for index, each in enumerate(tensors)]
         self._open_average().average(named, tokens, exact=exact)
 
-    def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale the gradients of a sharded model so that their 2-norm is `max_norm` at most.
+    @property
+    def grad_norm(self) -> float:
+        """2-norm of the gradient that the latest synchronised backward pass left, all of it.
 
-        A collective of all ranks of all sites, which costs a round trip: sites that shard in unlike
-        ways round sums of squares in unlike ways, and here all take the mean of their norms. After
-        a synchronised backward pass.
-
-        Returns:
-            The norm before, the same bits at all sites.
+        The same bits on every rank of every site, whatever their layouts and devices; no collective
+        and nothing to wait for but the gradient itself. Gradients are as `p.grad` has them after
+        backward, before that is rounded to a dtype below float32: averages over tokens, and times
+        the scale of a GradScaler. NaN where one is not finite.
 
         Raises:
-            RuntimeError: no sharded model is synchronised. The gradients of any other have the same
-                bits on every rank: torch.nn.utils.clip_grad_norm_ does.
-            IsthmusError: the exchange failed.
+            RuntimeError: no model is synchronised, or no backward pass has been.
         """
-        if self._shard_hook is None:
+        if self._hook is None:
             raise RuntimeError(
-                "site.clip_grad_norm_: synchronize a model of fully_shard first; for any other, "
-                "torch.nn.utils.clip_grad_norm_ finds the same norm on every rank"
+                "site.grad_norm: call site.synchronize first; where site.average_gradients "
+                "averages, torch.nn.utils.clip_grad_norm_ finds the norm in a hook that runs "
+                "after ours"
             )
-        norm = self._shard_hook.norm(self.device).float()
-        self.all_reduce([norm], exact=True)
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for each in self._shard_hook.gradients().values():
-            each.mul_(scale.to(each.device))
-        return float(norm)
+        return self._hook.norm()
+
+    def clip_grad_norm_(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
+        """Scale the gradients of the synchronised model so that their 2-norm is at most `max_norm`.
+
+        Once after each synchronised backward pass, before anything else changes gradients; no
+        collective. All ranks get the same bits, whatever their sites' layouts.
+
+        Args:
+            max_norm: of all gradients together.
+            loss_scale: by what gradients were divided since backward: after
+                `scaler.unscale_(optimizer)`, `scaler.get_scale()`.
+
+        Returns:
+            The norm before, `grad_norm / loss_scale`.
+
+        Raises:
+            RuntimeError: as `grad_norm`.
+        """
+        norm = self.grad_norm / loss_scale
+        scale = max_norm / (norm + 1e-6)
+        if not scale >= 1.0:  # not a number: then no gradient is one, as with torch's own
+            for each in [] if self._hook is None else self._hook.gradients():
+                each.mul_(scale)
+        return norm
 
     def empty(self, *sizes: int) -> torch.Tensor:
         """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
@@ -648,7 +664,7 @@ class Site:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         hook = ReplicaHook(self._open(), self._tokens, models, exactness=self._exactness)
-        self._replica_hook = hook
+        self._hook = self._replica_hook = hook
         for index, model in enumerate(models):
             self.broadcast(model.module)
             model.register_comm_hook(index, hook.reduce)
@@ -680,7 +696,7 @@ class Site:
         hook.agree(agreed)
         state = ShardedState(agreed, hook.own)
         self._is_pipeline = state.is_split
-        self._shard_hook = hook
+        self._hook = hook
         self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
         if not self._returns:
             state.equalise(self._initial_state())

@@ -144,6 +144,15 @@ class Transfer:
         total = torch.full((1,), number, dtype=torch.float64)
         return total, self._collectives.all_reduce(total, ranks)
 
+    def sum_words(self, words: Sequence[int]) -> Callable[[], list[int]]:
+        """Add up int64 numbers over all ranks of the site; what is returned tells the sums.
+
+        From the autograd thread.
+        """
+        total = torch.tensor(words, dtype=torch.int64)
+        wait(self._collectives.all_reduce(total))
+        return lambda: [*total.tolist()]
+
     def collect(self, slot: Slot, pending: Pending) -> float | None:
         """Wait until the region holds the shard, encoded where it can be. From the posting thread.
 
@@ -214,6 +223,19 @@ class CudaTransfer(Transfer):
         total = torch.full((1,), number, dtype=torch.float64, device=self.device)
         work = self._collectives.all_reduce(total, ranks)
         return total, work or torch.cuda.current_stream(self.device).record_event()
+
+    def sum_words(self, words: Sequence[int]) -> Callable[[], list[int]]:
+        """The same on the side stream, which waits for results only; to hear them, one waits."""
+        with torch.cuda.stream(self._up):
+            own = torch.tensor(words, dtype=torch.int64).pin_memory()
+            total = own.to(self.device, non_blocking=True)
+            wait(self._collectives.all_reduce(total))
+
+        def read() -> list[int]:
+            with torch.cuda.stream(self._up):
+                return [*total.tolist()]
+
+        return read
 
     def collect(self, slot: Slot, pending: Pending) -> float:
         """Copy the shard down, or its codes; NCCL's watchdog is the deadline of this wait."""

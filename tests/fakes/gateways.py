@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protos.limits import LOCAL_MESSAGE_BYTES
+from sites.local.squares import total_of, units_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -258,5 +259,6 @@ class FakeGateways:
                 weight=weight,
                 times={"inter_s": 0.0, "wait_s": 0.0, "encode_s": 0.0, "decode_s": 0.0},
                 wire_bytes=4 * len(part),
+                squares=total_of(units_of(each * each) for each in part.tolist()),
             )
         self.reduced.append(requests[0][1])

@@ -179,5 +179,6 @@ class SecondSite(AloneLink):
                 weight=2.0,
                 times=ReductionTimes(),
                 wire_bytes=0,
+                squares=0,
             )
         )

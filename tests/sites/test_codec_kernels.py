@@ -183,6 +183,19 @@ def test_the_first_that_is_not_finite_is_found(place: int, pattern: int) -> None
     assert loops.first_not_finite(values[:0]) == -1
 
 
+@pytest.mark.parametrize("numel", [0, *SIZES])
+def test_squares_are_added_in_one_order(numel: int) -> None:
+    values = numbers(np.random.default_rng(numel), numel)
+    squares = np.square(values, dtype=np.float64)
+    lanes = np.zeros(8)
+    for row in squares[: numel // 8 * 8].reshape(-1, 8):
+        lanes += row
+    (a, b, c, d, e, f, g, h), rest = lanes, 0.0
+    for each in squares[numel // 8 * 8 :]:
+        rest += each
+    assert loops.sum_of_squares(values) == (((a + e) + (c + g)) + ((b + f) + (d + h))) + rest
+
+
 def test_facts_that_others_know_are_the_codecs_own() -> None:
     assert {name for name, codec in BY_NAME.items() if codec.lossless} == LOSSLESS
     assert {codec.name.removesuffix("-zstd") for codec in BY_NAME.values()} >= set(oracle.LEVEL_MAX)

@@ -94,6 +94,8 @@ def test_under_a_codec_that_rounds_unlike_sites_stay_equal(
         assert [process.end() for process in processes] == [0, 0]
         lines = [line for process in processes for line in process.lines]
     assert set(codes.values()) == {0}
+    norms = {tuple(each["norms"]) for each in results(tmp_path).values()}
+    assert len(norms) == 1, "the same bits on all ranks"
     check_digests(layouts, 6, [line for line in lines if line["op"] == "digest"])
 
 

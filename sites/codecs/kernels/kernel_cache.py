@@ -72,6 +72,7 @@ READ_HALVES: Final = Type(_READ.format("uint16"), item="uint16")
 FLOATS: Final = Type("float32[::1]", item="float32")
 READ_FLOATS: Final = Type(_READ.format("float32"), item="float32")
 FLOAT: Final = Type("float32", ctypes.c_float)
+DOUBLE: Final = Type("float64", ctypes.c_double)
 INTEGER: Final = Type("int64", ctypes.c_int64)
 NOTHING: Final = Type("void", ctypes.c_void_p)
 

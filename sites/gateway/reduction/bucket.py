@@ -31,6 +31,7 @@ from sites.gateway.reduction.chunk_reduction import (
     BucketReduction,
     ChunkReduction,
     Event,
+    Finish,
     HandedOver,
     Own,
     OwnEncoded,
@@ -38,6 +39,7 @@ from sites.gateway.reduction.chunk_reduction import (
 from sites.gateway.reduction.credit import FRAME_BYTES
 from sites.gateway.reduction.epochs import BucketKey, Fate
 from sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
+from sites.local.squares import total_of, units_of
 
 _AHEAD_MAX = 2
 """Rounds that a peer can be ahead of this gateway: a site is at most one round ahead of another,
@@ -102,6 +104,8 @@ class Shard:
     ready_s: float
     remaining: int
     """Chunks that are not finished."""
+    squares: int | None = 0
+    """Of those that are finished, in units (sites/local/squares.py)."""
     wire_bytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -331,16 +335,17 @@ class OpenBucket:
             raise RemoteProtocolError(f"chunk {index} belongs to rank {rank}, not to this gateway")
         return self.chunk(index)
 
-    def account(self, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
+    def account(self, chunk: Chunk, wire_bytes: int, finish: Finish | None) -> None:
         """Add up what was sent of a chunk since the call before, and in the end what it cost.
 
-        `weight` is tokens of all sites; None while the chunk is not finished.
+        `finish` is its end; None while it is not finished.
         """
         shard = self.shards[self._grid.owner(self._config.site_index, chunk.index)]
         shard.wire_bytes += wire_bytes
-        if weight is None:
+        if finish is None:
             return
-        self._weight = weight
+        self._weight = finish.weight
+        shard.squares = total_of((shard.squares, units_of(finish.squares)))
         # A chunk is finished by the last that its machine does.
         shard.encode_s += chunk.machine.encode_s
         shard.decode_s += chunk.machine.decode_s
@@ -374,6 +379,7 @@ class OpenBucket:
                 decode_s=shard.decode_s,
             ),
             wire_bytes=shard.wire_bytes,
+            squares=shard.squares,
         )
 
 

@@ -153,6 +153,8 @@ class Finish:
 
     weight: float
     """Tokens of all sites that took part."""
+    squares: float
+    """The sum of squares of the result: the same bits at all sites."""
     frames: tuple[Frame, ...]
     """What others need of it: the result, or in a gather all contributions. None where nobody else
     takes part."""
@@ -301,9 +303,12 @@ class ChunkReduction:
         yield self._finish(weight, frames)
 
     def _finish(self, weight: float, frames: tuple[Frame, ...]) -> Finish:
+        assert self._own is not None
         self._is_finished = True
         self._owing = None
-        return Finish(weight, frames)
+        with self._decoding():
+            squares = loops.sum_of_squares(self._own.values)
+        return Finish(weight, squares, frames)
 
     def _divisor(self, weight: float) -> np.float32:
         divisor = np.float32(weight)

@@ -56,6 +56,7 @@ from sites.gateway.reduction.chunk_reduction import (
     BucketReduction,
     ChunkReduction,
     Event,
+    Finish,
     HandedOver,
     Own,
     Received,
@@ -639,7 +640,8 @@ class Executor:
         self, bucket: OpenBucket, chunk: Chunk, machine: ChunkReduction, event: Event
     ) -> None:
         """Give a chunk's machine an event, and carry out its actions one by one."""
-        wire_bytes, weight = 0, None
+        wire_bytes = 0
+        finish: Finish | None = None
         try:
             for action in machine.handle(event):
                 if isinstance(action, Send):
@@ -652,19 +654,19 @@ class Executor:
                         link.send(action.frame, chunk.raw_bytes)
                 else:
                     self._note_summed(bucket, chunk, tuple(map(pack, action.frames)), is_last=True)
-                    weight = action.weight
+                    finish = action
         finally:
             if isinstance(event, Own):
                 with self._condition:
                     self._encoding_bytes -= chunk.raw_bytes
-        if wire_bytes or weight is not None:
+        if wire_bytes or finish is not None:
             with self._condition:
-                bucket.account(chunk, wire_bytes, weight)
+                bucket.account(chunk, wire_bytes, finish)
                 reduced = self._take_reduced(bucket, time.monotonic())
                 if isinstance(event, HandedOver):
                     self._due.extend(self._epochs.due())
             self._reply(reduced)
-        if isinstance(event, Own) or weight is not None:
+        if isinstance(event, Own) or finish is not None:
             self.pump()
 
     def _note_summed(
