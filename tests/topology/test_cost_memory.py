@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topology.cost_cases import gpt
-from topology.cost.memory import exchange_bytes, memory, outer_optimizer_bytes
+from topology.cost.memory import exchange_bytes, memory, outer_optimizer_bytes, stage_memories
 from topology.cost.model_shape import Degrees, Workload
 from topology.workload import RECOMPUTES
 
@@ -95,6 +95,23 @@ def test_pipelines_keep_what_is_in_flight() -> None:
     assert memory(workload, Degrees(pipeline=4), 9).activations == 4 * one
     interleaved = memory(workload, Degrees(pipeline=4, virtual_stages=2), 9).activations
     assert interleaved == pytest.approx(4 * one * (1 + 3 / 8))
+
+
+def test_the_fullest_stage_decides() -> None:
+    """14 layers over four stages: 3, 4, 4, 3, and the second may need more than the first."""
+    workload = dataclasses.replace(gpt(14, 1024, 16), tied=False)
+    degrees = Degrees(pipeline=4)
+    first, second, last = stage_memories(workload, degrees, 9).values()
+    kept = second.activations / (3 * 4)
+    assert first.activations == pytest.approx(4 * 3 * kept)
+    assert last.activations == pytest.approx(3 * kept)
+    assert (first.logits, second.logits) == (0.0, 0.0)
+    assert last.logits > 0
+    layer = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
+    assert first.parameters == 2 * (3 * layer + workload.embedding_parameters)
+    assert second.parameters == 2 * 4 * layer
+    assert last.parameters == 2 * (3 * layer + workload.head_parameters)
+    assert memory(workload, degrees, 9).total == max(each.total for each in (first, second, last))
 
 
 def test_experts_are_spread_over_replicas() -> None:

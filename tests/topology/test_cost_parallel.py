@@ -25,7 +25,14 @@ from topology.cost.layer_time import (
     interior,
     interior_of,
 )
-from topology.cost.model_shape import Degrees, Workload, misfit, workload_of
+from topology.cost.model_shape import (
+    Degrees,
+    Workload,
+    layers_of_stages,
+    misfit,
+    part_layers,
+    workload_of,
+)
 from topology.cost.parallel import step_time
 from topology.job import Model
 from topology.units import parse_rate
@@ -70,6 +77,42 @@ def test_a_pipeline_by_hand() -> None:
         found = step_time(workload, degrees, IDEAL, FREE, 12)
         assert found.step_s == pytest.approx((12 + 3 / virtual) * whole_s / 4, rel=1e-3)
         assert found.window_s == pytest.approx(whole_s / 4 * 2 / 3, rel=1e-3)
+
+
+def test_uneven_stages_by_hand() -> None:
+    """Llama 3 405B: 126 layers, 16 stages; the first and the last have seven, all others eight.
+
+    "We reduce one Transformer layer each from the first and the last stages" (The Llama 3 Herd of
+    Models, section 3.3.2): with eight virtual stages the first is the embedding alone.
+    """
+    workload = dataclasses.replace(SMALL, layers=126)
+    layer_s = step_time(workload, Degrees(), IDEAL, FREE, 1).stages_s[0] / 126
+    head_s = 3 * workload.head_flops(1) / 50e12
+    layer_s -= head_s / 126
+    for virtual in (1, 8):
+        degrees = Degrees(pipeline=16, virtual_stages=virtual)
+        assert misfit(workload, degrees) is None
+        assert layers_of_stages(workload, degrees) == (7, *[8] * 14, 7)
+        found = step_time(workload, degrees, IDEAL, FREE, 32)
+        assert found.compute_s == pytest.approx(32 * max(8 * layer_s, 7 * layer_s + head_s))
+        others_s = 126 * layer_s + head_s - found.compute_s / 32
+        assert found.bubble_s == pytest.approx(others_s / virtual)
+        assert found.window_s == pytest.approx(126 / 16 * layer_s * 2 / 3)
+    parts = part_layers(126, 128)
+    assert (parts[0], parts[-1], set(parts[1:-1])) == (0, 0, {1})
+    assert misfit(workload, Degrees(pipeline=43, virtual_stages=3)) is not None
+
+
+@settings(max_examples=80, deadline=None)
+@given(layers=st.integers(1, 200), pipeline=st.integers(1, 64), virtual=st.integers(1, 8))
+def test_stages_have_all_layers_and_differ_by_one(layers: int, pipeline: int, virtual: int) -> None:
+    workload = dataclasses.replace(SMALL, layers=layers)
+    degrees = Degrees(pipeline=pipeline, virtual_stages=virtual)
+    if misfit(workload, degrees) is None:
+        found = layers_of_stages(workload, degrees)
+        assert sum(found) == sum(part_layers(layers, pipeline * virtual)) == layers
+        assert set(found) <= {layers // pipeline, -(-layers // pipeline)}
+        assert found[-1] == min(found)
 
 
 @settings(max_examples=80, deadline=None)

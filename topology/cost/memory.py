@@ -11,8 +11,8 @@ each), p and g bytes of a parameter and a gradient:
   MLP's width and the attention's groups): s b h (10 + 24/t + 5 a s/(h t)); sequence parallelism
   divides the 10 by t, context parallelism s by c; selective recomputation and fused attention drop
   the last term; full recomputation keeps 2 s b h, and all of one layer while it is computed again.
-- A pipeline's first stage keeps min(m, p) micro-batches at once, interleaved 1 + (p-1)/(p v) times
-  as many layers.
+- Of m micro-batches, stage i = 0 to p-1 of a pipeline keeps min(m, p - i) at once; of v virtual
+  stages min(v m, p v + p - 1 - 2 i) parts, which is 1 + (p-1)/(p v) times as much at the first.
 - Logits: 4 s b V/t, float32, on the last stage.
 - What crosses sites (sites/worker: slots.py, transfer.py, encoding.py): a float32 buffer of each
   bucket, kept from step to step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's
@@ -27,7 +27,8 @@ from topology.cost.model_shape import (
     Degrees,
     Workload,
     check_fit,
-    layers_per_stage,
+    full_stages,
+    layers_of_stages,
     stage_parameters,
 )
 
@@ -38,7 +39,7 @@ GB; 2 are taken here."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on the fullest accelerator of a site."""
+    """Bytes on an accelerator of one stage."""
 
     parameters: float
     gradients: float
@@ -69,28 +70,51 @@ class Memory:
 def memory(
     workload: Workload, degrees: Degrees, num_sequences: int, *, exchange: float = 0.0
 ) -> Memory:
-    """Return the bytes that a rank needs for a site's share of a step, `num_sequences`.
+    """Return the bytes that a rank of the fullest stage needs for a site's share of a step.
 
-    What crossing sites needs beside is `exchange`, of `exchange_bytes`.
+    Args:
+        workload: The model.
+        degrees: Its cut.
+        num_sequences: Of the site.
+        exchange: What crossing sites needs beside, of `exchange_bytes`.
 
     Raises:
         ValueError: the model cannot be cut so.
     """
+    needed = stage_memories(workload, degrees, num_sequences, exchange=exchange)
+    return max(needed.values(), key=lambda each: each.total)
+
+
+def stage_memories(
+    workload: Workload, degrees: Degrees, num_sequences: int, *, exchange: float = 0.0
+) -> dict[int, Memory]:
+    """Return what the stages need of which one is the fullest; arguments are those of `memory`."""
     check_fit(workload, degrees)
-    in_flight = _layers_in_flight(workload, degrees, num_sequences)
     all_of_layer = layer_activations(workload, degrees, "none")
     kept = layer_activations(workload, degrees, degrees.recompute)
-    parameters, gradients, optimizer = _states(workload, degrees)
-    return Memory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        gathered=_gathered(workload, degrees),
-        activations=in_flight * kept,
-        recomputed=all_of_layer - kept,
-        logits=_logits(workload, degrees),
-        exchange=exchange,
-    )
+    layers, found = layers_of_stages(workload, degrees), {}
+    for stage in full_stages(workload, degrees):
+        parameters, gradients, optimizer = _states(workload, degrees, stage)
+        in_flight = min(degrees.micro_batches(num_sequences), most_in_flight(degrees, stage))
+        found[stage] = Memory(
+            parameters=parameters,
+            gradients=gradients,
+            optimizer=optimizer,
+            gathered=_gathered(workload, degrees, stage),
+            activations=max(1, in_flight) * layers[stage] * kept,
+            recomputed=all_of_layer - kept,
+            logits=_logits(workload, degrees) if stage == degrees.pipeline - 1 else 0.0,
+            exchange=exchange,
+        )
+    return found
+
+
+def most_in_flight(degrees: Degrees, stage: int) -> float:
+    """Return how many micro-batches' activations of all its layers a stage keeps at most."""
+    stages, parts = degrees.pipeline, degrees.virtual_stages
+    if parts == 1:
+        return stages - stage
+    return stages + (stages - 1 - 2 * stage) / parts
 
 
 def layer_activations(workload: Workload, degrees: Degrees, recompute: str) -> float:
@@ -115,17 +139,9 @@ def layer_activations(workload: Workload, degrees: Degrees, recompute: str) -> f
     return whole + divided + scores
 
 
-def _layers_in_flight(workload: Workload, degrees: Degrees, num_sequences: int) -> float:
-    """Return how many layers' activations the first stage keeps at once."""
-    stages, virtual = degrees.pipeline, degrees.virtual_stages
-    micro_batches = max(1, min(degrees.micro_batches(num_sequences), stages))
-    more = 1 + (stages - 1) / (stages * virtual) if virtual > 1 else 1.0
-    return layers_per_stage(workload, degrees) * micro_batches * more
-
-
-def _states(workload: Workload, degrees: Degrees) -> tuple[float, float, float]:
+def _states(workload: Workload, degrees: Degrees, stage: int) -> tuple[float, float, float]:
     """Return the bytes of parameters, of gradients and of the optimizer's states."""
-    dense, experts = stage_parameters(workload, degrees)
+    dense, experts = stage_parameters(workload, degrees, stage)
     of_parameters = of_gradients = of_optimizer = 0.0
     ranks = degrees.data * degrees.context
     for elements, replicas in ((dense, ranks), (experts, ranks / degrees.expert)):
@@ -146,15 +162,15 @@ def adam_bytes(workload: Workload) -> int:
     return 8 + master + gradient
 
 
-def _gathered(workload: Workload, degrees: Degrees) -> float:
+def _gathered(workload: Workload, degrees: Degrees, stage: int) -> float:
     """Return the bytes of the two layers that ZeRO 3 has whole: one computes, the next arrives."""
     ranks = degrees.data * degrees.context
     if degrees.zero_stage < 3 or ranks == 1:
         return 0.0
     # The shares of these layers that lie here anyway are counted with the parameters.
     elsewhere = 1 - 1 / ranks
-    num_layers = layers_per_stage(workload, degrees)
-    elements = sum(stage_parameters(workload, degrees)) * min(2, num_layers) / num_layers
+    num_layers = max(1, layers_of_stages(workload, degrees)[stage])
+    elements = sum(stage_parameters(workload, degrees, stage)) * min(2, num_layers) / num_layers
     return elements * workload.parameter_bytes * elsewhere
 
 

@@ -13,6 +13,10 @@ Formulas count matrix multiplications, two FLOPs for each element of a matrix an
 
 MFU divides the model FLOPs of a second by the peak. What is computed twice is not in it.
 
+Stages of a pipeline of p stages of v parts each: each of the p v parts holds as many layers as any
+other, or one less. One less holds the last part, for it has the logits; then the first, for it has
+the embedding, and those behind it, which keep most micro-batches at once.
+
 Ranks are numbered as Megatron does it: neighbours belong to one tensor group, then come context,
 data and pipeline. So ranks that exchange most are nearest to each other.
 """
@@ -20,6 +24,7 @@ data and pipeline. So ranks that exchange most are nearest to each other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -203,12 +208,13 @@ class Degrees(Parallel):
 
 def misfit(workload: Workload, degrees: Degrees) -> str | None:
     """Return why the model cannot be cut so, naming the degree, or None if it can."""
-    chunks = degrees.pipeline * degrees.virtual_stages
+    # Of virtual stages, the first may be the embedding alone, and the last the logits.
+    parts = degrees.pipeline * degrees.virtual_stages
     wanted = (
         (degrees.tensor <= workload.heads and workload.heads % degrees.tensor == 0,
          f"tensor: {degrees.tensor} does not divide the {workload.heads} heads"),
-        (chunks <= workload.layers,
-         f"pipeline: {chunks} stages are more than the {workload.layers} layers"),
+        (parts <= workload.layers + (2 if degrees.virtual_stages > 1 else 0),
+         f"pipeline: {parts} stages are more than the {workload.layers} layers"),
         (workload.sequence % degrees.context == 0,
          f"context: {degrees.context} does not divide the sequence of {workload.sequence} tokens"),
         (workload.experts % degrees.expert == 0,
@@ -224,21 +230,52 @@ def check_fit(workload: Workload, degrees: Degrees) -> None:
         raise ValueError(f"Degrees.{why}")
 
 
+@functools.lru_cache(maxsize=4096)
+def part_layers(layers: int, num_parts: int) -> tuple[int, ...]:
+    """Return how many layers each part of a model has, from the embedding to the logits."""
+    most = -(-layers // num_parts)
+    fewer = num_parts * most - layers
+    first = max(0, fewer - 1)
+    whole = num_parts - first - min(1, fewer)
+    return (most - 1,) * first + (most,) * whole + (most - 1,) * min(1, fewer)
+
+
+@functools.lru_cache(maxsize=4096)
+def stage_layers(layers: int, pipeline: int, virtual_stages: int) -> tuple[int, ...]:
+    """Return how many layers each stage of a pipeline has; part i is of stage i mod `pipeline`."""
+    parts = part_layers(layers, pipeline * virtual_stages)
+    return tuple(sum(parts[stage::pipeline]) for stage in range(pipeline))
+
+
+def layers_of_stages(workload: Workload, degrees: Degrees) -> tuple[int, ...]:
+    """Return how many layers each stage of a cut has, the first stage first."""
+    return stage_layers(workload.layers, degrees.pipeline, degrees.virtual_stages)
+
+
 def layers_per_stage(workload: Workload, degrees: Degrees) -> int:
-    """Return the layers of the fullest stage."""
-    chunks = degrees.pipeline * degrees.virtual_stages
-    return math.ceil(workload.layers / chunks) * degrees.virtual_stages
+    """Return the layers of the stage that has most."""
+    return max(layers_of_stages(workload, degrees))
 
 
-def stage_parameters(workload: Workload, degrees: Degrees) -> tuple[float, float]:
-    """Return what one rank of the first stage holds before ZeRO: dense, and in experts.
+def full_stages(workload: Workload, degrees: Degrees) -> tuple[int, ...]:
+    """Return the stages of which one needs most: the first, the first of most layers, the last.
 
-    The first stage, for it holds the embedding; the last holds as many for the logits.
+    The first has the embedding, and most micro-batches at once; the last has the logits.
     """
-    layers, tensor = layers_per_stage(workload, degrees), degrees.tensor
-    ends = workload.embedding_parameters
-    if degrees.pipeline == 1:
+    layers = layers_of_stages(workload, degrees)
+    return tuple(dict.fromkeys((0, layers.index(max(layers)), degrees.pipeline - 1)))
+
+
+def stage_parameters(workload: Workload, degrees: Degrees, stage: int) -> tuple[float, float]:
+    """Return what one rank of a stage holds before ZeRO: dense, and in experts."""
+    layers, tensor = layers_of_stages(workload, degrees)[stage], degrees.tensor
+    ends = 0
+    if stage == 0:
+        ends += workload.embedding_parameters
+    if stage == degrees.pipeline - 1:
         ends += workload.head_parameters
+        if workload.tied and stage > 0:  # A copy of the embedding.
+            ends += workload.vocabulary * workload.hidden
     if workload.experts == 1:
         whole = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
         return (layers * whole + ends) / tensor, 0.0
@@ -246,13 +283,19 @@ def stage_parameters(workload: Workload, degrees: Degrees) -> tuple[float, float
     return (layers * workload.dense_parameters_per_layer + ends) / tensor, experts
 
 
+def most_parameters(workload: Workload, degrees: Degrees) -> tuple[float, float]:
+    """Return what one rank of the stage with most parameters holds: dense, and in experts."""
+    stages = full_stages(workload, degrees)
+    return max((stage_parameters(workload, degrees, each) for each in stages), key=sum)
+
+
 def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:
     """Return the share of all gradients that crosses the gateway of a site's fullest node, 0 to 1.
 
     Each rank's shard goes through its own node. Replicas and context ranks share what they hold
-    alike; the first stage has the embedding beside its layers.
+    alike.
     """
-    dense, experts = stage_parameters(workload, degrees)
+    dense, experts = most_parameters(workload, degrees)
     ranks = degrees.data * degrees.context
     shard = dense / ranks + experts * degrees.expert / ranks
     return min(1.0, site.accelerators_per_node * shard / workload.parameters)

@@ -7,8 +7,9 @@
       T_pipeline = m t_max + (t_1 + ... + t_p - t_max) / v
   For equal stages that is (m + (p-1)/v) t. That takes m >= p: fewer micro-batches cannot keep the
   stages busy from one virtual stage to the next, so the first takes p t, and each other t / v more.
-  The last stage has the logits; each micro-batch pays for 2 v transfers of b s h elements (over the
-  tensor ranks: "scatter/gather"), which 1F1B does not hide.
+  Stages may differ by a layer (model_shape), and the last one has the logits; each micro-batch pays
+  for 2 v transfers of b s h elements (over the tensor ranks: "scatter/gather"), which 1F1B does not
+  hide.
 - Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on
   beside compute is not free: the device's `contention` of it delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
@@ -43,8 +44,9 @@ from topology.cost.model_shape import (
     Degrees,
     Workload,
     check_fit,
+    layers_of_stages,
     layers_per_stage,
-    stage_parameters,
+    most_parameters,
 )
 
 _ADAM_BYTES = 26
@@ -57,8 +59,9 @@ class StepTime:
     """The time of one step of one site, and its parts."""
 
     num_micro_batches: int
-    compute_s: float
-    """Seconds that the slowest stage is busy with its layers, collectives inside them included."""
+    stages_s: tuple[float, ...]
+    """Seconds that each stage is busy with its layers, collectives inside them included; the last
+    one has the logits, too."""
     exchange_s: float
     """Seconds of `compute_s` in collectives: of tensor, context and expert groups, and ZeRO 3's."""
     transfers_s: float
@@ -70,8 +73,14 @@ class StepTime:
     """The time of gathering parameters again after the optimizer's step."""
     optimizer_s: float
     window_s: float
-    """Seconds of the last micro-batch's backward pass over a stage, at the end of the pipeline's
-    time. Gradients become complete during it; only it can hide an exchange between sites."""
+    """Seconds of the last micro-batch's backward pass over a stage in the mean, at the end of
+    the pipeline's time. Gradients become complete during it; only it can hide an exchange
+    between sites."""
+
+    @property
+    def compute_s(self) -> float:
+        """The seconds that the slowest stage is busy."""
+        return max(self.stages_s)
 
     @property
     def pipeline_s(self) -> float:
@@ -115,20 +124,25 @@ def step_from_times(
     num_micro_batches = degrees.micro_batches(num_sequences)
     if num_micro_batches < 1:
         raise ValueError(f"num_sequences: want >= 1, got {num_sequences}")
-    num_layers = layers_per_stage(workload, degrees)
+    layers = layers_of_stages(workload, degrees)
     layer = _with_shards(workload, degrees, device, inside, layer)
-    stage = layer.times(num_layers)
+    stages_s = [count * layer.total_s for count in layers]
+    stages_s[-1] += head.total_s
+    slowest_s = max(stages_s)
+    others_s = (sum(stages_s) - slowest_s) / max(1, degrees.pipeline - 1)
     transfers_s = _transfers_s(workload, degrees, inside)
+    window_s = workload.layers * layer.backward_s / degrees.pipeline
+    exchange_s = layers[stages_s.index(slowest_s)] * layer.exchange_s
     return StepTime(
         num_micro_batches=num_micro_batches,
-        compute_s=num_micro_batches * (stage.total_s + head.total_s),
-        exchange_s=num_micro_batches * stage.exchange_s,
+        stages_s=tuple(num_micro_batches * each_s for each_s in stages_s),
+        exchange_s=num_micro_batches * exchange_s,
         transfers_s=num_micro_batches * transfers_s,
-        bubble_s=passages(degrees, num_micro_batches) * (stage.total_s + transfers_s),
-        gradients=_gradients(workload, degrees, device, inside, stage.backward_s),
-        parameters=_parameters(workload, degrees, device, inside, stage.forward_s),
+        bubble_s=passages(degrees, num_micro_batches) * (others_s + transfers_s),
+        gradients=_gradients(workload, degrees, device, inside, window_s),
+        parameters=_parameters(workload, degrees, device, inside, max(layers) * layer.forward_s),
         optimizer_s=_optimizer_s(workload, degrees, device),
-        window_s=stage.backward_s,
+        window_s=window_s,
     )
 
 
@@ -176,7 +190,7 @@ def _replicated(
 
     Context ranks hold the same parameters as well. Experts are shared by fewer.
     """
-    dense, experts = stage_parameters(workload, degrees)
+    dense, experts = most_parameters(workload, degrees)
     ranks = degrees.data * degrees.context
 
     def levels(ranks: int, stride: int) -> list[Level]:
@@ -241,7 +255,7 @@ def _parameters(
 
 
 def _optimizer_s(workload: Workload, degrees: Degrees, device: Device) -> float:
-    dense, experts = stage_parameters(workload, degrees)
+    dense, experts = most_parameters(workload, degrees)
     if degrees.zero_stage:
         ranks = degrees.data * degrees.context
         dense, experts = dense / ranks, experts * degrees.expert / ranks

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field
 
 from topology.cost.compute import sequence_s
-from topology.cost.memory import Memory
+from topology.cost.memory import most_in_flight, stage_memories
 from topology.cost.model_shape import Degrees, Workload, layers_per_stage, node_share
 from topology.cost.parallel import StepTime, gradients_ready_s, passages
 from topology.job import Job
@@ -90,6 +90,22 @@ def trainer_timing(job: Job, site: Site, num_sequences: int) -> SiteTiming:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """The memory of an accelerator of one stage."""
+
+    least_bytes: float
+    """Bytes with one micro-batch in flight."""
+    in_flight_bytes: float
+    """Bytes for each further micro-batch in flight."""
+    most_in_flight: float
+
+    def bytes_of(self, micro_batches: float) -> float:
+        """Return what it needs for a step of so many micro-batches."""
+        more = min(micro_batches, self.most_in_flight) - 1
+        return self.least_bytes + more * self.in_flight_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """One way to cut a described model over a site, and its times."""
@@ -115,10 +131,8 @@ class Cut:
     """Share of all gradients that are the embedding's, which leave last; the first stage has it."""
     node_share: float
     """Share of all gradients that crosses the gateway of the fullest node."""
-    least_bytes: float
-    """Bytes of memory with one micro-batch in flight."""
-    in_flight_bytes: float
-    """Bytes of memory for each further micro-batch in flight; never more of them than stages."""
+    stages: tuple[StageMemory, ...]
+    """The memory of the stages of which one is the fullest."""
 
     def head_s(self, micro_batches: int) -> float:
         """Return when the backward pass is over."""
@@ -153,8 +167,13 @@ class Cut:
 
     def memory_bytes(self, num_sequences: int) -> float:
         """Return what the fullest accelerator needs."""
-        in_flight = min(self.degrees.micro_batches(num_sequences), self.degrees.pipeline)
-        return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
+        micro_batches = self.degrees.micro_batches(num_sequences)
+        return max(each.bytes_of(micro_batches) for each in self.stages)
+
+    @property
+    def least_bytes(self) -> float:
+        """What the fullest accelerator needs with one micro-batch in flight."""
+        return max(each.least_bytes for each in self.stages)
 
     @property
     def preference(self) -> Point:
@@ -175,7 +194,6 @@ def cut_of(
     degrees: Degrees,
     site: Site,
     one: StepTime,
-    needed: Memory,
     *,
     serial: bool,
 ) -> Cut:
@@ -186,7 +204,6 @@ def cut_of(
         degrees: The cut.
         site: That it is of.
         one: Its step with one micro-batch.
-        needed: What that takes of an accelerator's memory.
         serial: Nothing leaves before the backward pass has ended.
     """
     num_layers = layers_per_stage(workload, degrees)
@@ -201,8 +218,10 @@ def cut_of(
         num_layers=num_layers,
         embedding_share=workload.embedding_parameters / workload.parameters,
         node_share=node_share(workload, degrees, site),
-        least_bytes=needed.total,
-        in_flight_bytes=needed.activations,
+        stages=tuple(
+            StageMemory(each.total, each.activations, most_in_flight(degrees, stage))
+            for stage, each in stage_memories(workload, degrees, 1).items()
+        ),
     )
 
 

@@ -1,9 +1,9 @@
 """The cuts of a described model over each site's ranks, and which of them fit memory.
 
 Degrees are divisors of a site's ranks: tensor groups stay within a node, and all ranks take part.
-What is left after tensor, pipeline and context is data. Stages may differ by a layer; the widest
-one counts. ZeRO 2 and 3 come without a pipeline only: cut gradients or parameters would cross the
-fabric again for every micro-batch.
+What is left after tensor, pipeline and context is data. Stages may differ by a layer. ZeRO 2 and 3
+come without a pipeline only: cut gradients or parameters would cross the fabric again for every
+micro-batch.
 
 A cut that is no better than another in anything that a step of several sites depends on
 (topology/model/site_timing.py) is no part of a best plan, whatever the links are, and is left out.
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from topology.cost.compute import site_shares
 from topology.cost.layer_time import PassTimes, device_of, head_times, interior_of, layer_times
-from topology.cost.memory import Memory, memory
+from topology.cost.memory import memory
 from topology.cost.model_shape import Degrees, Workload, degrees_of, misfit, workload_described
 from topology.cost.parallel import StepTime, step_from_times
 from topology.errors import ConfigError
@@ -125,7 +125,7 @@ def _virtual_stages(model: DescribedModel, pipeline: int) -> list[int]:
     """Return the numbers of parts of a stage that do not make the widest stage wider."""
     if pipeline == 1:
         return [1]
-    most = min(VIRTUAL_STAGES_MAX, model.layers // pipeline)
+    most = min(VIRTUAL_STAGES_MAX, (model.layers + 2) // pipeline)
     return [
         each
         for each in range(1, most + 1)
@@ -209,11 +209,11 @@ class SiteCuts:
         groups: defaultdict[tuple[int, int], list[Cut]] = defaultdict(list)
         self._is_given = given is not None
         for index, degrees in enumerate(every_cut(model, site) if given is None else (given,)):
-            needed = memory(workload, degrees, 1)
-            if given is None and needed.total > site.accelerator.memory_bytes:
-                self._lacking.append((needed.total, index, degrees))
+            needed = memory(workload, degrees, 1).total
+            if given is None and needed > site.accelerator.memory_bytes:
+                self._lacking.append((needed, index, degrees))
                 continue
-            groups[degrees.data, degrees.micro_batch].append(self._cut(degrees, needed))
+            groups[degrees.data, degrees.micro_batch].append(self._cut(degrees))
         self.cuts = [cut for group in groups.values() for cut in _useful(group)]
         """The cuts that fit, with one micro-batch at least."""
         self.sequence_s = min(
@@ -293,9 +293,9 @@ class SiteCuts:
             or (cut.degrees.data <= num_sequences and cut.memory_bytes(num_sequences) <= has)
         ]
 
-    def _cut(self, degrees: Degrees, needed: Memory) -> Cut:
+    def _cut(self, degrees: Degrees) -> Cut:
         one = self.step(degrees, degrees.data * degrees.micro_batch)
-        return cut_of(self._workload, degrees, self.site, one, needed, serial=self._serial)
+        return cut_of(self._workload, degrees, self.site, one, serial=self._serial)
 
     def _layer_times(self, degrees: Degrees) -> tuple[PassTimes, PassTimes]:
         key = (
@@ -357,7 +357,7 @@ def _point(cut: Cut, bends: Sequence[int]) -> Point:
         1 / cut.num_layers,
         cut.degrees.zero_stage,
         cut.least_bytes,
-        cut.in_flight_bytes,
+        max(each.bytes_of(math.inf) for each in cut.stages),
     )
 
 

@@ -27,13 +27,14 @@ from dataclasses import dataclass
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from topology.cost.collectives import overlap
 from topology.cost.compute import layer_times, site_shares
-from topology.cost.layer_time import device_of, head_times, interior_of
+from topology.cost.layer_time import device_of, interior_of
 from topology.cost.model_shape import (
     Degrees,
     Workload,
     degrees_of,
     layers_per_stage,
     node_share,
+    part_layers,
     workload_described,
 )
 from topology.cost.parallel import StepTime, gradients_ready_s, step_time
@@ -279,9 +280,7 @@ def inside_of(job: Job, site: Site) -> Inside:
     workload, (degrees, sequences) = _workload(job), _part(job, site)
     device, interior = device_of(site.accelerator), interior_of(site)
     step = step_time(workload, degrees, device, interior, sequences)
-    logits_s = step.num_micro_batches * head_times(workload, degrees, device).total_s
-    last_s = step.compute_s + step.transfers_s
-    busy_s = (*[last_s - logits_s] * (degrees.pipeline - 1), last_s)
+    busy_s = tuple(each_s + step.transfers_s for each_s in step.stages_s)
     return Inside(site=site.name, degrees=degrees, step=step, stages_busy_s=busy_s)
 
 
@@ -351,17 +350,15 @@ def _layers_done(
     The last micro-batch goes back through one part after another, and ends with the first.
     """
     step, num_parts = inside.step, degrees.pipeline * degrees.virtual_stages
-    layer_s = step.window_s / layers_per_stage(workload, degrees)
-    stage_s = step.window_s + step.transfers_s / step.num_micro_batches / 2
-    done_s, stages = [], []
-    # Where stages are uneven, parts differ by a layer at most.
-    begins = [workload.layers * part // num_parts for part in range(num_parts + 1)]
-    for part, (begin, end) in enumerate(itertools.pairwise(begins)):
-        end_s = step.pipeline_s - part * stage_s / degrees.virtual_stages
+    layer_s = step.window_s * degrees.pipeline / workload.layers
+    crossing_s = step.transfers_s / step.num_micro_batches / 2 / degrees.virtual_stages
+    done_s, stages = [step.pipeline_s], [0]
+    for part, count in enumerate(part_layers(workload.layers, num_parts)):
+        first, last_s = len(stages) - 1, step.pipeline_s - part * crossing_s
         # Backward goes from the part's last layer to its first one.
-        done_s += [end_s - layer_s * (layer - begin) for layer in range(begin, end)]
-        stages += [part % degrees.pipeline] * (end - begin)
-    return [done_s[0], *done_s, done_s[-1]], [stages[0], *stages, stages[-1]]
+        done_s += [last_s - layer_s * layer for layer in range(first, first + count)]
+        stages += [part % degrees.pipeline] * count
+    return [*done_s, done_s[-1]], [*stages, degrees.pipeline - 1]
 
 
 @dataclass(frozen=True, slots=True)
