@@ -36,6 +36,15 @@ def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
     assert one < last < 1.03 * one, "it may be that the link carries more than is believed"
 
 
+def test_a_link_that_holds_few_frames_is_kept_full_of_whole_ones() -> None:
+    """The next frame leaves when as much as the link holds, in whole frames, is on the way."""
+    for frame_bytes in (0.3 * HELD, 0.7 * HELD, 1.4 * HELD, 5 * HELD):
+        path = Path(4 * RTT_S, RTT_S, 0)
+        window_bytes = LinkWindow(MOST, RTT_S).follow(path, RATE, frame_bytes, 0.0)
+        before = math.ceil(HELD / frame_bytes)
+        assert before * frame_bytes + frame_bytes == pytest.approx(window_bytes, abs=1)
+
+
 def test_it_is_the_narrower_the_more_waits() -> None:
     found = widths([(1.3 + 0.05 * step, 0) for step in range(8)])
     assert found == sorted(found, reverse=True)

@@ -68,6 +68,8 @@ class LinkTotals:
     sent_bytes: int = 0
     raw_bytes: int = 0
     sent_frames: int = 0
+    longest_bytes: int = 0
+    """Of the longest frame."""
     busy_s: float = 0.0
     rtt_s: float = float("inf")
     """Smallest time from a frame's sending to its acknowledgement; infinite before the first."""
@@ -181,6 +183,7 @@ class SendQueue:
         totals.sent_bytes += size
         totals.raw_bytes += found.item.raw_bytes
         totals.sent_frames += 1
+        totals.longest_bytes = max(totals.longest_bytes, size)
         totals.rtt_s = min(totals.rtt_s, now_s - found.left_s)
         if not self.unacknowledged:
             self._end_busy(now_s)

@@ -181,7 +181,7 @@ class ChannelGrowth:
         window_bytes = self._window.follow(
             Path(found.rtt_s, found.shortest_rtt_s, found.sent_again),
             self._pace.believed_bytes_per_s,
-            totals.sent_bytes / max(1, totals.sent_frames),
+            totals.longest_bytes,
             time.monotonic(),
             is_measured=self._pace.is_measured,
         )

@@ -8,11 +8,16 @@ In a queue each flow gets what it has on the way of all that is on the way. So t
 the link does, and not more than it takes to keep it full: then others, who fill the link and its
 queue, come to about as much. A link of one's own is full with that window, too.
 
+A frame counts until it is acknowledged as a whole, and leaves only if all of it fits. So a link is
+full while as many frames are on the way as it holds, rounded up, and one more. With one less it is
+idle after each until that is acknowledged: where it holds just one, half of the time.
+
 All times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _QUEUE_FROM, _QUEUE_TO = 1.35, 1.6
@@ -79,7 +84,7 @@ class LinkWindow:
         Args:
             path: as it is now.
             bytes_per_s: what the link is believed to carry; infinite: not known.
-            frame_bytes: of one frame.
+            frame_bytes: of the longest frame.
             now_s: monotonic.
             is_measured: whether that was measured. Until then all may be on the way, unless packets
                 wait in a queue.
@@ -102,5 +107,8 @@ class LinkWindow:
         else:
             self._growth = 1.0
         held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
+        if held_bytes >= self._most_bytes:
+            return self._most_bytes
         window = (1 + _SLACK * free) * self._growth * held_bytes + (1 + free) * frame_bytes
-        return int(min(self._most_bytes, window))
+        full = (math.ceil(held_bytes / max(1, frame_bytes)) + 1) * frame_bytes
+        return int(min(self._most_bytes, max(window, full)))
