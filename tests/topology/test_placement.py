@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.described import TWO_SITES_YAML
 from topology.cost.compute import rank_share, site_shares, step_compute_s
 from topology.documents.run_documents import DocumentText, RunDocuments, load_run
 from topology.errors import ConfigError
@@ -135,3 +136,52 @@ def test_a_script_of_ones_own_may_leave_a_rank_without_a_sequence() -> None:
     placement = "placement: [{site: a, sequences: 11}, {site: d, sequences: 2}]\n"
     run = load(placement, "entrypoint=train.py")
     assert len(run.topology.sites) == 2
+
+
+DESCRIBED = """\
+version: 1
+name: job
+topology: topology.yaml
+entrypoint: train.py
+workload: {layers: 8, width: 2048, heads: 16, vocabulary: 32000, context: 2048, global_batch: 16}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cut", "changes", "where", "message"),
+    [
+        ("{pipeline: 16}", (), "parallel", "are 16 ranks, and 'a' has 8"),
+        ("{pipeline: 8}", ("workload.layers=7",), "parallel.pipeline", "8 stages are more than"),
+        ("{tensor: 8}", ("workload.heads=4",), "parallel.tensor", "8 does not divide the 4 heads"),
+        ("{data: 8}", ("placement.0.sequences=4",), "sequences", "want at least 8, one for each"),
+        (
+            "{data: 8, micro_batch: 2}",
+            ("workload.micro_batch=1",),
+            "parallel.micro_batch",
+            "workload.micro_batch is 1: want the same; got 2",
+        ),
+        (
+            "{tensor: 4, data: 2}",
+            ("workload.at_most={tensor: 2}",),
+            "parallel.tensor",
+            "workload.at_most.tensor is 2: want no more; got 4",
+        ),
+    ],
+)
+def test_a_written_cut_that_contradicts_the_rest_is_refused(
+    cut: str, changes: tuple[str, ...], where: str, message: str
+) -> None:
+    placed = f"placement: [{{site: a, sequences: 8, parallel: {cut}}}, {{site: b, sequences: 8}}]\n"
+    with pytest.raises(ConfigError) as raised:
+        load_run(
+            DocumentText(f"{DESCRIBED}{placed}", "job.yaml", changes),
+            DocumentText(TWO_SITES_YAML, "topology.yaml", ()),
+        )
+    told = {problem.path: problem.message for problem in raised.value.problems}
+    assert message in told[f"placement.0.{where}"]
+
+
+def test_a_placement_that_leaves_out_a_site_and_a_plan_of_all_contradict_each_other() -> None:
+    placed = "plan: {sites: all}\nplacement: [{site: a, sequences: 6}, {site: b, sequences: 7}]\n"
+    [told] = mistakes(placed)
+    assert "plan.sites is all, and c, d has no place" in told

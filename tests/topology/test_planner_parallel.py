@@ -112,6 +112,29 @@ def test_a_written_placement_and_its_cut_are_kept() -> None:
     assert first["parallel"] == dataclasses.asdict(cut)
 
 
+def test_tensor_groups_leave_a_node_only_where_the_job_says_so_and_pay_for_it() -> None:
+    world = sites_of_nodes([2], [])
+    model = dataclasses.replace(MODEL, global_batch=8)
+    assert {each.tensor for each in every_cut(model, world.sites[0])} == {1, 2, 4}
+    steps_s = {}
+    for cut in (Parallel(tensor=8), Parallel(tensor=4, data=2)):
+        placement = (Placed(site="s0", sequences=8, parallel=cut),)
+        plan = make_plan(dataclasses.replace(described_job(model), placement=placement), world)
+        assert plan["decisions"]["placement"][0]["parallel"] == dataclasses.asdict(cut)
+        steps_s[cut.tensor] = plan["predicted"]["step_s"]
+        warned = any("more than the 4 accelerators of a node" in each for each in plan["warnings"])
+        assert warned == (cut.tensor == 8)
+    assert steps_s[8] > steps_s[4]
+
+
+def test_a_written_cut_that_does_not_fit_is_kept_and_warned_of() -> None:
+    world = sites_of_nodes([2], [], memory_bytes=8 << 30)
+    placement = (Placed(site="s0", sequences=16, parallel=Parallel(data=8)),)
+    plan = make_plan(dataclasses.replace(described_job(), placement=placement), world)
+    assert plan["decisions"]["placement"][0]["parallel"]["data"] == 8
+    assert any("does not fit: needs" in each for each in plan["warnings"])
+
+
 def test_what_is_left_out_of_a_sites_cuts_is_never_faster() -> None:
     [site] = sites_of_nodes([4], []).sites
     topology = sites_of_nodes([4], [])

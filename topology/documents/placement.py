@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence, Set
 
+from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.job import Job
 from topology.suggest import did_you_mean
 from topology.text.yaml_document import Path
@@ -71,6 +72,10 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
             "want both the same"
         )
         problems.append((("placement",), message))
+    left_out = [name for name in names if name not in first]
+    if job.placement and left_out and job.plan is not None and job.plan.sites == "all":
+        message = f"plan.sites is all, and {', '.join(left_out)} has no place: want both to agree"
+        problems.append((("placement",), message))
     if job.placement and not problems:
         problems += _unconnected(restricted(topology, list(first)))
     return problems
@@ -90,19 +95,40 @@ def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
 
 
 def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
-    """Return a problem if the degrees of parallelism do not multiply to the ranks of their site."""
-    wanted = job.placement[index]
-    if wanted.parallel is None:
+    """Return what is wrong with a written cut: a plan keeps it as it is, and looks at no other."""
+    wanted, model = job.placement[index], job.workload
+    cut, path = wanted.parallel, _path(index, "parallel")
+    if cut is None:
         return []
     num_ranks = topology.site(wanted.site).num_ranks
-    cut = wanted.parallel
-    if cut.num_ranks == num_ranks:
-        return []
-    message = (
-        f"tensor {cut.tensor} x pipeline {cut.pipeline} x context {cut.context} x data {cut.data} "
-        f"are {cut.num_ranks} ranks, and {wanted.site!r} has {num_ranks}: want both the same"
-    )
-    return [(_path(index, "parallel"), message)]
+    problems: list[Misplaced] = []
+    if cut.num_ranks != num_ranks:
+        message = (
+            f"tensor {cut.tensor} x pipeline {cut.pipeline} x context {cut.context} x data "
+            f"{cut.data} are {cut.num_ranks} ranks, and {wanted.site!r} has {num_ranks}: want both "
+            "the same"
+        )
+        problems.append((path, message))
+    if model is None:
+        return problems
+    why = misfit(workload_described(model), degrees_of(cut, model))
+    if why is not None:
+        name, _, message = why.partition(": ")
+        problems.append(((*path, name), message))
+    if wanted.sequences < cut.data:
+        message = f"want at least {cut.data}, one for each replica; got {wanted.sequences}"
+        problems.append((_path(index, "sequences"), message))
+    if model.micro_batch not in (None, cut.micro_batch):
+        message = (
+            f"workload.micro_batch is {model.micro_batch}: want the same; got {cut.micro_batch}"
+        )
+        problems.append(((*path, "micro_batch"), message))
+    for name, most in dataclasses.asdict(model.at_most).items():
+        degree = getattr(cut, name)
+        if most is not None and degree > most:
+            message = f"workload.at_most.{name} is {most}: want no more; got {degree}"
+            problems.append(((*path, name), message))
+    return problems
 
 
 def _unconnected(topology: Topology) -> list[Misplaced]:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from topology.cost.compute import site_shares
 from topology.cost.layer_time import PassTimes, device_of, head_times, interior_of, layer_times
 from topology.cost.memory import memory
-from topology.cost.model_shape import Degrees, Workload, degrees_of, misfit, workload_described
+from topology.cost.model_shape import Degrees, Workload, degrees_of, workload_described
 from topology.cost.parallel import StepTime, step_from_times
 from topology.errors import ConfigError
 from topology.job import Job, Placed
@@ -413,8 +413,6 @@ def site_cuts(job: Job, site: Site, placed: Placed | None) -> SiteCuts:
     assert job.workload is not None, "the job describes its model"
     given = None
     if placed is not None and placed.parallel is not None:
-        degrees = degrees_of(placed.parallel, job.workload)
-        if misfit(workload_described(job.workload), degrees) is None:
-            given = degrees
+        given = degrees_of(placed.parallel, job.workload)
     serial = job.exchange.schedule == "serial"
     return SiteCuts(job.workload, workload_described(job.workload), site, serial, given)

@@ -13,6 +13,7 @@ from topology.job import Job
 from topology.measured.measured_links import drifts
 from topology.planner.choice import Choice, Coding
 from topology.planner.connections import held_back
+from topology.planner.cuts import why_not
 from topology.planner.search import Search
 from topology.units import format_duration, format_fraction, format_rate, format_size
 from topology.world import Link, Site, Topology
@@ -128,6 +129,7 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
             f"{', '.join(scheduled)}: the bandwidth is that outside of the periods in schedule"
         )
     cuts = [timing.cut for timing in choice.timings if timing.cut is not None]
+    found += _written_cuts(job, topology, choice)
     if any(cut.degrees.zero_stage == 3 for cut in cuts):
         found.append(
             "ZeRO 3 is taken to be well made; measured ones were up to 3 times as slow "
@@ -141,3 +143,20 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
             f"{', '.join(free_sites)}: without a fabric, nothing inside the site takes time to cross"
         )
     return found
+
+
+def _written_cuts(job: Job, topology: Topology, choice: Choice) -> Iterator[str]:
+    """Yield what no plan would have chosen, of the cuts that a placement says."""
+    for name, count, timing in zip(choice.sites, choice.sequences, choice.timings, strict=True):
+        if job.workload is None or timing.cut is None:
+            continue
+        site, degrees = topology.site(name), timing.cut.degrees
+        lacking = why_not(workload_described(job.workload), degrees, site, count)
+        if lacking is not None:
+            yield f"{name}: {lacking}"
+        if degrees.tensor > site.accelerators_per_node:
+            yield (
+                f"{name}: a tensor group of {degrees.tensor} is more than the "
+                f"{site.accelerators_per_node} accelerators of a node: what leaves a node goes at "
+                "the pace of the fabric between nodes"
+            )

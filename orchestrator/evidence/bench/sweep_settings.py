@@ -19,7 +19,7 @@ from orchestrator.evidence.record.bench_record import Question, Sweep
 from orchestrator.plans import as_launched
 from topology.cost.compute import site_shares
 from topology.cost.memory import memory
-from topology.cost.model_shape import degrees_of, misfit, workload_described
+from topology.cost.model_shape import degrees_of, workload_described
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
 from topology.planner.memory_fit import rank_bytes
@@ -325,7 +325,7 @@ def _require_known(pair: Pair) -> None:
 
 
 def _require_cut(pair: Pair) -> None:
-    """Refuse a described model that nobody has cut over the sites, or that cannot be cut so."""
+    """Refuse a described model that nobody has cut over the sites, or that does not fit so."""
     model = pair.job.workload
     if model is None:
         return
@@ -341,13 +341,6 @@ def _require_cut(pair: Pair) -> None:
         if placed.parallel is None:
             raise _mistake(pair, path, "want `parallel`: how this site cuts the model")
         degrees = degrees_of(placed.parallel, model)
-        why = misfit(workload_described(model), degrees)
-        if why is not None:
-            name, _, message = why.partition(": ")
-            raise _mistake(pair, (*path, "parallel", name), message)
-        if placed.sequences < degrees.data:
-            message = f"want at least {degrees.data}, one for each replica; got {placed.sequences}"
-            raise _mistake(pair, (*path, "sequences"), message)
         needed_bytes = memory(workload_described(model), degrees, placed.sequences).total
         has_bytes = pair.topology.site(placed.site).accelerator.memory_bytes
         if needed_bytes > has_bytes:
