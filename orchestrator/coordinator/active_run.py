@@ -372,6 +372,9 @@ class ActiveRun:
                     self.handle(run_events.SiteDropped(site, outcome.why))
                 else:
                     self.handle(run_events.SiteEntered(site, outcome.epoch.from_round))
+            case membership.EndChange(change=membership.DropWanted(site=site)):
+                if outcome.epoch is not None:
+                    self.handle(run_events.SiteLeaves(site))
             case membership.EndChange():
                 self.replan(outcome)
             case membership.EndRun():

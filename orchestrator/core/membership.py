@@ -12,9 +12,9 @@ Pure: events in, actions out. Every change of an epoch goes the same way.
    number.
 
 A failure while sites settle begins a new proposal. A change that nobody needs (other trees, a site
-that joins) waits until nothing is wrong, stops nothing, and can be cancelled: it begins with a
-round that no site has begun. A site that the operator drops is lost like any other, for the rounds
-that it has begun might never end.
+that joins, or that the operator drops) waits until nothing is wrong, stops nothing, and can be
+cancelled: it begins with a round that no site has begun. A site that is dropped *leaves*: it takes
+part in the rounds before, and ends. If it does not get so far, it is lost like any other.
 
 A site is dead when its agent says that its processes have ended, when its agent's session is gone
 and others say that its gateways are, or when its lease has ended. A link is dead when both its ends
@@ -73,7 +73,7 @@ class SiteGone:
 
 @dataclass(frozen=True, slots=True)
 class SiteFinished:
-    """The site's ranks are done with the job."""
+    """The site's ranks are done with the job, or with their last round where the site leaves."""
 
     site: str
 
@@ -170,7 +170,7 @@ class EntryBegun:
 
 @dataclass(frozen=True, slots=True)
 class DropWanted:
-    """Somebody wants a site to take part no more."""
+    """Somebody wants a site to leave after a round."""
 
     site: str
     why: str
@@ -181,7 +181,7 @@ class Ticked:
     """Time has passed."""
 
 
-Change = TreesWanted | SiteEnters
+Change = TreesWanted | SiteEnters | DropWanted
 """A change that nobody needs in order to go on."""
 Event = (
     SiteGone
@@ -366,9 +366,11 @@ class Membership:
         self._handovers: tuple[Handover, ...] = ()
         self._enters: tuple[str, ...] = ()
         """Who is new in the epoch."""
-        self._counted: dict[str, tuple[int, frozenset[tuple[int, int]]]] = {}
+        self._counted: dict[str, tuple[int, frozenset[tuple[int, int]] | None]] = {}
         """By site lost while a round was under way: the round, and buckets and chunks of it that
-        were finished with its part."""
+        were finished with its part; None: all are to be, for it leaves after that round."""
+        self._leaving: set[str] = set()
+        """Sites that take part in rounds before the epoch's first one only, and have not ended."""
         self._older_links: frozenset[Pair] = frozenset()
         """What the epoch before uses for rounds that come before the present one's first."""
         self._number = first.number
@@ -408,7 +410,8 @@ class Membership:
                     for name in epoch.members:
                         self._sites[name].gone = ""
                     self._number, self._is_unfinished = epoch.number, False
-                case "site.lost" if each.site in self._sites:
+                case "site.lost" | "site.dropped" if each.site in self._sites:
+                    self._leaving.discard(each.site)
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
         for site in self._members():
             site.is_unheard = True
@@ -438,6 +441,10 @@ class Membership:
                 site = self._sites[event.site]
                 site.gone = site.gone or event.why or "gone"
                 self._forget(event.site)
+            case SiteFinished() if event.site not in self.epoch.members:
+                self._leaving.discard(event.site)
+                self._sites[event.site].gone = "it has left"
+                self._forget(event.site)
             case SiteFinished():
                 self._sites[event.site].has_finished = True
             case SessionLost():
@@ -461,10 +468,8 @@ class Membership:
                 return self._wants_to_enter(event)
             case EntryBegun():
                 return self._entry_begun(event)
-            case TreesWanted():
+            case TreesWanted() | DropWanted():
                 self._changes.append(event)
-            case DropWanted() if event.site in self.epoch.members:
-                self._sites[event.site].leave_out(event.why, now_s)
             case _:
                 pass
         return []
@@ -483,12 +488,13 @@ class Membership:
         site.is_unheard = False
         if any(each == SiteEnters(site.name) for each in self._open_changes()):
             return []
-        if site.name not in {*self.epoch.members, *asked}:
+        if site.name not in {*self.epoch.members, *self._leaving, *asked}:
             return [LoseSite(site.name, site.gone or "the run goes on without it")]
         if site.gone or self._is_unfinished or event.epoch is None:
             return []
         actions: list[Action] = []
-        if site.name in self.epoch.members and event.epoch < self.epoch.number:
+        is_told = site.name in self.epoch.members or site.name in self._leaving
+        if is_told and event.epoch < self.epoch.number:
             enters = self._enters if site.name in self._enters else ()
             actions.append(SendResume(site.name, self.epoch, self._handovers, enters))
         if self._entry is not None:  # where it has begun, its round may never have been heard
@@ -576,7 +582,10 @@ class Membership:
         if self._entry is not None:
             return [*waits, *self._look_after_entry(self._entry, members, dead, uses, now_s)]
         is_redo_due = (
-            self._is_unfinished or members != self._working(self.epoch.members) or bool(uses & dead)
+            self._is_unfinished
+            or members != self._working(self.epoch.members)
+            or bool(uses & dead)
+            or any(self._is_dead(self._sites[name]) for name in self._leaving)
         )
         if self._proposal is None:
             if is_redo_due:
@@ -615,7 +624,7 @@ class Membership:
             return self._propose(members, None, now_s)
         if change is not None and is_redo_due:
             refused = EndChange(change, None, why="something failed meanwhile")
-            if isinstance(change, SiteEnters) and self._sites[change.site].is_live:
+            if not isinstance(change, TreesWanted) and self._sites[change.site].is_live:
                 self._changes.append(change)
                 return self._propose(members, None, now_s)
             return [refused, *self._propose(members, None, now_s)]
@@ -640,19 +649,21 @@ class Membership:
         needed = {*proposal.asked, *proposal.members}
         gone = next((name for name in needed if self._is_dead(self._sites[name])), None)
         if refusing is not None:
-            must_keep = refusing.must_keep_codecs
-            return self._cancel(proposal, change, refusing.site, refusing.why, must_keep)
+            why, must_keep = refusing.why, refusing.must_keep_codecs
+            return self._cancel(
+                proposal, change, refusing.site, why, now_s, must_keep_codecs=must_keep
+            )
         if gone is not None:
-            return self._cancel(proposal, change, gone, "it has ended or is lost")
+            return self._cancel(proposal, change, gone, "it has ended or is lost", now_s)
         if not self._is_linked(proposal, now_s):
-            return self._cancel(proposal, change, "", "not all would reach each other")
+            return self._cancel(proposal, change, "", "not all would reach each other", now_s)
         if missing and now_s >= proposal.deadline_s:
-            return self._cancel(proposal, change, missing[0], "it did not answer in time")
+            return self._cancel(proposal, change, missing[0], "it did not answer in time", now_s)
         if missing:
             return []
         if isinstance(change, SiteEnters):
             return self._await_entry(proposal, change, now_s)
-        return self._carry_out(proposal, change)
+        return self._carry_out(proposal, change, now_s)
 
     def _wanted(self, now_s: float) -> tuple[tuple[str, ...] | None, list[Action]]:
         """Return who of the members can go on together; None: it has to be waited."""
@@ -817,7 +828,8 @@ class Membership:
         self._number += 1
         self._is_unfinished = False
         asked = members if change is None else self._working(self.epoch.members)
-        lost = tuple(name for name in self.epoch.members if name not in {*members, *asked})
+        present = {*self.epoch.members, *self._leaving}
+        lost = tuple(name for name in self._sites if name in present - {*members, *asked})
         proposal = _Proposal(
             number=self._number,
             members=members,
@@ -850,6 +862,8 @@ class Membership:
                 return proposal.change.why
             case SiteEnters():
                 return f"site {proposal.change.site} takes part"
+            case DropWanted():
+                return f"site {proposal.change.site} leaves: {proposal.change.why}"
         whys = [
             f"site {name}: {self._why_lost(name)}"
             for name in proposal.lost
@@ -877,13 +891,15 @@ class Membership:
 
     def _propose_change(self, members: tuple[str, ...], now_s: float) -> list[Action]:
         """Begin with the next change that still makes sense."""
-        while self._changes:
+        while self._changes and not self._leaving:
             change = self._changes.pop(0)
             wanted = members
             match change:
                 case SiteEnters() if self._sites[change.site].is_live:
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
+                case DropWanted() if change.site in members and len(members) > 1:
+                    wanted = tuple(name for name in members if name != change.site)
                 case TreesWanted() if change.members == members and not (
                     self._links_of(change.reduction) & self._dead_links(now_s)
                 ):
@@ -899,10 +915,14 @@ class Membership:
         change: Change,
         site: str,
         why: str,
+        now_s: float,
+        *,
         must_keep_codecs: bool = False,
     ) -> list[Action]:
-        """Give up a change that nobody needs."""
+        """Give up a change that nobody needs. Who was to leave, and cannot, is lost."""
         self._proposal, self._cancelled = None, proposal.number
+        if isinstance(change, DropWanted):
+            self._sites[change.site].leave_out(change.why, now_s)
         detail = {"epoch": proposal.number, "why": why}
         cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
         ended = EndChange(change, None, site, why, must_keep_codecs)
@@ -961,13 +981,17 @@ class Membership:
         told = [self._resume_entry(name, entry) for name in entry.asked]
         return [RecordEvent("epoch.entering", change.site, detail), *told]
 
-    def _carry_out(self, proposal: _Proposal, change: TreesWanted) -> list[Action]:
+    def _carry_out(
+        self, proposal: _Proposal, change: TreesWanted | DropWanted, now_s: float
+    ) -> list[Action]:
         """Begin an epoch with a round that no site has begun."""
         begun = max(answer.round for answer in proposal.answers.values())
+        is_drop = isinstance(change, DropWanted)
+        dead = self._dead_links(now_s)
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
-            reduction=change.reduction,
+            reduction=self._make_plan(proposal.members, dead) if is_drop else change.reduction,
             from_round=max(begun + 1, self.epoch.from_round),
         )
         resumed = self._resume(proposal, epoch, (), ())
@@ -990,6 +1014,7 @@ class Membership:
             "epoch": epoch.number,
             "members": list(epoch.members),
             "lost": list(proposal.lost),
+            "leaves": [name for name in proposal.asked if name not in proposal.members],
             "from_round": epoch.from_round,
             "unused": self._unused(proposal, epoch.from_round, kept),
             "kept": to_json(kept),
@@ -1019,7 +1044,8 @@ class Membership:
             return {}
         first = from_round + bool(kept)
         unused = dict.fromkeys(proposal.lost, first)
-        for site, (round_, chunks) in self._counted.items():
+        for site, (round_, counted) in self._counted.items():
+            chunks = _chunks(kept) if counted is None else counted
             still = chunks & _chunks(kept) if from_round == round_ else ()
             if from_round <= round_ and not still:
                 unused[site] = min(round_, first)
@@ -1037,15 +1063,18 @@ class Membership:
         self._enters = tuple(name for name in epoch.members if name not in before.members)
         self._num_chances = 0
         self._older_links = frozenset() if is_redo else self._links_of(before.reduction)
+        left = set(before.members) - set(epoch.members)
+        self._leaving = set() if is_redo else left
         if is_redo:
             chunks = _chunks(kept)
             still = {
-                site: (round_, its & chunks)
+                site: (round_, chunks if its is None else its & chunks)
                 for site, (round_, its) in self._counted.items()
-                if round_ == epoch.from_round and its & chunks
+                if round_ == epoch.from_round and (chunks if its is None else its & chunks)
             }
-            lost = set(before.members) - set(epoch.members)
-            self._counted = {**still, **dict.fromkeys(lost, (epoch.from_round, chunks))}
+            self._counted = {**still, **dict.fromkeys(left, (epoch.from_round, chunks))}
+        else:
+            self._counted |= dict.fromkeys(left, (epoch.from_round - 1, None))
         for name in epoch.members:
             if name not in before.members:
                 self._sites[name].since_round = epoch.from_round
@@ -1057,6 +1086,7 @@ def _described(epoch: Epoch, why: str) -> dict[str, object]:
         "epoch": epoch.number,
         "members": list(epoch.members),
         "lost": [],
+        "leaves": [],
         "from_round": epoch.from_round,
         "unused": {},
         "kept": [],

@@ -249,6 +249,13 @@ class SiteDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteLeaves:
+    """A site that was dropped has its last round, and ends after it."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteEntered:
     """A site that was lost takes part again."""
 
@@ -290,6 +297,7 @@ Event = (
     | CancelRequested
     | DropRequested
     | AddRequested
+    | SiteLeaves
     | SiteDropped
     | SiteEntered
     | CannotGoOn

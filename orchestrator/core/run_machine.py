@@ -88,6 +88,8 @@ class _Site:
     """When it was started again."""
     is_dropped: bool = False
     """An operator has it take part no more."""
+    is_leaving: bool = False
+    """It has its last round, and ends after it."""
     is_wanted: bool = False
     """An operator has it started again, however often it was."""
 
@@ -176,6 +178,8 @@ class RunMachine:
             return f"the run is {self.state.lower()}"
         if not self.brings_back:
             return "no site comes back where `exchange.schedule: off`, or a relay emulates the WAN"
+        if self._sites[site].is_leaving:
+            return f"site {site} is about to leave"
         if not self._sites[site].is_out:
             return f"site {site} takes part"
         if self._sites[site].is_returning:
@@ -220,6 +224,8 @@ class RunMachine:
             case "epoch.begun":
                 for name in event.detail["lost"]:
                     self._sites[name].is_out = not self._sites[name].is_successful
+                for name in event.detail.get("leaves", ()):
+                    self._sites[name].is_leaving = True
             case "run.cancel_requested":
                 self._ending.cancel(event.detail["message"])
             case "run.stopping":
@@ -265,6 +271,9 @@ class RunMachine:
             case "site.lost" | "site.gone":
                 site.state = SiteState.LOST
                 site.is_out |= bool(event.detail.get("is_out"))
+            case "site.dropped":
+                site.state = SiteState(event.detail["state"])
+                site.is_out, site.is_leaving, site.is_successful = True, False, False
 
     def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -332,6 +341,9 @@ class RunMachine:
                 return self._drop_requested(event)
             case run_events.AddRequested():
                 return self._add_requested(event)
+            case run_events.SiteLeaves():
+                self._sites[event.site].is_leaving = True
+                return []
             case run_events.SiteDropped():
                 return self._dropped(event, now_s)
             case run_events.SiteEntered():
@@ -448,6 +460,8 @@ class RunMachine:
         actions: list[Action] = [RecordEvent("site.ended", site.name, detail)]
         if site.is_out:
             return actions
+        if site.is_leaving and site.is_successful:
+            return [*actions, *self._go_on_without(site, "it has left", now_s)]
         actions += self._take(event.failures, now_s)
         is_explained = event.failures or was_lost or site.is_told_to_stop
         if not is_explained and not (site.is_successful and site.is_told_to_start):
@@ -604,15 +618,20 @@ class RunMachine:
             return []
         if site.is_out:
             return self._give_return_up(site, event.why)
-        site.is_out = True
+        return self._go_on_without(site, event.why, now_s)
+
+    def _go_on_without(self, site: _Site, why: str, now_s: float) -> list[Action]:
+        """End what is left of a site that was dropped, or is lost."""
+        site.is_out, site.is_leaving, site.is_successful = True, False, False
         self._stalls.forget(site.name)
-        why = first_failure(site.losses).message if site.losses else event.why
-        note = f"the run goes on without site {site.name}: {why}"
-        detail = {"message": event.why, "note": note, "is_out": True, "is_dropped": site.is_dropped}
-        actions: list[Action] = [RecordEvent("site.lost", site.name, detail)]
-        if site.may_have_processes:
-            actions.append(self._stop(site, event.why))
+        stop = [self._stop(site, why)] if site.may_have_processes else []
+        if stop:
             site.state = SiteState.LOST
+        first = first_failure(site.losses).message if site.losses else why
+        note = f"the run goes on without site {site.name}: {first}"
+        if site.is_dropped:
+            note = f"site {site.name} was dropped, and the run goes on without it"
+        actions = [self._gone(site, {"message": why, "note": note, "is_out": True}), *stop]
         difference = self._digests.drop(site.name)
         return actions if difference is None else [*actions, *self._differ(difference, now_s)]
 
@@ -620,8 +639,11 @@ class RunMachine:
         if not site.is_returning or not site.may_have_processes:
             return []
         site.state, site.is_returning = SiteState.LOST, False
-        detail = {"message": why, "is_dropped": site.is_dropped}
-        return [RecordEvent("site.lost", site.name, detail), self._stop(site, why)]
+        return [self._gone(site, {"message": why}), self._stop(site, why)]
+
+    def _gone(self, site: _Site, detail: dict[str, object]) -> RecordEvent:
+        kind = "site.dropped" if site.is_dropped else "site.lost"
+        return RecordEvent(kind, site.name, {**detail, "state": site.state.value})
 
     def _entered(self, event: run_events.SiteEntered) -> list[Action]:
         """A site takes part again."""
@@ -787,7 +809,10 @@ class RunMachine:
 
     def _finish(self, verdict: _Verdict, now_s: float) -> list[Action]:
         failure = verdict.failure
-        out = [site.name for site in self._all() if site.is_out]
+        out = [site.name for site in self._all() if site.is_out and not site.is_dropped]
+        dropped = [site.name for site in self._all() if site.is_out and site.is_dropped]
+        told = [f"sites lost on the way: {', '.join(out)}"] if out else []
+        told += [f"sites dropped on the way: {', '.join(dropped)}"] if dropped else []
         detail: dict[str, object] = {
             "state": verdict.state.value,
             "reason_code": verdict.code,
@@ -795,8 +820,8 @@ class RunMachine:
             "failure": failure.to_json() if failure else None,
             "active_s": self.active_for_s(now_s),
         }
-        if out:
-            detail["note"] = f"sites lost on the way: {', '.join(out)}"
+        if told:
+            detail["note"] = "; ".join(told)
         if self._ending.stopped_s is None:
             self._ending.stopped_s = now_s
         self.state = verdict.state

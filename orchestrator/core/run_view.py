@@ -20,6 +20,7 @@ _SITE_STATES = {
     "site.running": SiteState.RUNNING,
     "site.ended": SiteState.ENDED,
     "site.lost": SiteState.LOST,
+    "site.dropped": SiteState.DROPPED,
     "site.returning": SiteState.RETURNING,
     "site.returned": SiteState.RUNNING,
 }
@@ -32,6 +33,7 @@ _NOTED = frozenset(
         "rank.stalled",
         "data.same",
         "site.lost",
+        "site.dropped",
         "site.returning",
         "site.returned",
         "run.waiting",
@@ -138,8 +140,7 @@ class RunView:
         is_settled |= site.state in _GONE and event.kind == "site.ended"
         is_settled |= site.state is SiteState.RETURNING and event.kind in _COMING_UP
         if not is_settled:
-            is_dropped = state is SiteState.LOST and event.detail.get("is_dropped", False)
-            site.state = SiteState.DROPPED if is_dropped else state
+            site.state = state
 
 
 def coordinator_lost(view: RunView) -> dict[str, Any]:

@@ -68,6 +68,10 @@ class SiteRun:
         self._session = session
         self._started: asyncio.Future[Sequence[GatewayEndpoint]] = asyncio.Future()
         self._ending = asyncio.Event()
+        self._left = asyncio.Event()
+        """Set once the site has had its last round of a run that goes on."""
+        self._num_left = 0
+        """Gateways that have."""
         self._failures: list[Failure] = []
         self._grace_s: float | None = None
         self._latest_step = 0
@@ -158,7 +162,7 @@ class SiteRun:
     def fail(self, failure: Failure) -> None:
         """Note that something broke, and end the run."""
         # What breaks while processes are being ended is a consequence of that.
-        if self._grace_s is None:
+        if self._grace_s is None and not self._left.is_set():
             log.warning("%s: %s", failure.code, failure.message)
             self._failures.append(failure)
             self._ending.set()
@@ -231,10 +235,18 @@ class SiteRun:
 
     async def _train(self, processes: SiteProcesses, tasks: asyncio.TaskGroup) -> None:
         joined = tasks.create_task(self._tell_joined(processes), name="joined")
+        left = tasks.create_task(self._left.wait(), name="left")
+        ranks = asyncio.create_task(processes.run_ranks(), name="ranks")
         try:
-            await processes.run_ranks()
+            await asyncio.wait([left, ranks], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            joined.cancel()
+            for each in (joined, left, ranks):
+                each.cancel()
+            await asyncio.wait([ranks])
+        if self._left.is_set():
+            log.info("the site was dropped from run %s, and has had its last round", self.run_id)
+            return
+        ranks.result()
         if not self._failures:
             await self._require_joined(processes)
 
@@ -319,6 +331,11 @@ class SiteRun:
                 self._on_digest(message)
             case "settled" | "resumed":
                 self._on_epoch(message)
+            case "left":
+                assert self._order is not None, "it was read before any gateway was started"
+                self._num_left += 1
+                if self._num_left == self._order.site.num_gateways:
+                    self._left.set()
             case "suspect" | "reached":
                 self._on_opinion({**message, "gateway": gateway})
             case "stalled":

@@ -26,7 +26,7 @@ from sites.gateway.links.transport import Peer
 from sites.gateway.ranks.rank_server import LocalServer
 from sites.gateway.ranks.stall_watch import StallWatch
 from sites.gateway.reduction.epochs import Gift
-from sites.gateway.reduction.executor import Executor, Settled
+from sites.gateway.reduction.executor import Executor, Settled, SiteLeftError
 from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.residuals import Owed
@@ -123,6 +123,8 @@ class Gateway(EndingGateway):
             on_opinion=self._tell_opinion,
             server=self._server,
         )
+        self._left: SiteLeftError | None = None
+        """Why ranks get no results any more, where the site leaves a run that goes on."""
         self._connecting: threading.Thread | None = None
         self._preparing = threading.Lock()
         """Held while links are opened for trees to come: a second change would count on those that
@@ -235,6 +237,7 @@ class Gateway(EndingGateway):
         """Go on in a new epoch; the agent is told.
 
         New links are opened in the background, and those that no epoch needs any more are closed.
+        A site that is no member any more leaves, once the rounds before are complete.
 
         Raises:
             LocalProtocolError: it cannot be an epoch of this run.
@@ -249,8 +252,6 @@ class Gateway(EndingGateway):
             members = {config.index_of(name) for name in command.members}
         except ConfigError as error:
             raise LocalProtocolError(f"stdin: resume: {error.problems[0].message}") from error
-        if config.site_index not in members:
-            raise LocalProtocolError(f"stdin: resume: {config.site} is no member")
         wanted = {each.receiver for each in gifts if each.donor == config.site_index}
         if not config.listens:  # donors cannot dial
             wanted |= {each.donor for each in gifts if each.receiver == config.site_index}
@@ -326,6 +327,8 @@ class Gateway(EndingGateway):
         if self._fetch is not None:
             self._fetch.close()
         farewell = self.failure
+        if self._left is not None:
+            self._local.fail_all(failure_of(self._left, self._config.site))
         if farewell is not None:
             self._write(farewell.to_line())
         elif not self._finished.wait(_LAST_WORDS_S):
@@ -401,8 +404,24 @@ class Gateway(EndingGateway):
         if self._stalls is not None:
             with self._watching:
                 self._stalls.posted(rank, time.monotonic())
-        if epoch := self._executor.post(rank, request, values):
-            self._tell_resumed(epoch)
+        try:
+            if epoch := self._executor.post(rank, request, values):
+                self._tell_resumed(epoch)
+        except SiteLeftError as error:
+            self._leave(error)
+
+    def _leave(self, why: SiteLeftError) -> None:
+        """Tell the agent once nothing of the last round is missing at any local rank."""
+        with self._lock:
+            is_first, self._left = self._left is None, why
+
+        def tell() -> None:
+            self._executor.wait_complete()
+            self._finished.set()
+            self._write({"op": "left"})
+
+        if is_first:
+            threading.Thread(target=tell, name="leave", daemon=True).start()
 
     def _tell_resumed(self, epoch: int) -> None:
         self._write({"op": "resumed", "epoch": epoch, "round": self._executor.round})

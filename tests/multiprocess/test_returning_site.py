@@ -97,6 +97,16 @@ def test_a_site_is_dropped_and_added_while_the_run_goes_on(run: Bench) -> None:
         return f"{data['sites'][2]['state']} {data['members']}"
 
     run.wait_for("the drop", lambda: state() == "DROPPED ['a', 'b']")
+    events = run.isthmus("events", "--json").check().envelope["data"]["events"]
+    told = [each["kind"] for each in events if each["kind"].startswith(("epoch.", "site."))]
+    asked = told.index("site.drop_requested")
+    expected = ["epoch.proposed", "epoch.begun", "site.ended", "site.dropped"]
+    assert [kind for kind in told[asked + 1 :] if kind != "site.resumed"] == expected
+    (log,) = run.home.glob("runs/*/sites/c/ranks/*/attempt_0/0/stderr.log")
+    assert "site c was dropped from the run, and has had its last round" in log.read_text()
+    # All that it has computed counts, and nothing was done again.
+    last = max(steps_of(run, "c"))
+    assert steps_of(run, "c") == [*range(1, last + 1)]
     run.isthmus("sites", "add", "c", "--json").check()
     run.wait_for("the return", lambda: state() == "RUNNING ['a', 'b', 'c']", 60)
     run.isthmus("cancel", "--json").check()

@@ -47,12 +47,7 @@ async def settle(agent: FakeAgent, round_: int, *finished: Finished) -> pb.Settl
     return asked
 
 
-async def go_on_without_c(
-    bench: Bench,
-    a: FakeAgent,
-    b: FakeAgent,
-    state: pb.SiteState.ValueType = pb.SITE_STATE_LOST,
-) -> Epoch:
+async def go_on_without_c(bench: Bench, a: FakeAgent, b: FakeAgent) -> Epoch:
     """Carry the loss of site c out; return the epoch that a and b are told."""
     asked = await settle(a, 5, Finished(5, 0, ((0, 3),)))
     assert (asked.epoch, list(asked.lost), asked.stops) == (1, ["c"], True)
@@ -60,7 +55,7 @@ async def go_on_without_c(
     resume = (await a.hear("resume")).resume
     assert (await b.hear("resume")).resume == resume
     assert handovers_from_bytes(resume.handovers) == (Handover("a", "b", 5, 0, ((0, 3),)),)
-    await bench.until(lambda run: run.sites[2].state == state)
+    await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_LOST)
     return Epoch.from_bytes(resume.record)
 
 
@@ -159,12 +154,19 @@ def test_an_operator_drops_a_site_and_adds_it_again(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="site c takes part"):
                 await bench.stub.AddSite(request, timeout=DEADLINE_S)
             await bench.stub.DropSite(request, timeout=DEADLINE_S)
-            epoch = await go_on_without_c(bench, a, b, pb.SITE_STATE_DROPPED)
-            assert (await c.hear("stop")).stop.reason == "dropped by an operator"
-            await c.end()
+            for agent, round_ in ((a, 5), (b, 6), (c, 5)):
+                asked = await settle(agent, round_)
+                assert (asked.epoch, list(asked.lost), asked.stops) == (1, [], False)
+            for agent in (a, b, c):
+                epoch = Epoch.from_bytes((await agent.hear("resume")).resume.record)
+                assert (epoch.members, epoch.from_round) == (("a", "b"), 7)
+            with pytest.raises(grpc.aio.AioRpcError, match="about to leave"):
+                await bench.stub.AddSite(request, timeout=DEADLINE_S)
+            await c.end(succeeded=True)
+            await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_DROPPED)
             run = await bench.get()
-            assert (list(run.members), run.epoch) == (["a", "b"], epoch.number)
-            assert "the run goes on without site c: dropped by an operator" in run.notes
+            assert (list(run.members), run.epoch) == (["a", "b"], 1)
+            assert "site c was dropped, and the run goes on without it" in run.notes
             for site, why in {"c": "dropped already", "x": "has no site"}.items():
                 with pytest.raises(grpc.aio.AioRpcError, match=why):
                     await bench.stub.DropSite(pb.SiteRequest(site=site), timeout=DEADLINE_S)

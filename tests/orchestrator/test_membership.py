@@ -202,10 +202,55 @@ def test_a_change_that_nobody_needs_is_cancelled_when_a_site_cannot() -> None:
     assert actions[-1].must_keep_codecs
 
 
-def test_a_dropped_site_is_lost_like_any_other() -> None:
+def drop_sa(core: Membership) -> list[Action]:
+    """Have all settle for a drop, one of them a round ahead; return what the last led to."""
+    actions = core.handle(DropWanted("sa", "an operator wants it"), 10)
+    assert actions[1] == SendSettle("ap", 1, (), is_redo=False)
+    core.handle(settled("ap", 1, 6), 10)
+    core.handle(settled("eu", 1, 5), 10)
+    return core.handle(settled("sa", 1, 5), 10)
+
+
+def test_a_dropped_site_has_its_part_in_all_rounds_that_have_begun_and_none_stops() -> None:
     core = machine()
-    actions = core.handle(DropWanted("sa", "the operator wants it"), 10)
+    actions = drop_sa(core)
+    assert kinds(actions) == ["epoch.begun", *["SendResume"] * 3, "EndChange"]
+    assert begun(actions) == (dataclasses.replace(core.epoch, members=("ap", "eu")), ())
+    assert core.epoch.from_round == 7
+    assert core.handle(SiteHeard("sa", 0), 11) == [SendResume("sa", core.epoch, ())]
+    assert core.handle(SiteFinished("sa"), 11) == []
+    assert core.handle(SessionLost("sa", "its agent has ended"), 11) == []
+    assert kinds(core.handle(SiteHeard("sa", 1), 12)) == ["LoseSite"]
+
+
+def test_a_dropped_site_that_ends_before_its_last_round_is_lost() -> None:
+    core = machine()
+    drop_sa(core)
+    actions = core.handle(SiteGone("sa", "rank 0 was killed"), 11)
+    assert kinds(actions) == ["epoch.proposed", "SendSettle", "SendSettle"]
+    core.handle(settled("ap", 2, 6), 11)
+    actions = core.handle(settled("eu", 2, 6, (0, 1)), 11)
+    assert kinds(actions) == ["epoch.begun", "SendResume", "SendResume", "LoseSite"]
+    assert core.epoch.from_round == 6
+
+
+def test_a_site_that_is_to_be_dropped_and_does_not_settle_is_lost() -> None:
+    core = machine()
+    core.handle(DropWanted("sa", "an operator wants it"), 10)
+    core.handle(settled("ap", 1, 5), 10)
+    core.handle(settled("eu", 1, 5), 10)
+    actions = core.handle(Ticked(), 26)
+    assert kinds(actions)[:1] == ["epoch.cancelled"]
     assert [each.site for each in actions if isinstance(each, SendSettle)] == ["ap", "eu"]
+
+
+def test_the_next_coordinator_knows_who_leaves() -> None:
+    core, later = machine(), machine()
+    actions = [*core.handle(DropWanted("sa", "an operator wants it"), 10)]
+    for name in NAMES:
+        actions += core.handle(settled(name, 1, 5), 10)
+    later.restore([each for each in actions if isinstance(each, RecordEvent)])
+    assert later.handle(SiteHeard("sa", 0), 100) == [SendResume("sa", later.epoch, ())]
 
 
 def test_what_was_written_down_is_told_again_by_the_next_coordinator() -> None:

@@ -18,6 +18,7 @@ from orchestrator.core.membership import (
     SendResume,
     SendSettle,
     SiteEnters,
+    SiteFinished,
     SiteHeard,
     Ticked,
 )
@@ -104,6 +105,8 @@ class SimCoordinator:
         if not isinstance(event, Ticked):
             self._say(f"generation {self.generation} hears {event}")
         try:
+            if isinstance(event, SiteFinished):
+                self._journal.append(RecordEvent("site.dropped", event.site))
             for action in self.machine.handle(event, now_s):
                 self._do(action)
         except CoordinatorDiedError:

@@ -40,9 +40,9 @@ def plan_of(
                     border.append(other)
         assert seen == set(members), f"{members} are not linked around {dead}"
         trees.append(Tree(index[root], parent))
-    return CodedPlan(
-        ReductionPlan(len(names), tuple(trees), f"turn {turn}"), ("fp32",) * len(trees)
-    )
+    only = tuple(sorted(index[name] for name in members))
+    plan = ReductionPlan(len(names), tuple(trees), f"turn {turn}", only)
+    return CodedPlan(plan, ("fp32",) * len(trees))
 
 
 @cache

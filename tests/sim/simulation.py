@@ -28,6 +28,7 @@ from orchestrator.core.membership import (
     SendSettle,
     SessionLost,
     SiteEnters,
+    SiteFinished,
     SiteGone,
     SiteSettled,
     Suspected,
@@ -114,6 +115,7 @@ class Simulation:
             self._check_round,
             self._post_round,
             self._resumed,
+            self._left,
             self._save,
             self._load,
             mutant,
@@ -153,9 +155,12 @@ class Simulation:
         if site.is_fenced or not site.is_alive:
             raise BrokenPromiseError(f"{site.name} sends, though it was told to end")
         wire, receiver = self._wires[site.name, target], self.sites[target]
-        self.at(self._delay_s() * wire.slow, self._arrive, site, receiver, frame)
+        late_s = [self._delay_s() * wire.slow]
         if self.random.random() < REPEATED:
-            self.at(self.random.uniform(0.5, 4.0), self._arrive, site, receiver, frame)
+            late_s.append(self.random.uniform(0.5, 4.0))
+        site.num_on_way += len(late_s)
+        for each in late_s:
+            self.at(each, self._arrive, site, receiver, frame)
 
     def _arrive(self, site: SimSite, receiver: SimSite, frame: Frame) -> None:
         """A frame comes, or waits for its link; with either end what had not crossed is gone."""
@@ -163,7 +168,10 @@ class Simulation:
             if site.is_alive:
                 self.at(1.0, self._arrive, site, receiver, frame)
             return
+        site.num_on_way -= 1
         receiver.receive(site.name, frame)
+        if site.has_left:
+            self._left(site)
 
     def _post_round(self, site: SimSite, _round: int) -> None:
         for number in range(NUM_CHUNKS):
@@ -247,6 +255,16 @@ class Simulation:
 
     def _resumed(self, site: SimSite) -> None:
         self._tell(EntryBegun(site.name, site.epoch, site.round), site)
+
+    def _left(self, site: SimSite) -> None:
+        """A site that was dropped ends, once what others need of it has come."""
+        site.has_left = True
+        if site.num_on_way or site.is_fenced:
+            return
+        self.counts["left"] += 1
+        self._say(f"{site.name} leaves after round {site.completed}")
+        site.is_fenced = True
+        self._tell(SiteFinished(site.name), site)
 
     def _tell(self, event: Event, site: SimSite) -> None:
         """An agent says something: in order, as long as the session lasts."""
@@ -476,7 +494,8 @@ class Simulation:
     def _come_back(self, name: str) -> None:
         """A site that is out starts anew."""
         site = self.sites[name]
-        if name in self._members or (site.is_alive and not site.is_fenced):
+        is_leaving = name in self.coordinator.machine._leaving
+        if name in self._members or is_leaving or (site.is_alive and not site.is_fenced):
             return
         again = SimSite(name, self._outside, self._first, returns=True, generation=site.generation)
         again.is_started = False

@@ -85,6 +85,8 @@ class Outside:
     """A round has begun: its chunks are to be posted, each after a while."""
     on_resumed: Callable[[SimSite], None]
     """The site uses another epoch."""
+    on_left: Callable[[SimSite], None]
+    """The site has had its last round, and nobody needs anything more of it."""
     save: Callable[[int, Saved], None]
     """Writes the checkpoint of an epoch in which others enter."""
     load: Callable[[SimSite, int], Saved | None]
@@ -109,6 +111,10 @@ class SimSite:
     """What it is told to end from now on are these processes."""
     is_told_to_end: bool = False
     """The coordinator has said so, whether the site has heard it or not."""
+    has_left: bool = False
+    """It was dropped, and has had its last round."""
+    num_on_way: int = 0
+    """Frames that it has sent and nobody has."""
     is_forked: bool = False
     """From now on its results are told to differ from the others'."""
     generation: int = 0
@@ -164,6 +170,8 @@ class SimSite:
         """Begin the next round, if the one before is complete and nothing holds it back."""
         following = self.completed + 1
         is_due = self._takes_part and self.has_state and self.round < following
+        if is_due and self.epochs.is_over(following):
+            self.outside.on_left(self)
         if not is_due or not self.epochs.may_begin(following):
             return
         has_entered = bool(self._marks) and self.epochs.enter(self._marks, following)

@@ -42,6 +42,15 @@ def test_a_planned_change_waits_for_a_later_round_and_old_ones_end_as_they_began
     assert not epochs.needs(2)
 
 
+def test_a_site_that_is_no_member_any_more_has_its_part_in_the_rounds_before() -> None:
+    epochs = epochs_in_round(4, site=2)
+    epochs.settle(1, stops=False)
+    assert epochs.resume(plan(1, 6, site=2))
+    assert [epochs.may_begin(each) for each in (5, 6)] == [True, False]
+    assert [epochs.is_over(each) for each in (5, 6)] == [False, True]
+    assert epochs.needs(0), "until it is done"
+
+
 def test_a_change_that_does_not_come_leaves_no_trace() -> None:
     epochs = epochs_in_round(4)
     epochs.settle(3, stops=False)

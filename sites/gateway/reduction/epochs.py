@@ -116,6 +116,8 @@ class Epochs:
         self._pending: PlanInForce | None = None
         """It begins with a round that ranks will mark: a site enters then."""
         self._cancelled_epoch = 0
+        self._leaves_at: int | None = None
+        """The first round in which this site has no part any more."""
         self._finished: dict[BucketKey, dict[int, tuple[object, ...]]] = {}
         """The frames of each finished chunk's result; of rounds not known to be stable."""
         self._coming: dict[ChunkOrder, int] = {}
@@ -142,8 +144,12 @@ class Epochs:
         return found[-1] if found else self._plans[0]
 
     def may_begin(self, round_: int) -> bool:
-        """Whether it is known which plan carries a round."""
-        return self._hold is None or round_ < self._hold.from_round
+        """Whether this site has a part in a round, and it is known which plan carries it."""
+        return (self._hold is None or round_ < self._hold.from_round) and not self.is_over(round_)
+
+    def is_over(self, round_: int) -> bool:
+        """Whether this site has left before a round."""
+        return self._leaves_at is not None and round_ >= self._leaves_at
 
     def begin(self, round_: int) -> None:
         """A round begins here; those before are complete.
@@ -230,7 +236,7 @@ class Epochs:
             self._hold = None
 
     def resume(self, plan: PlanInForce, gifts: Iterable[Gift] = ()) -> bool:
-        """Take a new epoch; return whether it is new here.
+        """Take a new epoch; return whether it is new here. A site that is no member in it leaves.
 
         Afterwards `fate` tells about chunks of rounds from `plan.from_round` on, if they had been
         stopped.
@@ -253,6 +259,8 @@ class Epochs:
             kept = [each for each in self._plans if each.from_round < plan.from_round]
             self._plans = [*kept, plan]
         self._hold = self._pending = None
+        if self._site not in plan.plan.members:
+            self._leaves_at = plan.from_round
         for gift in gifts:
             key = gift.round, gift.bucket
             if gift.donor == self._site:

@@ -100,6 +100,12 @@ class Settled:
     """`Epochs.chains`."""
 
 
+class SiteLeftError(IsthmusError):
+    """The site has had its last round, and has no part in this one."""
+
+    code = "CANCELLED"
+
+
 class Executor:
     """Reduces the buckets of one gateway. All methods may be called from any thread."""
 
@@ -158,6 +164,12 @@ class Executor:
             self._is_closed = True
             self._waiting.clear()
             self._condition.notify_all()
+
+    def wait_complete(self) -> None:
+        """Wait until all that was posted is reduced, or this gateway ends."""
+        with self._condition:
+            while self._open and not self._is_closed:
+                self._condition.wait(_OUTCOME_CHECK_S)
 
     # ---------------------------------------------------------------- residuals
 
@@ -298,6 +310,7 @@ class Executor:
         """Wait until it is known which plan carries a round; the caller holds the lock.
 
         Raises:
+            SiteLeftError: none does, here.
             DeadlineExceededError: nobody has said so for too long.
             PeerLostError: this gateway ends.
         """
@@ -308,6 +321,11 @@ class Executor:
         now_s = time.monotonic()
         deadline_s, standstills = now_s + patience_s, Standstills(now_s, config.peer_lost_s)
         while not self._epochs.may_begin(round_):
+            if self._epochs.is_over(round_):
+                raise SiteLeftError(
+                    f"site {config.site} was dropped from the run, and has had its last round, "
+                    f"{round_ - 1}: its processes end"
+                )
             if self._is_closed:
                 raise PeerLostError("this gateway is stopping", config.site)
             remaining_s = deadline_s - time.monotonic()
@@ -330,6 +348,7 @@ class Executor:
             The epoch that began with it, with a site that enters; 0: none.
 
         Raises:
+            SiteLeftError: the site has no part in the round.
             LocalProtocolError: the rank broke the order of posts.
             LayoutMismatchError: another rank or site has another bucket in this place.
             NonFiniteError: it holds a NaN or an infinity, and the run is to stop for that.
@@ -699,6 +718,7 @@ class Executor:
         if reduced and bucket.is_reduced:
             del self._open[bucket.key]
             self._history.note_done(bucket.key)
+            self._condition.notify_all()  # somebody may wait for the last one
         return reduced
 
     def _reply(self, reduced: list[tuple[int, Reduced]]) -> None:
