@@ -986,12 +986,14 @@ class Membership:
     ) -> list[Action]:
         """Begin an epoch with a round that no site has begun."""
         begun = max(answer.round for answer in proposal.answers.values())
-        is_drop = isinstance(change, DropWanted)
-        dead = self._dead_links(now_s)
+        if isinstance(change, TreesWanted):
+            reduction = change.reduction
+        else:
+            reduction = self._make_plan(proposal.members, self._dead_links(now_s))
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
-            reduction=self._make_plan(proposal.members, dead) if is_drop else change.reduction,
+            reduction=reduction,
             from_round=max(begun + 1, self.epoch.from_round),
         )
         resumed = self._resume(proposal, epoch, (), ())
