@@ -143,6 +143,7 @@ class Checkpoints:
                 step=step,
                 publishes=publishes,
                 tensors=self._state.tensors() if publishes else {},
+                other_state=self._objects.other_state() if publishes else {},
                 own={
                     "generators": generator_states(self._device),
                     "exchange": self._exchange_now,
@@ -162,5 +163,5 @@ class Checkpoints:
         """Return what is known, or as it is to be saved, only once the next step begins."""
         sites = list(self._place.ranks)
         absent = frozenset(sites[each] for each in self._attendance.absent())
-        objects = self._objects.now(self._exchange_now["buckets"])
+        objects = self._objects.now(self._exchange_now["buckets"], {})
         return LateState(objects, self._data(), absent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from sites.checkpoint.run_objects import RunObjects
-from sites.checkpoint.training_state import Tensors, TrainingState
+from sites.checkpoint.training_state import Forms, Tensors, TrainingState
 from sites.local.entry_folder import (
     INDEX,
     OBJECTS,
@@ -31,23 +31,10 @@ from sites.local.entry_folder import (
 from sites.worker.collectives import local_rank
 from sites.worker.member_history import Entering
 from sites.worker.sharding import whole_of, write_whole
+from sites.worker.tensor_hashes import as_bytes
 
 _ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes: any type can be read there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a tensor lies in the file."""
-
-    offset: int
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        return self.shape.numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +45,8 @@ class Entered:
     """Optimizer steps that had been taken."""
     data: Mapping[str, Any]
     """The place in the data; empty: the script reads its data in another way."""
+    lists: Sequence[bytes]
+    """What each site has told all others of its tensors; empty: these are not sharded."""
 
 
 class EntryState:
@@ -71,11 +60,20 @@ class EntryState:
         state: TrainingState,
         objects: RunObjects,
         data: Callable[[], dict[str, Any]],
+        lists: Callable[[], Sequence[bytes]],
     ) -> None:
-        """`data` returns the place in the data, as it is when the next step begins."""
+        """Look at what is to be taken over.
+
+        Args:
+            state: model and optimizer.
+            objects: what there is beside them.
+            data: returns the place in the data, as it is when the next step begins.
+            lists: returns what each site has told all others of its tensors, if they are sharded.
+        """
         self._state = state
         self._objects = objects
         self._data = data
+        self._lists = lists
         self._local_rank = local_rank()
         self._num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         self._group: dist.ProcessGroup | None = None
@@ -88,10 +86,22 @@ class EntryState:
         rank, num_ranks = self._local_rank, self._num_local_ranks
         tensors = self._state.tensors()
         common = {path: each for path, each in tensors.items() if self._state.is_common(path)}
-        places, num_bytes = laid_out(common)
+        buffers = {path: each.cpu() for path, each in tensors.items() if path not in common}
+        other_state = self._objects.other_state()
+        forms = {path: (each.shape, each.dtype) for path, each in common.items()}
+        holders = {path: [*range(dist.get_world_size())] for path in forms}
+        if self._state.is_split:
+            told = self._all((forms, buffers, other_state))
+            for part_forms, part_buffers, part_state in reversed(told):
+                forms, buffers = forms | part_forms, buffers | part_buffers
+                other_state = other_state | part_state
+            holders = {
+                path: [at for at, (part, *_) in enumerate(told) if path in part] for path in forms
+            }
+        places, num_bytes = laid_out(forms)
         with open_shared(folder / TENSORS, num_bytes) as file:
             for number, (path, place) in enumerate(places.items()):
-                whole = whole_of(common[path])
+                whole = self._whole_of(common.get(path), place, holders[path])
                 if number % num_ranks == rank:
                     file.seek(place.offset)
                     file.write(bytes_of(whole))
@@ -105,9 +115,21 @@ class EntryState:
             places=places,
             num_bytes=num_bytes,
             digests=tuple(digests[piece] for piece in sorted(digests)),
-            buffers={path: each for path, each in tensors.items() if path not in common},
+            buffers=buffers,
+            other_state=other_state,
             buckets=self._objects.buckets,
         )
+
+    def _whole_of(self, own: torch.Tensor | None, place: Place, holders: list[int]) -> torch.Tensor:
+        """Return all of a tensor, which other ranks of the site hold where this one does not."""
+        if len(holders) == dist.get_world_size():
+            assert own is not None
+            return whole_of(own)
+        whole = torch.empty(place.shape, dtype=place.dtype) if own is None else whole_of(own).cpu()
+        octets = as_bytes(whole)
+        if octets.numel():
+            dist.broadcast(octets, holders[0], group=self._group)
+        return octets.view(place.dtype).view(place.shape)
 
     def publish(self) -> int:
         """Add what a script changes after the step, as its scheduler, and let others fetch it.
@@ -123,8 +145,9 @@ class EntryState:
             held = {
                 "step": written.step,
                 "data": self._data(),
-                "objects": self._objects.now(written.buckets),
-                "buffers": {path: each.cpu() for path, each in written.buffers.items()},
+                "lists": [*self._lists()],
+                "objects": self._objects.now(written.buckets, written.other_state),
+                "buffers": written.buffers,
                 "places": {
                     path: (each.offset, list(each.shape), each.dtype)
                     for path, each in written.places.items()
@@ -171,13 +194,13 @@ class EntryState:
             for path, target in targets.items():
                 place = places.get(path)
                 whole = buffers[path] if place is None else place.read(stored)
-                write_whole(target, whole.to(target.device))
+                write_whole(target, whole)
         self._state.adopt(targets, saved["objects"]["optimizer"])
         self._objects.take(saved["objects"])
         self._all(None)  # all ranks have read
         if self._local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        return Entered(step=saved["step"], data=saved["data"])
+        return Entered(step=saved["step"], data=saved["data"], lists=saved["lists"])
 
     def _all(self, own: Any) -> list[Any]:  # noqa: ANN401 - anything that can be pickled
         """Return what each rank of the site has."""
@@ -216,15 +239,17 @@ class Written:
     digests: tuple[int, ...]
     buffers: Tensors
     """They may differ from site to site, and so are no part of what comes from all of them."""
+    other_state: Mapping[str, Any]
+    """What the optimizer has of all parameters that is no tensor."""
     buckets: list[list[str]]
     is_published: bool = False
 
 
-def laid_out(tensors: Tensors) -> tuple[dict[str, Place], int]:
+def laid_out(forms: Forms) -> tuple[dict[str, Place], int]:
     """Return where tensors lie in the file, and its size. By name: the same at all sites."""
     places, end = {}, 0
-    for path in sorted(tensors):
-        shape, dtype = tensors[path].shape, tensors[path].dtype
+    for path in sorted(forms):
+        shape, dtype = forms[path]
         places[path] = Place(end, shape, dtype)
         end += -(-shape.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
     return places, end

@@ -7,24 +7,39 @@ cut into buckets.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sites.local.rank_messages import KeepResiduals, OweResiduals
 from sites.worker.gateway_link import Link
 from sites.worker.gradient_hooks import ReplicaHook
 from sites.worker.shard_encoder import ShardEncoder
 
+if TYPE_CHECKING:
+    from sites.worker.shard_hook import ShardHook
+
 
 class ExchangeState:
     """Asks for it, and gives it back. Between two rounds."""
 
     def __init__(
-        self, link: Link | None, encoder: ShardEncoder | None, hook: ReplicaHook | None
+        self,
+        link: Link | None,
+        encoder: ShardEncoder | None,
+        hook: ReplicaHook | None,
+        shard_hook: ShardHook | None = None,
     ) -> None:
-        """`link` is to a gateway that may owe; `hook` is DDP's. None: there is none."""
+        """Look after what there is.
+
+        Args:
+            link: to a gateway that may owe; None: there is none.
+            encoder: of this rank; None: there is none.
+            hook: DDP's; None: there is none.
+            shard_hook: that of sharded models; None: there is none.
+        """
         self._link = link
         self._encoder = encoder
         self._hook = hook
+        self._shard_hook = shard_hook
 
     def save(self, residuals: Path) -> dict[str, Any]:
         """Return the rank's own part, and have the gateway write its part to `residuals`."""
@@ -33,6 +48,7 @@ class ExchangeState:
             self._link.send(KeepResiduals(path=str(residuals)))
         return {
             "buckets": self.buckets,
+            "cut": self.cut,
             "encoder": {} if self._encoder is None else self._encoder.owed(),
         }
 
@@ -40,6 +56,11 @@ class ExchangeState:
     def buckets(self) -> list[list[str]]:
         """How gradients were cut in the latest round, by names; empty: that does not change."""
         return [] if self._hook is None else self._hook.buckets
+
+    @property
+    def cut(self) -> int:
+        """What tells apart how a sharded model is cut into buckets, and which ranks share each."""
+        return 0 if self._shard_hook is None else self._shard_hook.cut
 
     @property
     def has_residuals(self) -> bool:
@@ -52,7 +73,12 @@ class ExchangeState:
             self._hook.resume(saved["buckets"])
 
     def resume(self, saved: dict[str, Any], residuals: Path | None) -> None:
-        """Go on with the residuals that this rank had, where sites have the ranks that they had."""
+        """Go on with the residuals that this rank had, where sites have the ranks that they had.
+
+        They are forgotten where the run was cut into other buckets: what is owed belongs to one.
+        """
+        if saved["cut"] != self.cut:
+            return
         if self._encoder is not None:
             self._encoder.owe(saved["encoder"])
         if self._link is not None and residuals is not None:

@@ -37,11 +37,20 @@ class RunObjects:
         """How gradients were cut in the latest round."""
         return self._exchange.buckets
 
-    def now(self, buckets: list[list[str]]) -> dict[str, Any]:
-        """Return a copy of all of it, with the buckets into which gradients were cut."""
+    def other_state(self) -> dict[str, dict[str, Any]]:
+        """Return what the optimizer has of this rank's parameters that is no tensor."""
+        return self._state.other_state()
+
+    def now(self, buckets: list[list[str]], other_state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of all of it.
+
+        With the buckets into which gradients were cut, and what the optimizer has of all parameters
+        that is no tensor.
+        """
         states = {name: each.state_dict() for name, each in self._named.items()}
         exchange = {"buckets": buckets}
-        held = {"optimizer": self._state.settings(), "objects": states, "exchange": exchange}
+        optimizer = self._state.settings(other_state)
+        held = {"optimizer": optimizer, "objects": states, "exchange": exchange}
         return copy.deepcopy(held)
 
     def take(self, saved: Mapping[str, Any]) -> None:

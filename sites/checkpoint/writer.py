@@ -21,6 +21,7 @@ optimizer's next step changes them, and that one waits for the copy.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -109,10 +110,16 @@ class Snapshot:
     """This site writes what all have, and the manifest: the first one that takes part."""
     tensors: Tensors
     """Empty but where the site publishes."""
+    other_state: dict[str, dict[str, Any]]
+    """What the optimizer has of this rank's parameters that is no tensor."""
     own: dict[str, Any]
     has_residuals: bool
     """The gateway writes a file of its own."""
     late: LateState = LateState({}, {}, frozenset())
+
+
+_Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
+"""Of a rank: what went wrong, the files that it has written, and its `other_state`."""
 
 
 class CheckpointWriter:
@@ -206,16 +213,20 @@ class CheckpointWriter:
                 _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
             problem = f"rank {place.rank} of site {place.site}: {error}"
-        parts = self._gathered((problem, files))
-        problems = [each for each, _ in parts if each]
+        parts = self._gathered((problem, files, snapshot.other_state))
+        problems = [each for each, *_ in parts if each]
         if problems:
             raise OSError(problems[0])
         if place.rank != 0:
             return 0
-        of_site = [each for _, files in parts for each in files]
+        of_site = [each for _, files, _ in parts for each in files]
         if not snapshot.publishes:
             self._put(snapshot.step, f"{OWN}/{place.site}/{_LIST}", _list_bytes(of_site))
             return 0
+        objects = snapshot.late.objects
+        for *_, other_state in parts:
+            objects["optimizer"]["state"] |= other_state
+        of_site.append(self._put_objects(snapshot.step, objects))
         return self._publish(snapshot, of_site)
 
     def _write_files(self, snapshot: Snapshot, folder: Path) -> None:
@@ -231,9 +242,9 @@ class CheckpointWriter:
             save(staged, storage_writer=writer, process_group=self.group)
         self._staged.set()
         self._is_complete.wait()
-        _save(snapshot.own, own)
-        if snapshot.publishes and place.rank == 0:
-            _save(snapshot.late.objects, folder / OBJECTS)
+        with own.open("wb") as file:
+            torch.save(snapshot.own, file)
+            _flush(file)
 
     def _paths(self, folder: Path, *, publishes: bool) -> list[str]:
         """Return the files that this rank has written."""
@@ -243,13 +254,21 @@ class CheckpointWriter:
             found = (folder / SHARED).glob(f"__{place.rank}_*.distcp")
             paths += [f"{SHARED}/{each.name}" for each in sorted(found)]
             if place.rank == 0:
-                paths += [f"{SHARED}/.metadata", OBJECTS]
+                paths.append(f"{SHARED}/.metadata")
         return paths
 
-    def _gathered(self, own: tuple[str, list[StoredFile]]) -> list[tuple[str, list[StoredFile]]]:
+    def _gathered(self, own: _Part) -> list[_Part]:
         parts: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(parts, own, group=self.group)
         return parts
+
+    def _put_objects(self, step: int, objects: dict[str, Any]) -> StoredFile:
+        """Write what is saved beside the tensors."""
+        file = io.BytesIO()
+        torch.save(objects, file)
+        self._put(step, OBJECTS, file.getvalue())
+        file.seek(0)
+        return StoredFile(OBJECTS, len(file.getvalue()), digest_of(file))
 
     def _put(self, step: int, path: str, data: bytes) -> None:
         """Write a small file as a whole or not at all."""
@@ -336,12 +355,6 @@ def _wait_for(path: Path) -> None:
         if time.monotonic() > deadline_s:
             raise OSError(f"the gateway has not written {path.name}: see its log")
         time.sleep(_LOOK_S)
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    with path.open("wb") as file:
-        torch.save(state, file)
-        _flush(file)
 
 
 def _flush(file: Any) -> None:  # noqa: ANN401 - any file

@@ -106,6 +106,15 @@ class SiteTensors:
         holders = {name: _holders_of(name, held[::-1]) for name, held in by_name.items()}
         return cls(tuple(held[0][1].entry for held in by_name.values()), holders)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether some ranks have other tensors than others: a pipeline's stages."""
+        return len({each.ranks for each in self.holders.values()}) > 1
+
+    def ranks_of(self) -> dict[str, tuple[int, ...]]:
+        """Return who has any of a tensor, by its name."""
+        return {name: each.ranks for name, each in self.holders.items()}
+
     def to_bytes(self) -> bytes:
         """Return what the other sites have to know of it."""
         ranks = [self.holders[each.name].ranks for each in self.entries]

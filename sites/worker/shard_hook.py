@@ -29,7 +29,7 @@ from sites.worker.routes import Route, participants, route
 from sites.worker.sharded_state import held_pieces
 from sites.worker.sharding import holding_of, is_sharded, local_of
 from sites.worker.step_records import TokenCount
-from sites.worker.tensor_hashes import hash_of
+from sites.worker.tensor_hashes import hash_of, layout_of_labels
 
 
 @dataclass(slots=True)
@@ -57,14 +57,15 @@ class ShardHook(GradientHook):
         exactness: Exactness,
         data_ranks: Ranks | None = None,
     ) -> None:
-        """Look at the model; `agree` comes next.
+        """Hook into the model; `agree` comes next.
 
         `bucket_bytes` is float32 of a bucket, over all ranks. `data_ranks` are those of the site
         with data of their own, this one among them, whose tokens are counted; None: the most over
         which fully_shard reduces a gradient of this rank.
 
         Raises:
-            TypeError: a parameter cannot be averaged.
+            TypeError: a parameter cannot be averaged, or fully_shard makes the mean over other
+                ranks than those with data.
         """
         super().__init__(tokens)
         self._pipeline = pipeline
@@ -83,6 +84,8 @@ class ShardHook(GradientHook):
         self._is_counted_alike = False
         self.groups: set[Ranks] = set()
         """The ranks that share a bucket, of all buckets."""
+        self.cut = 0
+        """What tells apart how all are cut into buckets, and which ranks share each."""
         self._buckets: list[OwnBucket] = []
         self._arrived: set[str] = set()
         self._num_submitted = 0
@@ -90,6 +93,7 @@ class ShardHook(GradientHook):
         self._ends_by_itself = False
         self._taken = 0.0
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
+        self._hook_in()
 
     def held(self) -> list[Held]:
         """Return what this rank tells the others of its site."""
@@ -114,18 +118,22 @@ class ShardHook(GradientHook):
         return found
 
     def agree(self, agreed: Agreed) -> None:
-        """Cut the agreed list into buckets, and hook into this rank's parameters.
-
-        Raises:
-            TypeError: fully_shard makes the mean over other ranks than those with data.
-        """
+        """Cut the agreed list into buckets."""
         rank = dist.get_rank()
         cuts = cut_gradients(agreed.law, self._bucket_numel)
+        self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
         for cut, sharing in zip(cuts, agreed.shared_by(cuts, rank), strict=True):
             parts = cut.parts(agreed.here)
             self.groups.add(participants(parts))
             if rank in participants(parts):
                 self._buckets.append(OwnBucket(cut, cut.layout, sharing, route(parts, rank), set()))
+
+    def _hook_in(self) -> None:
+        """Have this rank's parameters tell of their gradients, and weigh ranks by tokens.
+
+        Raises:
+            TypeError: fully_shard makes the mean over other ranks than those with data.
+        """
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
         for each in {id(each.module): each for each in self._groups.values()}.values():

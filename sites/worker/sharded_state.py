@@ -31,9 +31,6 @@ class ShardedState:
         self._cuts = cut_state(agreed.law, BLOCK_NUMEL)
         self.groups = {participants(each.parts(agreed.here)) for each in self._cuts}
         """The ranks that share a bucket, of all buckets."""
-        everybody = tuple(range(dist.get_world_size()))
-        self.is_split = any(each.ranks != everybody for each in agreed.here.holders.values())
-        """Ranks hold parts of other tensors than others: a pipeline's stages."""
 
     def hashes(self, *, parameters_only: bool) -> ParameterHashes:
         """Hash each tensor, all of it, in the agreed order. A collective of the site.
@@ -43,7 +40,7 @@ class ShardedState:
         """
         law = [each for each in self._law if not (parameters_only and each.kind == "buffer")]
         own = {each.name: hash_of(self._own[each.name]) for each in law if each.name in self._own}
-        if self.is_split:
+        if self._agreed.here.is_split:
             told: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
             dist.all_gather_object(told, own)
             for each in told:

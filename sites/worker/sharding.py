@@ -67,12 +67,37 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_whole(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Make `tensor`, or this rank's shard of it, what `whole` says."""
-    target = tensor.detach()
-    if is_sharded(target):
-        from torch.distributed.tensor import distribute_tensor
-
-        own = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-        target.to_local().copy_(own.to_local())
+    """Make `tensor`, or this rank's shard of it, what `whole` says, which may be on the host."""
+    target = local_of(tensor)
+    if is_sharded(tensor):
+        own = whole
+        for dim, spans in enumerate(holding_of("", tensor).held):
+            parts = [own.narrow(dim, start, stop - start) for start, stop in spans]
+            own = torch.cat(parts, dim) if len(parts) > 1 else (*parts, own.narrow(dim, 0, 0))[0]
+        target.copy_(own)
     elif target.data_ptr() != whole.data_ptr():
         target.copy_(whole)
+
+
+def check_is_box(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a sharded tensor of which a checkpoint would not have what this rank holds.
+
+    torch.distributed.checkpoint takes what a rank holds for one range of indices a dimension.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not is_sharded(tensor):
+        return
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    holding = holding_of(name, tensor)
+    sizes, starts = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    box = tuple(((start, start + size),) for start, size in zip(starts, sizes, strict=True))
+    if holding.numel and holding.held != box:
+        raise TypeError(
+            f"site.checkpoint: parameter {name}, placed as {tensor.placements}, cannot be saved: "
+            f"this rank holds {holding.held} of its dimensions, and torch takes that for {box}"
+        )

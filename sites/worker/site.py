@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protos import metrics
 from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import joined
+from protos.errors import LayoutMismatchError
 from sites.local.rank_messages import Metric, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.attendance import NOTICE_STEPS
@@ -37,7 +38,7 @@ from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
-from sites.worker.tensor_hashes import hashes_of
+from sites.worker.tensor_hashes import ParameterHashes, hashes_of
 from sites.worker.transfer import CudaTransfer, Transfer
 from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
 from topology.batch_rule import FullBatch
@@ -53,7 +54,9 @@ if TYPE_CHECKING:
     from sites.checkpoint.exchange_state import ExchangeState
     from sites.checkpoint.run_objects import RunObjects, Stateful
     from sites.checkpoint.training_state import TrainingState
-    from sites.worker.canonical import Agreed, SiteTensors
+    from sites.worker.canonical import SiteTensors
+    from sites.worker.shard_hook import ShardHook
+    from sites.worker.sharded_state import ShardedState
 
 _LOOK_S = 1.0
 
@@ -125,8 +128,12 @@ class Site:
             self._shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
         self._collectives: Collectives | None = None
-        self._is_pipeline = False
         self._hook: GradientHook | None = None
+        self._shard_hook: ShardHook | None = None
+        self._site_tensors: SiteTensors | None = None
+        self._lists: Sequence[bytes] = ()
+        """What each site has told all others of its tensors, where they are sharded."""
+        self._sharded_state: ShardedState | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
@@ -329,7 +336,7 @@ class Site:
 
     def checkpoint(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module],
         optimizer: torch.optim.Optimizer,
         *,
         scheduler: Stateful | None = None,
@@ -344,7 +351,7 @@ class Site:
         by this call in any case. Outside a run it does nothing.
 
         Args:
-            model: that was synchronised.
+            model: that was synchronised, or all parts of a pipeline that this rank has.
             optimizer: of its parameters; its settings are the checkpoint's afterwards.
             scheduler: of the learning rate.
             extra: by name, anything else with a `state_dict`, equal at all ranks. Tensors, numbers,
@@ -355,8 +362,8 @@ class Site:
             The optimizer steps that have been taken: the number of the first one to take, from 0.
 
         Raises:
-            TypeError: the optimizer has a parameter that the model has not, or the model is a part
-                of a pipeline.
+            TypeError: the optimizer has a parameter that the model has not, or the optimizers of a
+                pipeline's ranks have unlike groups.
             RuntimeError: called before, or too early.
             IsthmusError: the checkpoint is damaged, or of another model.
         """
@@ -368,11 +375,6 @@ class Site:
             raise RuntimeError(
                 "site.checkpoint: call it once, after site.synchronize or site.average_gradients"
             )
-        if self._is_pipeline:
-            raise TypeError(
-                "site.checkpoint: ranks of this site hold unlike parameters (a pipeline's stages), "
-                "which cannot be saved: leave site.checkpoint out"
-            )
         from sites.checkpoint.entry_state import EntryState
         from sites.checkpoint.exchange_state import ExchangeState
         from sites.checkpoint.run_objects import RunObjects
@@ -382,11 +384,13 @@ class Site:
             self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
             self._encoder,
             self._replica_hook,
+            self._shard_hook,
         )
-        state = TrainingState(model, optimizer)
+        is_split = self._site_tensors is not None and self._site_tensors.is_split
+        state = TrainingState(model, optimizer, is_split=is_split)
         named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
         objects = RunObjects(state, named, exchange)
-        self._entry = EntryState(state, objects, self._data_state)
+        self._entry = EntryState(state, objects, self._data_state, lambda: self._lists)
         if self.job.checkpoint is not None:
             self._checkpoints = self._make_checkpoints(
                 self.job.checkpoint, state, objects, exchange
@@ -456,6 +460,8 @@ class Site:
         while (told := self._members.own_entry(_LOOK_S)) is None:
             self._pipeline.check()
         entered = entry.take(Path(told.state))
+        if self._shard_hook is not None:
+            self._settle(entered.lists)
         gone = [each for each, name in enumerate(self._welcome.sites) if name not in told.sites]
         self._link.attendance.begin_without(gone)
         if self._sampler is not None:
@@ -677,70 +683,96 @@ class Site:
         data: DeviceMesh | None,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
+        from sites.worker.agreement import tell_all
         from sites.worker.canonical import SiteTensors
         from sites.worker.shard_hook import ShardHook
-        from sites.worker.sharded_state import ShardedState
 
-        pipeline = self._open()
-        hook = ShardHook(
-            pipeline,
+        self._hook = self._shard_hook = hook = ShardHook(
+            self._open(),
             self._tokens,
             models,
             bucket_bytes=self.job.exchange.bucket_bytes,
             exactness=self._exactness,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
         )
-        tensors = SiteTensors.gather(hook.held())
+        self._site_tensors = tensors = SiteTensors.gather(hook.held())
         self._exactness.check([each.name for each in tensors.entries])
-        agreed = self._agree(tensors)
-        hook.agree(agreed)
-        state = ShardedState(agreed, hook.own)
-        self._is_pipeline = state.is_split
-        self._hook = hook
-        self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
         if not self._returns:
-            state.equalise(self._initial_state())
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(hook.finish)
-        self._steps.follow(
-            optimizers[0], lambda: state.hashes(parameters_only=True), hook.take_rounds
-        )
-
-    def _agree(self, tensors: SiteTensors) -> Agreed:
-        """Tell all sites what this one trains; the first site's list is law.
-
-        Raises:
-            LayoutMismatchError: a site's differs from it.
-        """
-        from sites.worker.agreement import tell_all
-        from sites.worker.canonical import Agreed, SiteList, check_alike
-
-        is_off = self.job.exchange.schedule == "off"
-        names = (self.name,) if is_off else self._welcome.sites
-        own = tensors.to_bytes()
-        told = [own if name == self.name else b"" for name in names]
-        if not self._returns:
+            names = self._sharing_sites()
             told = tell_all(
                 self._open(),
-                own,
+                tensors.to_bytes(),
                 site=names.index(self.name),
                 num_sites=len(names),
                 rank=self.rank,
                 device=self.device,
             )
-        lists = {
-            name: SiteList.from_bytes(data) for name, data in zip(names, told, strict=True) if data
+            self._settle(told).equalise(self._initial_state())
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(hook.finish)
+        self._steps.follow(optimizers[0], self._sharded_hashes, hook.take_rounds)
+
+    def _sharded_hashes(self) -> ParameterHashes:
+        assert self._sharded_state is not None, "a step comes after the sites have settled"
+        return self._sharded_state.hashes(parameters_only=True)
+
+    def _sharing_sites(self) -> tuple[str, ...]:
+        """Return the sites that tell each other of sharded tensors, this one among them."""
+        return (self.name,) if self.job.exchange.schedule == "off" else self._welcome.sites
+
+    def _settle(self, lists: Sequence[bytes]) -> ShardedState:
+        """Settle in which order the tensors of all sites cross, and who has what of them.
+
+        The first site's list is law. A site that comes back hears of the lists with the others'
+        state, and has to be as these know it.
+
+        Args:
+            lists: what each site has told, in order; nothing of one that was lost.
+
+        Raises:
+            LayoutMismatchError: this site's tensors, or another's, are not those of the law.
+        """
+        from sites.worker.canonical import Agreed, SiteList, check_alike
+        from sites.worker.sharded_state import ShardedState
+
+        hook, tensors = self._shard_hook, self._site_tensors
+        assert hook is not None
+        assert tensors is not None
+        names = self._sharing_sites()
+        if not lists:
+            raise LayoutMismatchError(
+                f"site {self.name} trains with fully_shard, and the others do not"
+            )
+        self._lists = lists
+        told = {
+            name: SiteList.from_bytes(data) for name, data in zip(names, lists, strict=True) if data
         }
-        first, law = next(iter(lists.items()))
-        for name, each in lists.items():
+        first, law = next(iter(told.items()))
+        for name, each in told.items():
             check_alike(name, each.entries, first, law.entries)
-        return Agreed(
+        check_alike(self.name, tensors.entries, first, law.entries)
+        ranks_of = tensors.ranks_of()
+        everybody = dict.fromkeys(ranks_of, tuple(range(self.world_size)))
+        known = told[self.name].ranks_of() if self.name in told else everybody
+        if ranks_of != known:
+            name = next(name for name in ranks_of if ranks_of[name] != known[name])
+            raise LayoutMismatchError(
+                f"site {self.name} comes back with {name} on ranks {list(ranks_of[name])}, and the "
+                f"others know it on ranks {list(known[name])}: come back with the pipeline stages "
+                "that the run began with"
+            )
+        is_off = len(names) < self.num_sites
+        agreed = Agreed(
             law.entries,
             tensors,
-            tuple(lists[name].ranks_of() if name in lists else {} for name in names),
+            tuple(told[name].ranks_of() if name in told else {} for name in names),
             (self.world_size,) if is_off else self._welcome.ranks_per_site,
             self._welcome.ranks_per_gateway or self.world_size,
         )
+        hook.agree(agreed)
+        self._sharded_state = state = ShardedState(agreed, hook.own)
+        self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
+        return state
 
     def _prepare_groups(self, data_ranks: tuple[int, ...], sharing: Set[tuple[int, ...]]) -> None:
         """Make the process groups of ranks that share data, or a bucket. A collective of the site.

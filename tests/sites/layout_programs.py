@@ -288,3 +288,53 @@ def reference(layouts: list[str], num_steps: int) -> tuple[list[list[float]], li
         optimizer.step()
         found.append(losses)
     return found, norms
+
+
+SAVED_SAMPLES = 12
+"""Of all data-parallel ranks together: 2, 3 or 4 of them share these evenly."""
+
+
+class Counted:
+    """Something of the script's own that is saved along."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.steps = state_dict["steps"]
+
+
+def train_saved(folder: Path, name: str) -> None:
+    """Train, save and resume: the same samples a step, whatever the layouts."""
+    plan = json.loads((folder / "layouts.json").read_text())
+    layouts, num_steps = plan["layouts"], plan["num_steps"]
+    site = join_site()
+    laid = lay_out(layouts[site.index], net(seed=site.index))
+    optimizer = torch.optim.AdamW(laid.model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+    site.synchronize(laid.model, optimizer)
+    num_places = sum(DATA_RANKS[each] for each in layouts)
+    place = sum(DATA_RANKS[each] for each in layouts[: site.index]) + laid.place
+    torch.manual_seed(1000 + place)
+    counted = Counted()
+    start = site.checkpoint(laid.model, optimizer, scheduler=scheduler, extra={"seen": counted})
+    assert counted.steps == start
+    losses = []
+    for step in range(start, num_steps):
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(VOCABULARY, (2, SAVED_SAMPLES, LENGTH), generator=generator)
+        inputs, targets = tokens[:, place::num_places]
+        if plan["is_noisy"]:  # drawn from a generator that is saved
+            inputs = inputs * (torch.rand(inputs.shape) > 0.2)
+        site.count_tokens(len(inputs))
+        losses.append(float(laid.step(inputs, targets)))
+        optimizer.step()
+        scheduler.step()
+        counted.steps += 1
+    wait_for_all_ranks()
+    site.leave()
+    torch.save({"losses": losses, "start": start}, folder / f"{name}.pt")

@@ -28,7 +28,7 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         state = TrainingState(self.model, self.optimizer)
         objects = RunObjects(state, {"scheduler": self.scheduler}, ExchangeState(None, None, None))
-        self.entry = EntryState(state, objects, lambda: {"next": 7})
+        self.entry = EntryState(state, objects, lambda: {"next": 7}, lambda: ())
 
     def step(self) -> None:
         self.optimizer.zero_grad()

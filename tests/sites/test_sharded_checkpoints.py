@@ -1,0 +1,124 @@
+"""Sites of any layout go on from what they have saved: with the same bits, or in another layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from protos.checkpoint.store import checkpoint_name, checkpoints_in
+from sites.checkpoint.export import model_tensors
+from tests.fakes.gateways import FakeGateways
+from tests.fakes.ranks import results, run_ranks
+from tests.fakes.two_sites import gateway_processes
+from tests.sites import layout_programs as programs
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+STEPS, SAVED = 5, 2
+KEEP_ALL = f"checkpoint.keep={STEPS}"
+
+
+def run(
+    folder: Path,
+    layouts: tuple[str, ...],
+    *,
+    resume: Path | None = None,
+    is_noisy: bool = False,
+    codec: str | None = None,
+) -> Path:
+    """Train to the last step, from a checkpoint if there is one; return what was saved."""
+    folder.mkdir()
+    plan = {"layouts": layouts, "num_steps": STEPS, "is_noisy": is_noisy}
+    (folder / "layouts.json").write_text(json.dumps(plan))
+    ranks = [programs.RANKS[each] for each in layouts]
+    store = folder / "store"
+    job = ["exchange.bucket=64KiB", f"checkpoint.to={store}", "checkpoint.every=2 steps", KEEP_ALL]
+    if resume is not None:
+        job.append(f"checkpoint.resume={resume}")
+    if codec is None:
+        job.append("exchange.error_feedback=false")  # that is kept by gateways that ship
+        with FakeGateways(folder, ranks) as gateways:
+            paths = [gateways.path(site) for site in range(len(ranks))]
+            codes = run_ranks(folder, paths, ranks, programs.train_saved, job)
+        assert gateways.problems == []
+    else:
+        with gateway_processes(folder, codec, tuple(ranks)) as (processes, paths):
+            job.append(f"exchange.codec={codec}")
+            codes = run_ranks(folder, paths, ranks, programs.train_saved, job)
+            assert [process.end() for process in processes] == [0, 0]
+    assert set(codes.values()) == {0}
+    starts = {each["start"] for each in results(folder).values()}
+    assert starts == {0 if resume is None else SAVED}
+    for each in checkpoints_in(str(store / "run")):
+        each.verified()
+    return store / "run"
+
+
+def final(store: Path) -> dict[str, torch.Tensor]:
+    return model_tensors(str(store / checkpoint_name(STEPS)))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(each, marks=[] if each == "pp" else [pytest.mark.exhaustive])
+        for each in ("pp", "tp", "ep", "hsdp", "fsdp3")
+    ],
+)
+def test_a_layout_goes_on_with_the_same_bits(tmp_path: Path, layout: str) -> None:
+    """AdamW, its schedule, generators, and what a script counts."""
+    whole = run(tmp_path / "whole", (layout,), is_noisy=True)
+    resume = whole / checkpoint_name(SAVED)
+    resumed = run(tmp_path / "resumed", (layout,), resume=resume, is_noisy=True)
+    expected, found = final(whole), final(resumed)
+    assert found.keys() == expected.keys() == {*programs.net(seed=0).state_dict()}
+    different = [name for name, each in found.items() if not torch.equal(each, expected[name])]
+    assert not different
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("fsdp3", "tp"),
+        ("ddp", "pp"),
+        ("pp", "fsdp3"),
+        ("tp", "ep"),
+        ("ep", "hsdp"),
+        ("hsdp", "pp"),
+        ("pp", "ddp"),
+    ],
+)
+def test_another_layout_goes_on_alike(tmp_path: Path, before: str, after: str) -> None:
+    whole = run(tmp_path / "whole", (before,))
+    other = run(tmp_path / "other", (after,), resume=whole / checkpoint_name(SAVED))
+    expected = final(whole)
+    for name, each in final(other).items():
+        # Sums of float32 in another order, which AdamW's division makes larger.
+        torch.testing.assert_close(each, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layouts", [("pp", "fsdp2"), ("tp", "fsdp2"), ("ep", "hsdp")])
+def test_what_codecs_owe_comes_back(tmp_path: Path, layouts: tuple[str, ...]) -> None:
+    """With the gateways that ship, under int8 and error feedback."""
+    whole = run(tmp_path / "whole", layouts, is_noisy=True, codec="int8")
+    resume = whole / checkpoint_name(SAVED)
+    resumed = run(tmp_path / "resumed", layouts, resume=resume, is_noisy=True, codec="int8")
+    expected = final(whole)
+    for name, each in final(resumed).items():
+        assert torch.equal(each, expected[name]), name
+
+
+@pytest.mark.exhaustive
+def test_what_was_owed_to_another_cut_is_forgotten(tmp_path: Path) -> None:
+    """As many ranks at each site, that share other buckets."""
+    whole = run(tmp_path / "whole", ("hsdp", "fsdp2"), codec="int8")
+    resume = whole / checkpoint_name(SAVED)
+    resumed = run(tmp_path / "resumed", ("pp", "fsdp2"), resume=resume, codec="int8")
+    expected = final(whole)
+    for name, each in final(resumed).items():
+        torch.testing.assert_close(each, expected[name], rtol=0.1, atol=0.02, msg=name)
