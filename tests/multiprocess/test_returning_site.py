@@ -18,6 +18,7 @@ pytestmark = [
 STEPS = 1500
 SCRIPT_STEPS = 1200
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
+LAYOUTS_SCRIPT = SCRIPT.with_name("user_layouts.py")
 
 
 @pytest.mark.parametrize("role", ["gateway", "rank", "agent"])
@@ -80,6 +81,43 @@ def test_a_script_of_any_kind_comes_back(run: Bench, kind: str) -> None:
         if each["kind"] == "step" and "learning_rate" in each["values"]:
             rates.setdefault(each["step"], set()).add(each["values"]["learning_rate"])
     assert all(len(found) == 1 for found in rates.values()), "the same schedule at all sites"
+    run.wait_for_nothing_left(15.0)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "after"),
+    [
+        pytest.param(("blocks", "rows", "tp"), "tp", id="tp"),
+        pytest.param(("tp", "rows", "pp"), "pp", id="pp"),
+        pytest.param(("pp", "blocks", "rows"), "rows", id="beside-a-pipeline"),
+        pytest.param(("blocks", "rows", "tp"), "rows", id="in-another-layout"),
+    ],
+)
+def test_a_site_of_any_layout_comes_back(
+    run: Bench, layouts: tuple[str, str, str], after: str
+) -> None:
+    """It takes the order of the first site over, and all of the state whoever holds it."""
+    topology = topology_yaml(
+        [(1, 2), (1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1
+    )
+    later = run.folder / "later"
+    arguments = ", ".join([f"'{SCRIPT_STEPS}'", str(later), *layouts])
+    text = job_yaml(steps=STEPS, codec="int8")
+    text += f"entrypoint: {LAYOUTS_SCRIPT}\narguments: [{arguments}]\n"
+    job = run.write(topology, text)
+    process = run.start("launch", str(job), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    later.write_text(after)
+    kill(victim(run, "gateway"))
+    out, err = process.communicate(timeout=250)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    for site in "ab":
+        assert Counter(steps_of(run, site)) == Counter(range(1, SCRIPT_STEPS + 1)), site
+    steps = steps_of(run, "c")
+    assert steps[-1] == SCRIPT_STEPS
+    assert len(set(steps)) == len(steps) < SCRIPT_STEPS
+    status = run.isthmus("status", "--json").check().envelope["data"]
+    assert status["totals"]["verified_steps"] >= SCRIPT_STEPS - 20
     run.wait_for_nothing_left(15.0)
 
 
