@@ -290,7 +290,7 @@ def reference(layouts: list[str], num_steps: int) -> tuple[list[list[float]], li
     return found, norms
 
 
-SAVED_SAMPLES = 12
+SAVED_SAMPLES = 24
 """Of all data-parallel ranks together: 2, 3 or 4 of them share these evenly."""
 
 
