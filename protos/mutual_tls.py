@@ -83,7 +83,7 @@ class TlsSecurity:
 
     def __init__(self, files: TlsFiles, name: str) -> None:
         self._name = name
-        self._files = files.of(name)
+        self.files = files.of(name)
         self._warned_s = -_DAY_S
 
     def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
@@ -136,7 +136,7 @@ class TlsSecurity:
                 log.warning("%s: the certificate from before is used", error)
                 return None
             read_at = changed_at
-            log.info("%s: read anew", self._files.cert)
+            log.info("%s: read anew", self.files.cert)
             return found
 
         credentials = grpc.dynamic_ssl_server_credentials(
@@ -175,7 +175,7 @@ class TlsSecurity:
         """
         from cryptography import x509  # imported here: without TLS nobody waits for it
 
-        files = self._files
+        files = self.files
         try:
             ca, cert = Path(files.ca).read_bytes(), Path(files.cert).read_bytes()
             # cert-manager's and Kubernetes' files are links, which they replace at once.
@@ -197,11 +197,11 @@ class TlsSecurity:
     def _check_time(self, ends: datetime) -> None:
         left_s = (ends - datetime.now(UTC)).total_seconds()
         if left_s <= 0:
-            raise CertificateError(f"{self._files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC)")
+            raise CertificateError(f"{self.files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC)")
         now_s = time.monotonic()
         if left_s < WARN_DAYS * _DAY_S and now_s - self._warned_s >= _DAY_S:
             self._warned_s = now_s
-            log.warning("%s: ends in %.1f days: renew it", self._files.cert, left_s / _DAY_S)
+            log.warning("%s: ends in %.1f days: renew it", self.files.cert, left_s / _DAY_S)
 
     def _client(self, options: Options, to: str) -> tuple[grpc.ChannelCredentials, Any]:
         own = self.read()
@@ -211,7 +211,7 @@ class TlsSecurity:
         return credentials, [*options, ("grpc.ssl_target_name_override", server.dns_name)]
 
     def _changed_at(self) -> list[int]:
-        files = self._files
+        files = self.files
         try:
             return [os.stat(each).st_mtime_ns for each in (files.ca, files.cert, files.key)]  # noqa: PTH116
         except OSError as error:

@@ -72,6 +72,14 @@ def coordinator(
     help="File of a join token: fetches this site's certificates first, where there are none.",
 )
 @click.option("--bind", metavar="HOST", help="Gateways listen here. [the site's wan.bind]")
+@click.option(
+    "--node",
+    "nodes",
+    type=ADDRESS,
+    multiple=True,
+    help="A machine of the site that runs `python -m sites.node.serve`, which the agent dials. "
+    "Once for each, the agent's own first.",
+)
 @set_option
 @json_option
 @click.pass_obj
@@ -83,6 +91,7 @@ def agent(
     state: Path,
     join_token: Path | None,
     bind: str | None,
+    nodes: tuple[str, ...],
     overrides: tuple[str, ...],
 ) -> int:
     """Run the agent of SITE until it is stopped; it dials out to the coordinator."""
@@ -110,6 +119,7 @@ def agent(
                 described, site, coordinator, state, described.site(site).launcher.kind
             ),
             *(("--bind", bind) if bind else ()),
+            *(word for node in nodes for word in ("--node", node)),
         ],
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from orchestrator.rendering import kubernetes
 from orchestrator.rendering.slurm_script import slurm_script
 from orchestrator.run_folder.run_files import write_atomically
 from protos.identities import COORDINATOR
-from protos.security import TLS_VARIABLES
+from protos.security import TLS_VARIABLES, tls_files
 from topology.errors import ConfigError
 from topology.world import Topology
 
@@ -143,11 +144,27 @@ def kubernetes_command(
     for site in topology.sites:
         objects = kubernetes.site_objects(topology, site, text, wishes)
         files[f"{site.name}.yaml"] = _documents(objects)
+    protect(topology, topology_path)
     for party in (COORDINATOR, *(site.name for site in topology.sites)):
         secret, needed = kubernetes.secret_of(topology, party)
-        words = " ".join(f"--from-file=certs/{file}" for file in needed)
+        words = shlex.join(f"--from-file={source}" for source in _sources(needed))
         output.note(f"{party}: kubectl create secret generic {secret} {words}")
     return _written(output, out, files)
+
+
+def _sources(names: Iterable[str]) -> list[str]:
+    """Return where the files of a Secret are, for kubectl: `PATH`, or `NAME=PATH`."""
+    files = tls_files()
+    assert files is not None
+    made = []
+    for name in names:
+        party, _, kind = name.rpartition(".")
+        own = files.of(party)
+        path = Path({"ca.pem": own.ca}.get(name, own.key if kind == "key" else own.cert))
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        made.append(str(path) if path.name == name else f"{name}={path}")
+    return made
 
 
 def _address(topology: Topology, given: str | None) -> str:

@@ -2,12 +2,16 @@
 
 Each site is an own file, for each is likely to be an own cluster. No secret is rendered: who holds
 the certificates makes a Secret of those that a party needs, `secret_of`.
+
+A site of several machines has a pod for each. Pod 0 is the agent; the others wait for it to dial
+them (sites/node/serve.py).
 """
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +35,11 @@ USER = 1000
 TCP_PORTS = 64
 """Ports of a site at most: its Service names each of them."""
 NODE_JOB = "node"
+NODE_PORT = 7444
+"""Where a pod waits for its site's agent; only pods of the site can show it what it wants."""
+INDEX = "JOB_COMPLETION_INDEX"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+"""Kubernetes gives each pod of an indexed Job both: a variable, and since 1.28 a label."""
 RESOURCES = (("cpu", ""), ("tpu", "google.com/tpu"), ("mi", "amd.com/gpu"))
 """What Kubernetes calls an accelerator, by how its name here begins; else NVIDIA's."""
 
@@ -72,7 +81,7 @@ def coordinator_objects(topology: Topology, text: str, wishes: Wishes) -> list[O
             *("--state", f"{STATE}/state", "--bind", f"{ANY}:{port}"),
             *_overrides(wishes),
         ],
-        "ports": [{"name": "control", "containerPort": port}],
+        "ports": [{"name": "control", "containerPort": port, "protocol": "TCP"}],
         "readinessProbe": {**answers, "periodSeconds": 5},
         "livenessProbe": {**answers, "periodSeconds": 10, "failureThreshold": 6},
         "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "8Gi"}},
@@ -80,12 +89,12 @@ def coordinator_objects(topology: Topology, text: str, wishes: Wishes) -> list[O
     pod = _pod(topology, COORDINATOR, [container], wishes.image)
     state = {
         "metadata": {"name": "state"},
-        "spec": _claim("10Gi"),
+        "spec": _claim("10Gi", "ReadWriteOnce"),
     }
     service = {
         "type": "LoadBalancer",
         "selector": labels,
-        "ports": [{"name": "control", "port": port, "targetPort": "control"}],
+        "ports": [_opened("control", port, "control")],
     }
     workload = {
         "replicas": 1,
@@ -115,18 +124,13 @@ def site_objects(topology: Topology, site: Site, text: str, wishes: Wishes) -> l
             f"sites.{site.name}.wan.ports: want a range of at most {TCP_PORTS}, as 29500-29503: "
             "its Service opens them"
         )
-    if site.nodes > 1:
+    if site.nodes > 1 and not site.hosts:
         raise ConfigError(
-            f"sites.{site.name}.nodes: a site of several machines cannot be rendered yet: describe "
-            "each as a site"
+            f"sites.{site.name}.hosts: want one a node: the addresses of their Services' load "
+            "balancers"
         )
     opened = [(f"wan-{port}", port) for port in range(ports.first, ports.last + 1)]
-    wan = {
-        "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local",
-        "selector": labels,
-        "ports": [{"name": each, "port": port, "targetPort": port} for each, port in opened],
-    }
+    volume = _claim(wishes.storage, "ReadWriteOnce" if site.nodes == 1 else "ReadWriteMany")
     inside = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels}
     jobset = {
         "network": {"enableDNSHostnames": True, "subdomain": name},
@@ -141,9 +145,9 @@ def site_objects(topology: Topology, site: Site, text: str, wishes: Wishes) -> l
     }
     return [
         _topology_map(topology, text, site.name),
-        _object("v1", "PersistentVolumeClaim", f"{name}-state", labels, _claim(wishes.storage)),
+        _object("v1", "PersistentVolumeClaim", f"{name}-state", labels, volume),
         _object("v1", "Service", name, labels, inside),
-        _object("v1", "Service", f"{name}-wan", labels, wan),
+        *(_wan_service(topology, site, node, opened) for node in range(site.nodes)),
         _object("jobset.x-k8s.io/v1alpha2", "JobSet", name, labels, jobset),
     ]
 
@@ -177,12 +181,56 @@ def name_of(topology: Topology, party: str) -> str:
     return f"isthmus-{label}"[:40].rstrip("-")
 
 
+def _wan_service(
+    topology: Topology, site: Site, node: int, opened: Sequence[tuple[str, int]]
+) -> Object:
+    """Return the Service by which other sites dial one node's gateways."""
+    labels = _labels(topology, site.name)
+    is_only = site.nodes == 1
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": labels if is_only else {**labels, INDEX_LABEL: str(node)},
+        "ports": [_opened(each, port, port) for each, port in opened],
+    }
+    name = f"{name_of(topology, site.name)}-wan"
+    return _object("v1", "Service", name if is_only else f"{name}-{node}", labels, spec)
+
+
+def _opened(name: str, port: int, target: int | str) -> Object:
+    """Return a port of a Service; older servers apply none that leaves its protocol out."""
+    return {"name": name, "port": port, "targetPort": target, "protocol": "TCP"}
+
+
+def _pods(topology: Topology, site: Site) -> list[str]:
+    """Return host:port of a site's pods, as the JobSet names them in its headless Service."""
+    name = name_of(topology, site.name)
+    return [f"{name}-{NODE_JOB}-0-{node}.{name}:{NODE_PORT}" for node in range(site.nodes)]
+
+
 def _job(
     topology: Topology, site: Site, opened: Sequence[tuple[str, int]], wishes: Wishes
 ) -> Object:
     num_ranks = site.accelerators_per_node
+    agent = [
+        *("agent", "--site", site.name, "--coordinator", wishes.coordinator),
+        *("--topology", f"{FILES}/{TOPOLOGY}", "--state", AGENT_STATE),
+        *("--bind", site.listening.bind or ANY),
+        *_overrides(wishes),
+    ]
     # It is there once the agent has joined, and goes with the pod.
     joined = ["test", "-e", f"{AGENT_STATE}/agent-{site.name}.json"]
+    ports = [*opened]
+    runs: Object = {"args": agent}
+    if site.nodes > 1:
+        ports.append((NODE_JOB, NODE_PORT))
+        agent += [word for pod in _pods(topology, site) for word in ("--node", pod)]
+        serve = [*("python", "-m", "sites.node.serve", "--site", site.name)]
+        serve += ["--bind", f"{ANY}:{NODE_PORT}"]
+        runs = {
+            "command": _by_index(["exec", "isthmus", *agent], ["exec", *serve]),
+        }
+        joined = _by_index(joined, ["true"])
     resources: Object = {
         "requests": {
             "cpu": str(wishes.cpus_per_rank * num_ranks),
@@ -195,13 +243,8 @@ def _job(
             kind[resource] = str(num_ranks)
     container = {
         **_container(AGENT, wishes.image),
-        "args": [
-            *("agent", "--site", site.name, "--coordinator", wishes.coordinator),
-            *("--topology", f"{FILES}/{TOPOLOGY}", "--state", AGENT_STATE),
-            *("--bind", site.listening.bind or ANY),
-            *_overrides(wishes),
-        ],
-        "ports": [{"name": each, "containerPort": port} for each, port in opened],
+        **runs,
+        "ports": [{"name": each, "containerPort": port, "protocol": "TCP"} for each, port in ports],
         "readinessProbe": {"exec": {"command": joined}, "periodSeconds": 5},
         "resources": resources,
     }
@@ -220,6 +263,12 @@ def _job(
         "backoffLimit": 100,
         "template": {"metadata": {"labels": _labels(topology, site.name)}, "spec": pod},
     }
+
+
+def _by_index(first: Sequence[str], other: Sequence[str]) -> list[str]:
+    """Return a command that is one thing in pod 0, and another one in the others."""
+    script = f'if [ "${INDEX}" = 0 ]; then {shlex.join(first)}; else {shlex.join(other)}; fi'
+    return ["sh", "-c", script]
 
 
 def _pod(topology: Topology, party: str, containers: list[Object], image: str) -> Object:
@@ -309,8 +358,8 @@ def _labels(topology: Topology, party: str) -> dict[str, str]:
     }
 
 
-def _claim(size: str) -> Object:
-    return {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+def _claim(size: str, mode: str) -> Object:
+    return {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
 
 
 def _overrides(wishes: Wishes) -> Iterable[str]:

@@ -94,6 +94,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
             sockets=sockets,
             bind_host=options.bind,
             launcher=options.launcher,
+            dialled=tuple(options.node),
             own_lines=own_lines,
         )
         return asyncio.run(Agent(membership, place).serve())
@@ -145,6 +146,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--proxy", metavar="URL", help=f"to the coordinator; ${PROXY} wins")
     parser.add_argument(
         "--launcher", choices=LAUNCHERS, default="local", help="starts the site's other nodes"
+    )
+    parser.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        type=_host_port,
+        metavar="HOST:PORT",
+        help="a node that runs sites.node.serve, for the agent to dial; one a node, its own first",
     )
     parser.add_argument("--join-within", type=float, default=60.0, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

@@ -27,26 +27,36 @@ class NodePlace:
 
     host: str | None
     """Host by which the site's other nodes reach it; None: all are on this machine."""
+    told: str | None
+    """Host by which other sites reach it; None: as the topology says of the site."""
     command: tuple[str, ...]
     """The command that starts its supervisor."""
     shares_files: bool
     """The node reads this machine's secrets where they are."""
 
 
-def node_places(site: Site, launcher: str) -> list[NodePlace]:
+def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[NodePlace]:
     """Return all nodes of a site; the first one is the agent's own. May block for a while.
 
     Args:
         site: The site, as the topology describes it.
         launcher: How the others are started: one of topology.world.LAUNCHERS.
+        dialled: host:port of each node where the agent dials them instead, its own first.
 
     Raises:
         SiteError: Slurm has given another number of nodes, or says nothing.
     """
     supervisor = [sys.executable, "-m", MODULE]
+    if dialled:
+        return _dialled(site, dialled)
     if launcher == "slurm" and site.nodes > 1:
         return [
-            NodePlace(host=address, command=(*_srun(name), *supervisor), shares_files=True)
+            NodePlace(
+                host=address,
+                told=None,
+                command=(*_srun(name), *supervisor),
+                shares_files=True,
+            )
             for name, address in _slurm_nodes(site, os.environ)
         ]
     hosts: Sequence[str | None] = site.hosts or [None] * site.nodes
@@ -55,12 +65,33 @@ def node_places(site: Site, launcher: str) -> list[NodePlace]:
         return [
             NodePlace(
                 host=host,
+                told=host,
                 command=(*_ssh(host, site.launcher), shlex.join([python, "-m", MODULE])),
                 shares_files=False,
             )
             for host in site.hosts
         ]
-    return [NodePlace(host=host, command=tuple(supervisor), shares_files=True) for host in hosts]
+    return [
+        NodePlace(host=host, told=host, command=tuple(supervisor), shares_files=True)
+        for host in hosts
+    ]
+
+
+def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
+    """Return nodes that run `python -m sites.node.serve`. Certificates lie there as they do here.
+
+    Raises:
+        SiteError: there is another number of them.
+    """
+    if len(nodes) != site.nodes:
+        raise SiteError(
+            "LAUNCH_FAILED", f"site {site.name} has {site.nodes} nodes, and --node {len(nodes)}"
+        )
+    dial = (sys.executable, "-m", "sites.node.dial", "--site", site.name)
+    return [
+        NodePlace(host=each.rpartition(":")[0], told=told, command=(*dial, each), shares_files=True)
+        for each, told in zip(nodes, site.hosts or [None] * site.nodes, strict=True)
+    ]
 
 
 def _ssh(host: str, launcher: Launcher) -> list[str]:

@@ -46,6 +46,8 @@ class Place:
     """What gateways of this machine bind instead of what the topology says."""
     launcher: str
     """How the site's other nodes are started: one of topology.world.LAUNCHERS."""
+    dialled: tuple[str, ...] = ()
+    """host:port of each node where the agent dials them instead, its own first."""
     own_lines: OwnLines
     """The agent's log."""
 
@@ -98,7 +100,9 @@ class SiteProcesses:
             SiteError: one does not listen in time, or a node cannot be reached.
         """
         order = self._order
-        places = await asyncio.to_thread(node_places, order.site, self._place.launcher)
+        places = await asyncio.to_thread(
+            node_places, order.site, self._place.launcher, self._place.dialled
+        )
         prepare = self._prepare
         self._host = places[0].host or LOOPBACK
         self._own = Supervisor(
@@ -127,12 +131,13 @@ class SiteProcesses:
         if not place.shares_files:
             files, secrets = carried_secrets([f"{order.site.name}.{GATEWAY}"], "{folder}")
             env |= secrets
+        binds_alike = place.host is None or self._place.dialled
         told = NodeOrder(
             site=order.site.name,
             node=node,
             prepare=base64.b64encode(self._prepare.SerializeToString()).decode(),
             state=str(self._place.state.resolve()),
-            bind_host=self._bound(place) if place.host else self._place.bind_host,
+            bind_host=self._place.bind_host if binds_alike else self._bound(place),
             told_host=self._told(place),
             inside_host=place.host,
             cwd=str(Path.cwd()),
@@ -152,8 +157,7 @@ class SiteProcesses:
 
     def _told(self, place: NodePlace) -> str | None:
         """Return what others dial; None: as the topology says of the site."""
-        site = self._order.site
-        return place.host if site.hosts and not site.listening.interfaces else None
+        return None if self._order.site.listening.interfaces else place.told
 
     def _bound(self, place: NodePlace) -> str | None:
         """Return what a node's gateways bind; None: as the topology says of the site."""

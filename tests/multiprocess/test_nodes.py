@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import psutil
 import pytest
 
@@ -86,3 +90,52 @@ def test_a_node_that_is_killed_is_its_sites_loss(run: Bench) -> None:
     assert "NODE_LOST" in events
     assert "node 1 of site a (127.0.1.2) was killed by SIGKILL" in events
     run.wait_for_nothing_left(20)
+
+
+@pytest.mark.exhaustive
+def test_a_node_that_waits_for_its_agent_takes_part(run: Bench) -> None:
+    """As pods do: the agent dials it inside the site, and other sites dial what `hosts` says."""
+    inside, outside, port = ("127.0.1.1", "127.0.1.2"), ("127.0.1.11", "127.0.1.12"), 23250
+    topology = topology_yaml(
+        [(2, 1), (1, 1)],
+        emulate=False,
+        rtt="4ms",
+        detect_within="6s",
+        addresses=[inside[0], OTHER],
+    ).replace(f"address: {inside[0]}", "ports: 23200-23209")
+    topology = topology.replace("name: a,", f"name: a, hosts: [{', '.join(outside)}],")
+    job = run.write(topology.replace("mode: insecure", "mode: mtls"), job_yaml(steps=10))
+    path, state, certs = run.folder / "topology.yaml", run.folder / "state", run.folder / "certs"
+    run.isthmus("certs", "init", str(path), "--folder", str(certs)).check()
+    waits = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "sites.node.serve", "--site", "a"),
+            *("--bind", f"{inside[1]}:{port}"),
+        ],
+        env={
+            **run.processes.env,
+            "ISTHMUS_CA": f"{certs}/ca.pem",
+            "ISTHMUS_CERT": f"{certs}/{{name}}.pem",
+            "ISTHMUS_KEY": f"{certs}/{{name}}.key",
+        },
+    )
+    try:
+        run.start(
+            "coordinator", "--topology", str(path), "--state", str(state), "--bind", "127.0.0.4:0"
+        )
+        announced = state / "coordinator.json"
+        run.wait_for("the coordinator", announced.exists, 60)
+        address = json.loads(announced.read_text())["address"]
+        nodes = [word for host in inside for word in ("--node", f"{host}:{port}")]
+        for site, more in (("a", (*nodes, "--bind", "0.0.0.0")), ("b", ())):
+            run.start(
+                *("agent", "--site", site, "--coordinator", address, *more),
+                *("--topology", str(path), "--state", str(run.folder / f"agent-{site}")),
+            )
+        done = run.isthmus("launch", str(job), "--coordinator", address, "--json").check()
+        assert done.envelope["data"]["verified_steps"] == 1 + 10
+        below = psutil.Process(waits.pid).children(recursive=True)
+        run.wait_for("the supervisor's end", lambda: not any(each.is_running() for each in below))
+    finally:
+        waits.terminate()
+        waits.wait(60)

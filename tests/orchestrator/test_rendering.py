@@ -1,7 +1,6 @@
 """What `isthmus render` writes, against the schemas of Kubernetes and of JobSet.
 
-Of JobSet only the schema is checked, as its v1alpha2 CRD has it: nothing here was ever applied to
-an API server.
+test_kubernetes_server.py applies it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import yaml
 
 from orchestrator.rendering.kubernetes import Wishes, coordinator_objects, secret_of, site_objects
 from orchestrator.rendering.slurm_script import slurm_script
+from tests.fakes.kubernetes_server import jobset_schema
 from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.world import Topology
@@ -27,81 +27,6 @@ VERSIONS = ("1.29", "1.34", "1.37")
 MANUAL = Path(__file__).parents[2] / "docs" / "operating.md"
 CONTAINERFILE = Path(__file__).parents[2] / "examples" / "Containerfile"
 WISHES = Wishes(image="registry.example/isthmus:1", coordinator="192.0.2.3:7443")
-TEXT = {"type": "string"}
-COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-
-
-def closed(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    """Return the schema of an object that has nothing else."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-JOBSET = closed(
-    {
-        "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
-        "kind": {"const": "JobSet"},
-        "metadata": {"type": "object"},
-        "spec": closed(
-            {
-                "replicatedJobs": {
-                    "type": "array",
-                    "items": closed(
-                        {
-                            "name": TEXT,
-                            "groupName": TEXT,
-                            "replicas": COUNT,
-                            "template": closed(
-                                {"metadata": {"type": "object"}, "spec": {"type": "object"}}
-                            ),
-                            "dependsOn": {"type": "array"},
-                        },
-                        "name",
-                        "template",
-                    ),
-                },
-                "network": closed(
-                    {
-                        "enableDNSHostnames": {"type": "boolean"},
-                        "publishNotReadyAddresses": {"type": "boolean"},
-                        "subdomain": TEXT,
-                    }
-                ),
-                "successPolicy": closed(
-                    {
-                        "operator": {"enum": ["All", "Any"]},
-                        "targetReplicatedJobs": {"type": "array", "items": TEXT},
-                    },
-                    "operator",
-                ),
-                "failurePolicy": closed(
-                    {
-                        "maxRestarts": COUNT,
-                        "restartStrategy": {"enum": ["Recreate", "BlockingRecreate"]},
-                        "rules": {"type": "array"},
-                    }
-                ),
-                "startupPolicy": closed(
-                    {"startupPolicyOrder": {"enum": ["AnyOrder", "InOrder"]}}, "startupPolicyOrder"
-                ),
-                "coordinator": closed(
-                    {"replicatedJob": TEXT, "jobIndex": COUNT, "podIndex": COUNT}, "replicatedJob"
-                ),
-                "managedBy": TEXT,
-                "suspend": {"type": "boolean"},
-                "ttlSecondsAfterFinished": COUNT,
-            }
-        ),
-    },
-    "apiVersion",
-    "kind",
-    "spec",
-)
-"""The part of the CRD above the Job's template, which is checked as a Job."""
 
 
 def blocks(section: str, kind: str) -> list[str]:
@@ -124,12 +49,21 @@ def described(change: tuple[str, str] = ("", "")) -> Topology:
     return load_topology(text().replace(*change), "topology.yaml")
 
 
-def objects() -> list[dict[str, Any]]:
-    topology = described()
-    made = coordinator_objects(topology, text(), WISHES)
+def objects(written: str | None = None) -> list[dict[str, Any]]:
+    """Return the objects of the manual's topology, or of another one."""
+    written = written or text()
+    topology = load_topology(written, "topology.yaml")
+    made = coordinator_objects(topology, written, WISHES)
     for site in topology.sites:
-        made += site_objects(topology, site, text(), WISHES)
+        made += site_objects(topology, site, written, WISHES)
     return made
+
+
+def of_two_nodes() -> str:
+    """Return the manual's topology, where `eu` has two machines."""
+    changed = text().replace("nodes: 1", "nodes: 2\n    hosts: [203.0.113.7, 203.0.113.8]", 1)
+    changed = changed.replace("address: 203.0.113.7, ", "")
+    return changed.replace("like: eu\n", "like: eu\n    nodes: 1\n")
 
 
 def pods(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,13 +77,14 @@ def pods(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_as_the_schemas_want_it(version: str) -> None:
-    for made in objects():
+def test_every_object_is_as_the_schemas_want_it(version: str, nodes: int) -> None:
+    for made in objects(text() if nodes == 1 else of_two_nodes()):
         if made["kind"] != "JobSet":
             kubernetes_validate.validate(made, version, strict=True)
             continue
-        jsonschema.validate(made, JOBSET)
+        jsonschema.validate(made, jobset_schema())
         for job in made["spec"]["replicatedJobs"]:
             as_job = {
                 "apiVersion": "batch/v1",
@@ -164,7 +99,7 @@ def test_the_schemas_find_what_is_misspelt() -> None:
     (jobset, *_) = [each for each in objects() if each["kind"] == "JobSet"]
     jobset["spec"]["netwerk"] = {}
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(jobset, JOBSET)
+        jsonschema.validate(jobset, jobset_schema())
 
 
 def test_each_site_has_a_jobset_a_headless_service_and_a_volume() -> None:
@@ -179,6 +114,80 @@ def test_each_site_has_a_jobset_a_headless_service_and_a_volume() -> None:
         assert inside["spec"]["clusterIP"] == "None"
         assert jobset["spec"]["network"]["subdomain"] == inside["metadata"]["name"]
         assert [each["port"] for each in outside["spec"]["ports"]] == [29500, 29501]
+
+
+def test_a_site_of_two_machines_has_a_pod_and_a_service_for_each() -> None:
+    topology = load_topology(of_two_nodes(), "topology.yaml")
+    eu, us = topology.sites
+    made = site_objects(topology, eu, of_two_nodes(), WISHES)
+    (jobset,) = (each for each in made if each["kind"] == "JobSet")
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    assert (spec["completionMode"], spec["parallelism"], spec["completions"]) == ("Indexed", 2, 2)
+    chosen = {
+        each["spec"]["selector"].get("batch.kubernetes.io/job-completion-index"): [
+            port["port"] for port in each["spec"]["ports"]
+        ]
+        for each in made
+        if each["kind"] == "Service" and each["spec"].get("type") == "LoadBalancer"
+    }
+    assert chosen == {"0": [29500, 29501], "1": [29500, 29501]}
+    (claim,) = (each for each in made if each["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    # One machine: a pod as before.
+    (pod,) = pods(site_objects(topology, us, of_two_nodes(), WISHES))
+    assert "command" not in pod["containers"][0]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_pod_0_runs_the_agent_and_the_others_wait_for_it(index: int, tmp_path: Path) -> None:
+    topology = load_topology(of_two_nodes(), "topology.yaml")
+    (pod,) = pods(site_objects(topology, topology.site("eu"), of_two_nodes(), WISHES))
+    (container,) = pod["containers"]
+    for name in ("isthmus", "python"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$(basename "$0")" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    said = subprocess.run(
+        container["command"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": str(index)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    name = "isthmus-two-sites-eu"
+    nodes = [f"{name}-node-0-{each}.{name}:7444" for each in range(2)]
+    if index == 0:
+        assert said[:4] == ["isthmus", "agent", "--site", "eu"]
+        assert [said[at + 1] for at, word in enumerate(said) if word == "--node"] == nodes
+    else:
+        assert said == [
+            *["python", "-m", "sites.node.serve", "--site", "eu", "--bind", "0.0.0.0:7444"]
+        ]
+    is_ready = subprocess.run(
+        container["readinessProbe"]["exec"]["command"],
+        env={"PATH": "/usr/bin:/bin", "JOB_COMPLETION_INDEX": str(index)},
+        check=False,
+    )
+    assert is_ready.returncode == (1 if index == 0 else 0)
+
+
+@pytest.mark.slow
+def test_the_lines_for_secrets_name_the_files_where_they_are(tmp_path: Path) -> None:
+    written = text().replace("mode: mtls", 'mode: mtls, key: "secret/{name}.pem"')
+    (tmp_path / "topology.yaml").write_text(written)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "orchestrator.cli.main", "render", "kubernetes"),
+            *("topology.yaml", "--image", "x"),
+        ],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (line,) = (each for each in done.stderr.splitlines() if each.startswith("us:"))
+    assert "--from-file=certs/us.agent.pem" in line
+    assert "--from-file=us.agent.key=secret/us.agent.pem" in line
 
 
 def test_pods_may_do_nothing_that_they_need_not() -> None:
@@ -225,7 +234,7 @@ def test_an_accelerator_is_asked_for_by_its_makers_name(
     [
         (("mode: mtls", "mode: insecure"), "security"),
         ((", ports: 29500-29501", ""), "wan.ports"),
-        (("nodes: 1", "nodes: 2"), "nodes"),
+        (("nodes: 1", "nodes: 2"), "hosts"),
         (("name: us", "name: EU"), "two names for one"),
     ],
 )

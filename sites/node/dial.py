@@ -1,0 +1,71 @@
+"""`python -m sites.node.dial`: a stream to a machine that waits for its site's agent.
+
+Its stdin and stdout are those of the supervisor that `python -m sites.node.serve` starts there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ssl
+import sys
+from collections.abc import Sequence
+
+from protos.errors import IsthmusError
+from protos.identities import AGENT
+from protos.mutual_streams import dial_own
+from sites.node.serve import copy
+
+AGAIN_S = 0.5
+"""Between two tries: a pod's name is not known before the pod is."""
+STREAM_BYTES = 1 << 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join both ends; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m sites.node.dial", description=__doc__)
+    parser.add_argument("--site", required=True, help="whose agent dials")
+    parser.add_argument("address", metavar="HOST:PORT")
+    options = parser.parse_args(arguments)
+    host, _, port = options.address.rpartition(":")
+    try:
+        return asyncio.run(_join(f"{options.site}.{AGENT}", host, int(port)))
+    except (IsthmusError, ssl.SSLError, ValueError) as error:
+        print(f"error: {options.address}: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+async def _reached(
+    name: str, host: str, port: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Dial until somebody is there; the agent ends this process where it takes too long."""
+    while True:
+        try:
+            return await dial_own(name, host, port)
+        except ssl.SSLError:
+            raise
+        except OSError:
+            await asyncio.sleep(AGAIN_S)
+
+
+async def _join(name: str, host: str, port: int) -> int:
+    loop = asyncio.get_running_loop()
+    reader, writer = await _reached(name, host, port)
+    stdin = asyncio.StreamReader(limit=STREAM_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.streams.FlowControlMixin(loop=loop), sys.stdout
+    )
+    stdout = asyncio.StreamWriter(transport, protocol, None, loop)
+    told = asyncio.create_task(copy(stdin, writer), name="to the supervisor")
+    heard = asyncio.create_task(copy(reader, stdout), name="from the supervisor")
+    await asyncio.wait({told, heard}, return_when=asyncio.FIRST_COMPLETED)
+    writer.close()
+    if told.done():
+        return 0
+    print("has closed its stream: see the log of its pod", file=sys.stderr)  # noqa: T201
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""`python -m sites.node.serve`: a machine of a site that waits for the site's agent to dial it.
+
+Where neither ssh nor srun gives a stream to a machine, as in a pod, the agent dials this. Both ends
+show the certificate of the site's agent. Each stream is a supervisor's stdin and stdout
+(sites/node/__main__.py), from its beginning to its end; the supervisor's stderr is this process's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from protos.errors import IsthmusError
+from protos.identities import AGENT
+from protos.mutual_streams import serve_own
+from protos.private_files import keep_private, users_umask
+from sites.node.children import adopt_orphans, kill_descendants, send, start_leashed, wait_ended
+from sites.node.stream import LINE_BYTES
+
+STREAMS = 4
+"""An agent has one; one that was started again may come before the former has ended."""
+COPY_BYTES = 64 << 10
+END_S = 40.0
+"""From SIGTERM, or the stream's end, until a supervisor is killed. It takes at most 25 s itself."""
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal comes; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sites.node.serve", description="Let a site's agent use this machine."
+    )
+    parser.add_argument("--site", required=True, help="whose agent may dial")
+    parser.add_argument("--bind", required=True, metavar="HOST:PORT")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
+    keep_private()
+    adopt_orphans()
+    host, _, port = options.bind.rpartition(":")
+    try:
+        return asyncio.run(_serve(options.site, host, int(port)))
+    except (IsthmusError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+async def _serve(site: str, host: str, port: int) -> int:
+    ended = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, ended.set)
+    supervisors: set[asyncio.subprocess.Process] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(supervisors) >= STREAMS or ended.is_set():
+            log.warning("an agent dialled, and %d of its streams are open", len(supervisors))
+            return
+        process = await start_leashed(
+            [sys.executable, "-m", "sites.node"],
+            env=os.environ,
+            log=sys.stderr.buffer,
+            talks=True,
+            umask=users_umask(),
+            line_bytes=LINE_BYTES,
+        )
+        supervisors.add(process)
+        try:
+            await _join(process, reader, writer)
+        finally:
+            supervisors.discard(process)
+
+    server = await serve_own(f"{site}.{AGENT}", host, port, handle)
+    log.info("the agent of site %s may dial %s", site, _addresses(server))
+    await ended.wait()
+    server.close()
+    for process in supervisors:
+        send(process, signal.SIGTERM)
+    await wait_ended(list(supervisors), asyncio.get_running_loop().time() + END_S)
+    await kill_descendants(list(supervisors))
+    return 0
+
+
+async def _join(
+    process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Be a supervisor's stdin and stdout, until the stream or the supervisor has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin = process.stdin
+    tasks = {
+        asyncio.create_task(copy(reader, stdin), name="to the supervisor"),
+        asyncio.create_task(copy(process.stdout, writer), name="to the agent"),
+    }
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    stdin.close()
+    if not await wait_ended([process], asyncio.get_running_loop().time() + END_S):
+        send(process, signal.SIGKILL)
+        await process.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    """Write whatever comes from a stream to another one, until either has ended."""
+    with contextlib.suppress(OSError):
+        while data := await source.read(COPY_BYTES):
+            to.write(data)
+            await to.drain()
+
+
+def _addresses(server: asyncio.Server) -> str:
+    return ", ".join("{}:{}".format(*each.getsockname()[:2]) for each in server.sockets)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
