@@ -198,3 +198,30 @@ def test_a_link_that_a_run_has_a_share_of_is_never_sent_more() -> None:
     assert pace.bytes_per_s == 1e6
     assert not follow(pace, 5_000_000, 1.0)
     assert pace.bytes_per_s == 1e6
+
+
+def test_gateways_that_send_side_by_side_each_have_a_part() -> None:
+    pace = Pace(4e6, num_senders=4)
+    assert pace.bytes_per_s == 1.25e6
+    sums = 0, 0.0
+
+    def carry(bytes_per_s: float) -> None:
+        nonlocal sums
+        sums = sums[0] + int(bytes_per_s), sums[1] + 1.0
+        pace.follow(*sums, *sums)
+
+    carry(1.24e6)
+    assert pace.bytes_per_s == math.inf, "others pause: it finds out what is left"
+    carry(4e6)
+    carry(4e6)
+    assert pace.bytes_per_s == pytest.approx(5e6)
+    carry(1e6)
+    assert pace.bytes_per_s == pytest.approx(1.25e6), "they are back"
+    carry(0.2e6)
+    assert pace.bytes_per_s == pytest.approx(1.25e6), "its part is its own"
+
+
+def test_of_a_share_gateways_have_parts_too() -> None:
+    pace = Pace(4e6, is_shared=True, num_senders=4)
+    assert pace.bytes_per_s == 1e6
+    assert not pace.follow(8_000_000, 1.0, 8_000_000, 1.0)

@@ -91,8 +91,15 @@ class Link:
             on_broken=functools.partial(self._start, self._look, "look"),
             on_progress=on_progress,
         )
+        ends = (config.site_index, config.index_of(link.site))
         self._growth = ChannelGrowth(
-            config.channels_per_link, link, peer, self._outbox, self._streams
+            config.channels_per_link,
+            link,
+            peer,
+            self._outbox,
+            self._streams,
+            # Elements are divided among a site's gateways: so many pairs of both have some.
+            num_senders=max(config.gateways_per_site[site] for site in ends),
         )
         self._attendance: Attendance | None = None
         if servant is not None:

@@ -112,14 +112,19 @@ class ChannelGrowth:
         peer: Peer | Entrance,
         outbox: Outbox,
         streams: Streams,
+        num_senders: int = 1,
     ) -> None:
-        """`wanted` is how many connections the job says; None: as many as it takes."""
+        """`wanted` is how many connections the job says; None: as many as it takes.
+
+        So many gateways of this site send over the link side by side, each its part.
+        """
         self._wanted = wanted
         self._link = link
         self._peer = peer
         self._outbox = outbox
         self._streams = streams
-        self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared)
+        self._part_bytes_per_s = link.bytes_per_s / num_senders
+        self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared, num_senders=num_senders)
         self._window = LinkWindow(outbox.window_bytes, link.rtt_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
         self._has_advised_bbr = self._has_advised_idle = False
@@ -197,10 +202,10 @@ class ChannelGrowth:
     def _follow(self, loss: float, rate: float, congestion_control: str) -> None:
         """Open more connections, if lost packets hold those back that there are."""
         link = self._link
-        if not is_held_back(loss, congestion_control, rate, link.bytes_per_s):
+        if not is_held_back(loss, congestion_control, rate, self._part_bytes_per_s):
             return
         if self._wanted is None:
-            wanted = channels_for(loss, link.bytes_per_s, link.rtt_s, self._most)
+            wanted = channels_for(loss, self._part_bytes_per_s, link.rtt_s, self._most)
             if wanted > self._streams.num_streams:
                 _log.info("%s: %d connections, for losses of %.3g", self._peer, wanted, loss)
                 self._streams.grow(wanted)
