@@ -15,6 +15,7 @@ from topology.plan_wishes import Replan
 from topology.run_spec import CodedPlan, RunSpec
 from topology.timeouts import Timeouts
 from topology.trees.link_codecs import plan_codecs
+from topology.trees.small_buckets import gathered_bytes
 from topology.world import Topology
 
 
@@ -45,12 +46,16 @@ def decide_run(
 def decide_reduction(job: Job, topology: Topology) -> CodedPlan:
     """Return the trees that a job's reduction means on a topology, and each tree's codec.
 
+    And how small buckets are that go without trees.
+
     Raises:
         ConfigError: What the job asks for needs a link, or a site, that the topology does not
             have. Problems have paths in the job.
     """
     plan = plan_reduction(job, topology)
-    return CodedPlan(plan, plan_codecs(job, topology, plan))
+    codecs = plan_codecs(job, topology, plan)
+    gathered = gathered_bytes(topology, plan, codecs)
+    return CodedPlan(dataclasses.replace(plan, gathered_bytes=gathered), codecs)
 
 
 def _anchored(job: Job, folder: PurePath) -> Job:

@@ -5,6 +5,7 @@ The same bits at all sites, whatever arrives in whatever order.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import cast
 
@@ -166,7 +167,11 @@ def test_before_and_after_a_switch_sites_have_the_bits_of_each_plan_alone(seed: 
     ranks = tuple(chance.randint(1, 2) for _ in range(num_sites))
     one = chance.choice(CODECS)
     before, after = (
-        make_plan(chance.choice(FORMS), num_sites, chance.randrange(1000)) for _ in range(2)
+        dataclasses.replace(
+            make_plan(chance.choice(FORMS), num_sites, chance.randrange(1000)),
+            gathered_bytes=chance.choice((0, 0, 1024)),
+        )
+        for _ in range(2)
     )
     before_codecs, after_codecs = (
         tuple(one if seed < 10 else chance.choice(CODECS) for _ in range(max(1, len(each.trees))))

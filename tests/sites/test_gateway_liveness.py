@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -38,7 +39,7 @@ def drawn_world(chance: random.Random) -> World:
     frame_bytes = chunk_bytes + HEADER_BYTES
     num_buckets = chance.randint(1, 12)
     longest = chance.choice((1, 4, 12)) * chunk_bytes // 4
-    return World(
+    world = World(
         plan=ReductionPlan(num_sites, trees, ""),
         codecs=tuple(chance.choice(CODECS) for _ in range(max(1, num_trees))),
         gateways_per_site=tuple(chance.randint(1, 2) for _ in range(num_sites)),
@@ -58,6 +59,10 @@ def drawn_world(chance: random.Random) -> World:
         ),
         breaks=chance.choice((0.0, 0.05)),
     )
+    if chance.random() < 0.5:
+        return world
+    gathered_bytes = chance.choice((4, 512, 2048))
+    return replace(world, plan=replace(world.plan, gathered_bytes=gathered_bytes), is_mesh=True)
 
 
 def check(seed: int) -> CarriedExchanges:

@@ -26,7 +26,7 @@ def plan_among(chance: random.Random, num_sites: int, members: tuple[int, ...]) 
             for _ in range(2)
         ]
         trees.append(Tree(order[0], ways[0], chance.randint(1, 3), chance.choice((None, ways[1]))))
-    return ReductionPlan(num_sites, tuple(trees), "", members)
+    return ReductionPlan(num_sites, tuple(trees), "", members, chance.choice((0, 512, 2048)))
 
 
 def lost(seed: int, codec: str, error_feedback: bool) -> LosingExchanges:

@@ -73,13 +73,17 @@ def test_a_reader_skips_what_it_does_not_know_and_takes_defaults_for_what_is_mis
 
 def test_a_site_must_know_of_several_gateways_a_node_only_where_there_are_any() -> None:
     one = spec()
-    assert json.loads(one.to_bytes())["required"] == []
+    gathers = ["reduction.plan.gathered_bytes"]
+    assert json.loads(one.to_bytes())["required"] == gathers
     sites = tuple(
         dataclasses.replace(site, accelerators_per_node=4, gateways_per_node=2)
         for site in one.topology.sites
     )
     several = dataclasses.replace(one, topology=dataclasses.replace(one.topology, sites=sites))
-    assert json.loads(several.to_bytes())["required"] == ["topology.sites.gateways_per_node"]
+    assert json.loads(several.to_bytes())["required"] == [
+        *gathers,
+        "topology.sites.gateways_per_node",
+    ]
     assert RunSpec.from_bytes(several.to_bytes()) == several
 
 

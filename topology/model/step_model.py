@@ -49,6 +49,8 @@ from topology.model.reduction_plans import plan_reduction
 from topology.model.site_timing import SiteTiming, trainer_timing
 from topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
 from topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte
+from topology.trees.link_codecs import plan_codecs
+from topology.trees.small_buckets import gathered_bytes
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
@@ -368,6 +370,8 @@ def exchange_time_s(
     plan = plan_reduction(job, topology)
     if raw_bytes == 0 or plan.num_sites == 1:
         return 0.0
+    if raw_bytes <= gathered_bytes(topology, plan, plan_codecs(job, topology, plan)):
+        plan = plan.gathering()
     load = Wire(job, topology, plan, ratio).load(raw_bytes)
     return max(plan_times_s(plan, topology, load).values())
 

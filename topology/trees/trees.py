@@ -76,6 +76,9 @@ class ReductionPlan:
     """The reason for the plan in a line or two, for people."""
     only: tuple[int, ...] | None = field(default=None, metadata=REQUIRED)
     """The sites that take part, in ascending order; None: all."""
+    gathered_bytes: int = field(default=0, metadata=REQUIRED)
+    """The size up to which every member sends its part of a bucket to all others, whatever the
+    trees, in float32 bytes (topology.trees.small_buckets)."""
     turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The tree that carries a chunk, turn by turn; then from the beginning."""
 
@@ -83,6 +86,8 @@ class ReductionPlan:
         weights = [tree.weight for tree in self.trees]
         if len(weights) > TREES_MAX or not all(1 <= each <= WEIGHT_MAX for each in weights):
             raise ConfigError(f"plan.trees: want {TREES_MAX} at most, of weight 1 to {WEIGHT_MAX}")
+        if self.gathered_bytes < 0:
+            raise ConfigError(f"plan.gathered_bytes: want 0 or more, got {self.gathered_bytes}")
         if self.only == tuple(range(self.num_sites)):
             object.__setattr__(self, "only", None)
         if self.only is not None:
@@ -100,6 +105,10 @@ class ReductionPlan:
     def is_gather(self) -> bool:
         """Whether every member sends to every other."""
         return not self.trees
+
+    def gathering(self) -> "ReductionPlan":
+        """Return how small buckets are reduced: all to all, among the same members."""
+        return ReductionPlan(self.num_sites, (), self.why, self.only)
 
     def tree_index(self, turn: int) -> int:
         """Return which tree carries the chunk whose turn it is, alike at every site; 0 in a gather.
@@ -164,7 +173,7 @@ def among(plan: ReductionPlan, num_sites: int, members: Sequence[int]) -> Reduct
         )
         for tree in plan.trees
     )
-    return ReductionPlan(num_sites, trees, plan.why, tuple(members))
+    return ReductionPlan(num_sites, trees, plan.why, tuple(members), plan.gathered_bytes)
 
 
 def star(num_sites: int, hub: int, weight: int = 1) -> Tree:

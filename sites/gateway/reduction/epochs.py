@@ -49,13 +49,25 @@ class PlanInForce:
     epoch: int
     """0 is the plan that the run began with."""
     from_round: int
+    small: PlanInForce | None = None
+    """What carries buckets of `plan.gathered_bytes` at most; None: there are none."""
+
+    def of_bucket(self, numel: int) -> PlanInForce:
+        """Return what carries a bucket of so many float32 elements."""
+        if self.small is not None and 4 * numel <= self.plan.gathered_bytes:
+            return self.small
+        return self
 
 
 def in_force(
     plan: ReductionPlan, codecs: Sequence[str], site: int, *, epoch: int, from_round: int
 ) -> PlanInForce:
     """Return a plan as one site has it."""
-    return PlanInForce(plan, tuple(map(codec_named, codecs)), roles(plan, site), epoch, from_round)
+    small = None
+    if plan.gathered_bytes:
+        small = in_force(plan.gathering(), codecs[:1], site, epoch=epoch, from_round=from_round)
+    own = roles(plan, site)
+    return PlanInForce(plan, tuple(map(codec_named, codecs)), own, epoch, from_round, small)
 
 
 @dataclass(frozen=True, slots=True)

@@ -418,7 +418,7 @@ class Executor:
     def _reduction(self, request: Reduce) -> BucketReduction:
         """Return the machines of a bucket: its grid, and the plan and codecs of its round."""
         config = self._config
-        ruling = self._epochs.plan_of(request.round)
+        ruling = self._epochs.plan_of(request.round).of_bucket(request.numel)
         codecs = (EXACT,) * len(ruling.codecs) if request.exact else ruling.codecs
         if request.participants:
             self._sharing[request.layout] = request.sharing(config.ranks_per_site)
