@@ -32,6 +32,8 @@ class Epoch:
     from_round: int
     """The first round that it carries. Where a site was lost, the oldest that is not finished
     everywhere."""
+    follows: tuple[str, ...] = ()
+    """Members that come back and only get the results: nobody waits for them."""
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from topology.run_spec import CodedPlan, RunSpec
 from topology.trees.pairs import Pairs, edge, pairs_of
 from topology.trees.shapes import widest_tree
-from topology.trees.trees import ReductionPlan, Tree
+from topology.trees.trees import ReductionPlan, Tree, followed
 
 
 def plan_for(
@@ -54,6 +54,26 @@ def plan_for(
         why = why if len(sites) == 1 else f"gather of {told}"
         return CodedPlan(ReductionPlan(len(names), (), why, tuple(sites)), own.codecs[:1])
     return CodedPlan(ReductionPlan(len(names), (tree,), why, tuple(sites)), own.codecs[:1])
+
+
+def plan_with_followers(
+    spec: RunSpec,
+    reduction: CodedPlan,
+    follows: Collection[str],
+    dead_links: Collection[tuple[str, str]] = (),
+) -> CodedPlan:
+    """Return a plan whose results further sites get, each of which some member reaches."""
+    names = spec.site_names
+    dead = {edge(names.index(one), names.index(other)) for one, other in dead_links}
+    live = pairs_of(spec.topology, spec.job.exchange).bytes_per_s.keys()
+    members = reduction.plan.members
+    givers = {
+        site: [each for each in members if edge(each, site) in live - dead]
+        for site in map(names.index, follows)
+    }
+    plan = followed(reduction.plan, givers)
+    codecs = reduction.codecs * (len(plan.trees) if reduction.plan.is_gather else 1)
+    return CodedPlan(plan, codecs)
 
 
 def _tree(

@@ -15,7 +15,7 @@ from protos.control.v1 import control_pb2
 from protos.errors import RemoteProtocolError
 from topology.epoch import Epoch, finished_from_bytes, handovers_to_bytes
 from topology.errors import ConfigError
-from topology.member_plans import plan_for
+from topology.member_plans import plan_for, plan_with_followers
 from topology.run_spec import CodedPlan, RunSpec
 
 MAX_WHY = 500
@@ -102,6 +102,8 @@ class RunEpochs:
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(settle=settle))
             case membership.SendResume():
+                is_new = action.site in action.enters
+                moved = action.epoch.members if is_new else action.enters
                 resume = control_pb2.Resume(
                     **self._name,
                     epoch=action.epoch.number,
@@ -109,7 +111,7 @@ class RunEpochs:
                     handovers=handovers_to_bytes(action.handovers),
                     enters=action.enters,
                     endpoints=endpoint_messages(
-                        each for site in action.enters for each in self._endpoints_of(site)
+                        each for site in moved for each in self._endpoints_of(site)
                     ),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(resume=resume))
@@ -121,10 +123,12 @@ class RunEpochs:
 
     # ------------------------------------------------------------ plans
 
-    def _make_plan(self, members: tuple[str, ...], dead: frozenset[Pair]) -> CodedPlan:
+    def _make_plan(
+        self, members: tuple[str, ...], dead: frozenset[Pair], follows: tuple[str, ...]
+    ) -> CodedPlan:
         reduction = plan_for(self._spec, members, dead)
         assert reduction is not None, "the core asks only for members that are linked"
-        return reduction
+        return plan_with_followers(self._spec, reduction, follows, dead) if follows else reduction
 
     def _links_of(self, reduction: CodedPlan) -> frozenset[Pair]:
         names, plan = self._spec.site_names, reduction.plan

@@ -11,6 +11,12 @@ Pure: events in, actions out. Every change of an epoch goes the same way.
    journal tells it again. A proposal that was not finished is superseded by one with a higher
    number.
 
+A site that was lost comes back in two steps. First it *follows*: it takes over the members' state
+and gets the results of all later rounds, and nobody waits for it. Once it says that it is level, it
+enters: rounds count its part from one on that all ranks have agreed on. Where chunks have to be
+done again while it follows, it has to begin anew, for it may have had other results; unless nobody
+else is left.
+
 A failure while sites settle begins a new proposal. A change that nobody needs (other trees, a site
 that joins, or that the operator drops) waits until nothing is wrong, stops nothing, and can be
 cancelled: it begins with a round that no site has begun. A site that is dropped *leaves*: it takes
@@ -160,8 +166,18 @@ class SiteEnters:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteLevel:
+    """A site that follows has taken all results that there are: from now on it can take part."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class EntryBegun:
-    """The ranks of a member have begun the first round of an epoch in which a site enters."""
+    """The ranks of a member have begun the first round of an epoch in which a site enters.
+
+    Of the site that follows in it: they have begun a round together with the others.
+    """
 
     by: str
     epoch: int
@@ -181,7 +197,8 @@ class Ticked:
     """Time has passed."""
 
 
-Change = TreesWanted | SiteEnters | DropWanted
+Entering = SiteEnters | SiteLevel
+Change = TreesWanted | DropWanted | Entering
 """A change that nobody needs in order to go on."""
 Event = (
     SiteGone
@@ -266,8 +283,9 @@ class EndRun:
 
 Action = RecordEvent | SendSettle | SendResume | SendCancel | LoseSite | EndChange | EndRun
 
-MakePlan = Callable[[tuple[str, ...], frozenset[Pair]], CodedPlan]
-"""Makes the reduction of some members that are linked, around the links that are dead."""
+MakePlan = Callable[[tuple[str, ...], frozenset[Pair], tuple[str, ...]], CodedPlan]
+"""Makes the reduction of some members that are linked, around the links that are dead, and of sites
+that follow."""
 LinksOf = Callable[[CodedPlan], frozenset[Pair]]
 """Tells which links a reduction uses."""
 
@@ -327,9 +345,9 @@ class _Proposal:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An epoch in which a site enters, as soon as ranks have saved what it needs."""
+    """An epoch in which a site follows or enters, from a round on that ranks agree on."""
 
-    change: SiteEnters
+    change: Entering
     epoch: Epoch
     asked: tuple[str, ...]
 
@@ -415,6 +433,7 @@ class Membership:
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
         for site in self._members():
             site.is_unheard = True
+        self._let_in_alone()
 
     def dead_links(self, now_s: float) -> frozenset[Pair]:
         """Return the links between members that are not to be used."""
@@ -530,21 +549,36 @@ class Membership:
         return []
 
     def _entry_begun(self, event: EntryBegun) -> list[Action]:
-        """Begin the epoch in which a site enters; it hears of it now.
+        """Begin the epoch in which a site follows or enters; who follows hears of it now.
 
         So do the others, once more: a later change must not come before it anywhere.
         """
-        entry = self._entry
+        entry, present = self._entry, self.epoch
+        if event.by in present.follows and event.epoch == present.number:
+            if event.round >= present.from_round:
+                self._want_level(event.by)
+            return []
         if entry is None or event.epoch != entry.epoch.number:
             return []
         self._entry = None
-        epoch = dataclasses.replace(entry.epoch, from_round=event.round)
-        why = f"site {entry.change.site} takes part again"
+        epoch, site = dataclasses.replace(entry.epoch, from_round=event.round), entry.change.site
+        why = f"site {site} {'follows' if epoch.follows else 'takes part again'}"
         begun = RecordEvent("epoch.begun", detail=_described(epoch, why))
         self._begin(epoch, (), (), is_redo=False)
         told = [SendResume(name, epoch, ()) for name in entry.asked]
-        enters = SendResume(entry.change.site, epoch, (), (entry.change.site,))
-        return [begun, *told, enters, EndChange(entry.change, epoch)]
+        if epoch.follows:
+            return [begun, *told, SendResume(site, epoch, (), (site,))]
+        return [begun, *told, EndChange(SiteEnters(site), epoch)]
+
+    def _want_level(self, site: str) -> None:
+        """Have a site that follows enter next."""
+        if not any(each == SiteLevel(site) for each in self._open_changes()):
+            self._changes.append(SiteLevel(site))
+
+    def _let_in_alone(self) -> None:
+        """A site that follows enters at once where there is nobody left whom it could follow."""
+        if self.epoch.follows == self.epoch.members:
+            self._want_level(self.epoch.members[0])
 
     def _resume_entry(self, site: str, entry: _Entry) -> SendResume:
         return SendResume(site, entry.epoch, (), (entry.change.site,))
@@ -589,7 +623,7 @@ class Membership:
         )
         if self._proposal is None:
             if is_redo_due:
-                return [*waits, *self._propose(members, None, now_s)]
+                return [*waits, *self._propose_redo(members, now_s)]
             return [*waits, *self._propose_change(members, now_s)]
         return [*waits, *self._go_on(self._proposal, members, is_redo_due, now_s)]
 
@@ -608,11 +642,13 @@ class Membership:
             return []
         self._entry = None
         refused: list[Action] = []
-        if is_lost or uses & dead:
+        if isinstance(entry.change, SiteLevel):
+            pass  # it is a member, and goes the way of all
+        elif is_lost or uses & dead:
             refused.append(EndChange(entry.change, None, why="it was lost before it had entered"))
         else:
             self._changes.append(entry.change)
-        return [*refused, *self._propose(members, None, now_s)]
+        return [*refused, *self._propose_redo(members, now_s)]
 
     def _go_on(
         self, proposal: _Proposal, members: tuple[str, ...], is_redo_due: bool, now_s: float
@@ -621,13 +657,15 @@ class Membership:
         change = proposal.change
         is_whole = set(proposal.members) <= set(members) and self._is_linked(proposal, now_s)
         if change is None and not is_whole:
-            return self._propose(members, None, now_s)
+            return self._propose_redo(members, now_s)
         if change is not None and is_redo_due:
-            refused = EndChange(change, None, why="something failed meanwhile")
-            if not isinstance(change, TreesWanted) and self._sites[change.site].is_live:
+            refused = [EndChange(change, None, why="something failed meanwhile")]
+            if isinstance(change, SiteEnters | DropWanted) and self._sites[change.site].is_live:
                 self._changes.append(change)
-                return self._propose(members, None, now_s)
-            return [refused, *self._propose(members, None, now_s)]
+                refused = []
+            if isinstance(change, SiteLevel):
+                refused = []
+            return [*refused, *self._propose_redo(members, now_s)]
         missing = [site for site in proposal.asked if site not in proposal.answers]
         if change is not None:
             return self._go_on_with(proposal, change, missing, now_s)
@@ -661,9 +699,9 @@ class Membership:
             return self._cancel(proposal, change, missing[0], "it did not answer in time", now_s)
         if missing:
             return []
-        if isinstance(change, SiteEnters):
-            return self._await_entry(proposal, change, now_s)
-        return self._carry_out(proposal, change, now_s)
+        if isinstance(change, TreesWanted | DropWanted):
+            return self._carry_out(proposal, change, now_s)
+        return self._await_entry(proposal, change, now_s)
 
     def _wanted(self, now_s: float) -> tuple[tuple[str, ...] | None, list[Action]]:
         """Return who of the members can go on together; None: it has to be waited."""
@@ -790,7 +828,10 @@ class Membership:
         return self._linked(live, self._dead_links(now_s))
 
     def _is_linked(self, proposal: _Proposal, now_s: float) -> bool:
-        return len(self._linked(proposal.members, self._dead_links(now_s))) == 1
+        """Whether members are linked with one another, with those that follow and without."""
+        dead, follows = self._dead_links(now_s), self.epoch.follows
+        others = [name for name in proposal.members if name not in follows] or proposal.members
+        return all(len(self._linked(names, dead)) == 1 for names in (proposal.members, others))
 
     def _linked(self, names: Sequence[str], dead: frozenset[Pair]) -> list[tuple[str, ...]]:
         """Return the parts of some sites that are linked with one another, each in their order."""
@@ -820,6 +861,18 @@ class Membership:
         return len(part), ranks, -order.index(part[0])
 
     # ------------------------------------------------------------ first phase
+
+    def _propose_redo(self, members: tuple[str, ...], now_s: float) -> list[Action]:
+        """Have chunks done again, without sites that follow: they may have other results."""
+        follows = self.epoch.follows
+        if set(members) <= set(follows):  # nobody else is left
+            return self._propose(members, None, now_s)
+        for name in members:
+            if name in follows:
+                why = "chunks are done again, of which it may have had other results"
+                self._sites[name].leave_out(why, now_s)
+        wanted, waits = self._wanted(now_s)
+        return waits if wanted is None else [*waits, *self._propose(wanted, None, now_s)]
 
     def _propose(
         self, members: tuple[str, ...], change: Change | None, now_s: float
@@ -861,6 +914,8 @@ class Membership:
             case TreesWanted():
                 return proposal.change.why
             case SiteEnters():
+                return f"site {proposal.change.site} follows"
+            case SiteLevel():
                 return f"site {proposal.change.site} takes part"
             case DropWanted():
                 return f"site {proposal.change.site} leaves: {proposal.change.why}"
@@ -891,14 +946,26 @@ class Membership:
 
     def _propose_change(self, members: tuple[str, ...], now_s: float) -> list[Action]:
         """Begin with the next change that still makes sense."""
-        while self._changes and not self._leaving:
-            change = self._changes.pop(0)
-            wanted = members
+        follows = self.epoch.follows
+        while not self._leaving and (
+            due := [
+                each for each in self._changes if not (follows and isinstance(each, SiteEnters))
+            ]
+        ):
+            change, wanted = due[0], members
+            self._changes.remove(change)
             match change:
+                case SiteLevel():
+                    if change.site not in follows:
+                        continue
+                case TreesWanted() if follows:
+                    return [EndChange(change, None, why=f"site {follows[0]} is coming back")]
                 case SiteEnters() if self._sites[change.site].is_live:
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
-                case DropWanted() if change.site in members and len(members) > 1:
+                case DropWanted() if change.site in members and {change.site, *follows} < {
+                    *members
+                }:
                     wanted = tuple(name for name in members if name != change.site)
                 case TreesWanted() if change.members == members and not (
                     self._links_of(change.reduction) & self._dead_links(now_s)
@@ -925,8 +992,10 @@ class Membership:
             self._sites[change.site].leave_out(change.why, now_s)
         detail = {"epoch": proposal.number, "why": why}
         cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
-        ended = EndChange(change, None, site, why, must_keep_codecs)
-        return [RecordEvent("epoch.cancelled", site, detail), *cancel, ended]
+        cancelled: list[Action] = [RecordEvent("epoch.cancelled", site, detail), *cancel]
+        if isinstance(change, SiteLevel):  # it says so again
+            return cancelled
+        return [*cancelled, EndChange(change, None, site, why, must_keep_codecs)]
 
     def _refused(self, proposal: _Proposal, site: str, why: str) -> RecordEvent:
         return RecordEvent("epoch.refused", site, {"epoch": proposal.number, "why": why})
@@ -938,14 +1007,20 @@ class Membership:
         told = [(name, each) for name in proposal.asked for each in proposal.answers[name].finished]
         # Who takes part since a round has what all before it came to. A finished chunk contains all
         # members' parts, so all have completed the rounds before.
-        completed = min(
-            max(proposal.answers[name].chain_round, self._sites[name].since_round - 1)
+        # Only a site that followed until now can be further behind.
+        completed = {
+            name: max(proposal.answers[name].chain_round, self._sites[name].since_round - 1)
             for name in proposal.members
-        )
-        from_round = max(completed + 1, max((each.round for _, each in told), default=0))
-        behind = [name for name in proposal.members if self._sites[name].since_round > from_round]
+        }
+        latest = max((each.round for _, each in told), default=0)
+        from_round = max(min(completed.values()) + 1, latest)
+        behind = [
+            name
+            for name in proposal.members
+            if self._sites[name].since_round > from_round or completed[name] < from_round - 1
+        ]
         if behind:
-            why = f"round {from_round} is done again, in which it has no part"
+            why = f"round {from_round} is done again, and it is in another"
             for name in behind:
                 self._sites[name].leave_out(why, now_s)
             self._proposal, self._is_unfinished = None, True
@@ -958,22 +1033,30 @@ class Membership:
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
-            reduction=self._make_plan(proposal.members, dead),
+            reduction=self._make_plan(proposal.members, dead, ()),
             from_round=from_round,
+            follows=tuple(name for name in proposal.members if name in self.epoch.follows),
         )
         ways = self._ways(proposal.members, dead)
         handovers = share_finished(from_round, finished, ways)
         kept = merged(each for _, each in told if each.round == from_round)
-        return self._resume(proposal, epoch, handovers, kept)
+        resumed = self._resume(proposal, epoch, handovers, kept)
+        self._let_in_alone()
+        return resumed
 
-    def _await_entry(self, proposal: _Proposal, change: SiteEnters, now_s: float) -> list[Action]:
-        """Tell members who enters: all their ranks hear of it before they save what it needs."""
+    def _await_entry(self, proposal: _Proposal, change: Entering, now_s: float) -> list[Action]:
+        """Tell members who follows or enters: all ranks hear of it before they agree on a round."""
         begun = max(answer.round for answer in proposal.answers.values())
+        if isinstance(change, SiteLevel) and proposal.answers[change.site].round < begun - 1:
+            return self._cancel(proposal, change, change.site, "it is not level any more", now_s)
+        follows = (change.site,) if isinstance(change, SiteEnters) else ()
+        others = tuple(name for name in proposal.members if name not in follows)
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
-            reduction=self._make_plan(proposal.members, self._dead_links(now_s)),
+            reduction=self._make_plan(others, self._dead_links(now_s), follows),
             from_round=max(begun + 2, self.epoch.from_round),
+            follows=follows,
         )
         entry = _Entry(change, epoch, proposal.asked)
         self._proposal, self._entry = None, entry
@@ -986,15 +1069,18 @@ class Membership:
     ) -> list[Action]:
         """Begin an epoch with a round that no site has begun."""
         begun = max(answer.round for answer in proposal.answers.values())
+        follows = tuple(name for name in proposal.members if name in self.epoch.follows)
+        others = tuple(name for name in proposal.members if name not in follows)
         if isinstance(change, TreesWanted):
             reduction = change.reduction
         else:
-            reduction = self._make_plan(proposal.members, self._dead_links(now_s))
+            reduction = self._make_plan(others, self._dead_links(now_s), follows)
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
             reduction=reduction,
             from_round=max(begun + 1, self.epoch.from_round),
+            follows=follows,
         )
         resumed = self._resume(proposal, epoch, (), ())
         return [*resumed, EndChange(change, epoch)]

@@ -665,7 +665,14 @@ class RunMachine:
             if site.is_returning and site.state is SiteState.PREPARED:
                 site.state, site.is_told_to_start = SiteState.STARTING, True
                 actions.append(RecordEvent("site.starting", site.name))
-                actions.append(run_events.SendStart(site.name, self._address_book()[site.name]))
+                book = self._address_book()
+                actions.append(run_events.SendStart(site.name, book[site.name]))
+                # Who comes back as well may be about to take over what lies at this site.
+                actions += [
+                    run_events.SendStart(each.name, book[each.name])
+                    for each in self._all()
+                    if each.is_returning and each.is_told_to_start and each is not site
+                ]
             failure = self._topology.failure
             lately = [each for each in site.returns_s if now_s - each < _RETURNS_WITHIN_S]
             has_gone = site.is_out and site.has_agent and site.state is SiteState.ENDED
@@ -713,7 +720,7 @@ class RunMachine:
 
     def _address_book(self) -> dict[str, tuple[Endpoint, ...]]:
         """Return whom each site dials: the gateways of the sites that it has a link to."""
-        present = [site for site in self._all() if not site.is_out]
+        present = [site for site in self._all() if site.is_returning or not site.is_out]
         listening = [endpoint for site in present for endpoint in site.endpoints]
         return {
             site.name: tuple(

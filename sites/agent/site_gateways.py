@@ -80,11 +80,18 @@ class EpochChange:
                 "codecs": list(epoch.reduction.codecs),
                 "handovers": to_json(handovers),
                 "enters": list(message.enters),
+                "follows": list(epoch.follows),
             }
         )
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """A gateway answers; once all have, the site does."""
+        """A gateway answers; once all have, the site does.
+
+        Of a site that follows, one gateway speaks for all once it is level.
+        """
+        if answer["op"] == "resumed" and answer["epoch"] == self.epoch:
+            self._put(Resumed(epoch=self.epoch, round=answer["round"]))
+            return
         if (answer["op"], answer["epoch"]) != self._waits_for:
             return
         self._answers.append(answer)

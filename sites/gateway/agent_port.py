@@ -62,6 +62,8 @@ class Resume:
     handovers: tuple[Handover, ...] = ()
     enters: tuple[str, ...] = ()
     """Members that come back. Others begin the epoch with the round that their ranks mark."""
+    follows: tuple[str, ...] = ()
+    """Members that only get the results, until they are level with the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protos.frame import MAX_PAYLOAD_BYTES
@@ -142,12 +142,15 @@ class GatewayConfig:
         if len(self.codecs) != max(1, len(self.plan.trees)):
             raise ConfigError(f"codecs: want one a tree of {len(self.plan.trees)}, or one")
         for index, tree in enumerate(self.plan.trees):
-            for key, way in (("", tree.parent), (".down", tree.giver)):
-                self._check_way(f"plan.trees.{index}{key}", tree.root, way)
+            members = self.plan.members
+            self._check_way(f"plan.trees.{index}", tree.root, tree.parent, members)
+            members = (*members, *tree.followers)
+            self._check_way(f"plan.trees.{index}.down", tree.root, tree.giver, members)
 
-    def _check_way(self, path: str, root: int, way: Mapping[int, int]) -> None:
-        """Check that following `way` from any site leads to the root."""
-        members = self.plan.members
+    def _check_way(
+        self, path: str, root: int, way: Mapping[int, int], members: Sequence[int]
+    ) -> None:
+        """Check that following `way` from any of some sites leads to the root."""
         # A site that is its own root, too, would have a parent all the same.
         if {root, *way} != set(members) or len(way) != len(members) - 1:
             raise ConfigError(f"{path}: want each of {len(members)} sites once")

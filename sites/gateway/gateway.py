@@ -261,41 +261,44 @@ class Gateway(EndingGateway):
             from_round=command.from_round,
             sites=command.members,
             enters=command.enters,
+            follows=command.follows,
             state=str(entry_folder(Path(config.state_folder), command.epoch)),
         )
-        if config.site in command.enters:
-            self._take_state(told)
+        follows = config.site in command.follows
+        if follows and config.site in command.enters:
+            if self._fetch is None:
+                self._take_state(told)
         else:  # Ranks hear of it before it can let any round begin.
             self._local.tell_members(told)
         executor = self._executor
-        awaits_entry = bool(command.enters) and config.site not in command.enters
+        awaits_entry = bool(command.enters) and not follows
         ruling = command.epoch, command.from_round, command.plan, command.codecs
-        has_begun = True
+        begun: int | None
         if awaits_entry:
-            has_begun = executor.await_entry(*ruling)
+            begun = executor.await_entry(*ruling)
         else:
             executor.resume(*ruling, gifts)
+            begun = executor.round
         self._links.drop_sites(lambda site: site not in members and not executor.needs(site))
         threading.Thread(
             target=self._open_more, args=(list(added.values()),), name="open", daemon=True
         ).start()
         _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
-        if has_begun:
-            self._tell_resumed(command.epoch)
+        if begun is not None:
+            self._tell_resumed(command.epoch, begun)
 
     def _take_state(self, told: Members) -> None:
         """Fetch the state with which this site enters, in the background, then tell the ranks."""
         config = self._config
         donors = [
-            donor(config, peer)
-            for peer in self._links.peers
+            donor(config, peer, functools.partial(self._links.peer, at))
+            for at, peer in self._links.peers.items()
             if peer.site in told.sites and peer.site != config.site
         ]
         timeout_s = 2 * config.peer_lost_s
         fetch = self._fetch = StateFetch(donors, told.epoch, Path(told.state), timeout_s=timeout_s)
 
         def take() -> None:
-            # The others wait for this site, and not for ever.
             limit = threading.Timer(config.rank_wait_s / 2, fetch.close)
             limit.daemon = True
             limit.start()
@@ -406,7 +409,7 @@ class Gateway(EndingGateway):
                 self._stalls.posted(rank, time.monotonic())
         try:
             if epoch := self._executor.post(rank, request, values):
-                self._tell_resumed(epoch)
+                self._tell_resumed(epoch, request.round)
         except SiteLeftError as error:
             self._leave(error)
 
@@ -423,8 +426,8 @@ class Gateway(EndingGateway):
         if is_first:
             threading.Thread(target=tell, name="leave", daemon=True).start()
 
-    def _tell_resumed(self, epoch: int) -> None:
-        self._write({"op": "resumed", "epoch": epoch, "round": self._executor.round})
+    def _tell_resumed(self, epoch: int, round_: int) -> None:
+        self._write({"op": "resumed", "epoch": epoch, "round": round_})
 
     def keep_residuals(self, rank: int, path: Path) -> None:
         """Copy what is owed to a rank's shards, and have it written meanwhile."""

@@ -273,9 +273,12 @@ class Members:
     sites: tuple[str, ...]
     """By name, in the run's order."""
     enters: tuple[str, ...] = ()
-    """Who of them takes part from then on. To their own ranks `from_round` is the very round."""
+    """Who of them takes part, or follows, from then on. To those who begin to follow, `from_round`
+    is the very round."""
+    follows: tuple[str, ...] = ()
+    """Who of them only gets the results."""
     state: str = ""
-    """Where one enters, the folder in which its ranks find the state that they take over, and the
+    """Where one follows, the folder in which its ranks find the state that they take over, and the
     others' ranks write it: sites/local/entry_folder.py."""
 
 

@@ -5,7 +5,10 @@ that enters before the round before `from_round` can be completed. Of a loss tha
 r all have heard once r + 1 is completed, and so after a step by whose end r + 2 rounds have begun:
 from then on it undoes what was told of entering before.
 
-Data loaders fetch ahead. So ranks agree on a step first, and the site enters some steps later.
+A site that comes back follows first: the others write their state after a step that all know, and
+from the next gradients on it gets all results, and gives nothing. It is one of those who hear that
+it enters, once it is level. Data loaders fetch ahead. So ranks agree on a step then, and the site
+enters some steps later.
 """
 
 from __future__ import annotations
@@ -19,6 +22,16 @@ from sites.local.rank_messages import Members
 
 HEARD_AFTER = 2
 """Rounds that must have begun from a loss's first one on, that one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Sites follow from the next gradients on."""
+
+    sites: tuple[str, ...]
+    epoch: int
+    state: Path
+    """The folder for what they take over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +56,9 @@ class Entering:
 
     sites: tuple[str, ...]
     epoch: int
-    state: Path
-    """The folder for what they take over."""
 
 
-Change = Announced | GivenUp | Entering
+Change = Following | Announced | GivenUp | Entering
 
 
 class MemberHistory:
@@ -63,7 +74,7 @@ class MemberHistory:
         """By epoch, those with which others enter."""
         self._announced: Members | None = None
         self._entered = 0
-        """The latest epoch with which others have entered; it may be told again."""
+        """The latest epoch with which others have followed or entered; it may be told again."""
         self._num_steps = 0
         self._step = 0
         """With which the latest sites that were announced enter."""
@@ -75,7 +86,7 @@ class MemberHistory:
         with self._condition:
             if not told.enters:
                 self._known_from[told.epoch] = told.from_round + HEARD_AFTER
-            elif self._own in told.enters:
+            elif self._own in told.follows:
                 self._own_entry = told
                 self._condition.notify_all()
             elif told.epoch > self._entered:
@@ -99,19 +110,25 @@ class MemberHistory:
                 self._announced = None
             self._told = {epoch: each for epoch, each in self._told.items() if epoch > newest}
             due = [each for each in self._told.values() if each.from_round <= num_rounds]
-        if self._announced is None and due:
+        if self._announced is None and due and due[0].follows:
+            changes.append(Following(due[0].follows, due[0].epoch, Path(due[0].state)))
+            self._leave_behind(due[0])
+        elif self._announced is None and due:
             self._announced = due[0]
             wanted = self._num_steps + notice_steps(due[0].enters)
             self._step = max(wanted, self._step)
             changes.append(Announced(due[0].enters, self._step))
         if self._announced is not None and self._step == self._num_steps:
-            told = self._announced
-            changes.append(Entering(told.enters, told.epoch, Path(told.state)))
-            with self._condition:
-                self._entered = told.epoch
-                del self._told[told.epoch]
+            changes.append(Entering(self._announced.enters, self._announced.epoch))
+            self._leave_behind(self._announced)
             self._announced = None
         return changes
+
+    def _leave_behind(self, told: Members) -> None:
+        """It is done; it may be told again."""
+        with self._condition:
+            self._entered = told.epoch
+            del self._told[told.epoch]
 
     # ---------------------------------------------------------------- a site that comes back
 

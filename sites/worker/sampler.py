@@ -111,6 +111,8 @@ class Sampler:
         self._num_drawn += 1
         if len(self._drawn) > self._num_drawn - self._num_used + NOTICE_STEPS:
             self._first = self._drawn.popleft().after
+        if self._site in gone:  # it follows, and nothing of what it makes of its data counts
+            return positions[:1]
         own = self.shares.of_rank(self._site, self._rank, gone)
         return positions[own.start : own.stop]
 

@@ -32,7 +32,13 @@ from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
 from sites.worker.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
 from sites.worker.initial_state import InitialState
-from sites.worker.member_history import Announced, Entering, GivenUp, MemberHistory
+from sites.worker.member_history import (
+    Announced,
+    Entering,
+    Following,
+    GivenUp,
+    MemberHistory,
+)
 from sites.worker.sampler import Sampler
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
@@ -143,7 +149,11 @@ class Site:
         self._encoder: ShardEncoder | None = None
         self._replica_hook: ReplicaHook | None = None
         self._members = MemberHistory(self.name, returns=returns)
+        self._marks = 0
+        """The epoch that the next gradients begin, for a site follows or enters; 0: none."""
         self._returns = returns
+        self._returned_at = 0
+        """Steps that the others had taken when this site began to follow."""
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -397,8 +407,10 @@ class Site:
             )
             complete = self._checkpoints.complete
             optimizer.register_step_pre_hook(lambda *_: complete())
+        wait_copied = self._entry.wait_copied
+        optimizer.register_step_pre_hook(lambda *_: wait_copied())
         self._go_on(self._entry, self._checkpoints)
-        self._pipeline.before_gradients = self._entry.publish
+        self._pipeline.before_gradients = self._mark
         if self._checkpoints is not None:
             self._checkpoints.start(self._agreed, self._steps.num_steps)
             self._steps.listen(self._checkpoints.after_step)
@@ -446,6 +458,7 @@ class Site:
         if found is None:
             return
         self._steps.resume(found.step)
+        self._returned_at = found.step
         if self._sampler is not None and found.data:
             before_first = checkpoints.restore_generators if checkpoints else lambda: None
             self._resume_data(found.data, before_first)
@@ -462,7 +475,8 @@ class Site:
         entered = entry.take(Path(told.state))
         if self._shard_hook is not None:
             self._settle(entered.lists)
-        gone = [each for each, name in enumerate(self._welcome.sites) if name not in told.sites]
+        present = set(told.sites) - set(told.follows)
+        gone = [each for each, name in enumerate(self._welcome.sites) if name not in present]
         self._link.attendance.begin_without(gone)
         if self._sampler is not None:
             self._sampler.begin_without(gone)
@@ -475,7 +489,6 @@ class Site:
         entry = self._entry
         if entry is None or self._pipeline is None:
             return
-        entry.discard()
         for change in self._members.end_step(self._pipeline.num_rounds, self._notice_steps):
             for site in map(self._welcome.sites.index, change.sites):
                 match change:
@@ -485,17 +498,39 @@ class Site:
                         self._sampler.give_up(site, change.step)
                     case Entering():
                         self._link.attendance.enter(site)
-            if isinstance(change, Entering):
-                entry.write(change, self._steps.num_steps)
-                if self._checkpoints is not None:
-                    self._checkpoints.let_enter()
+            match change:
+                case Following():
+                    entry.write(change, self._steps.num_steps)
+                    self._marks = change.epoch
+                    if self._checkpoints is not None:
+                        self._checkpoints.let_enter()
+                case Entering():
+                    entry.discard()
+                    self._marks = change.epoch
+                    if self.name in change.sites and self.rank == 0:
+                        step = self._steps.num_steps
+                        values = {metrics.FOLLOWED_STEPS: step - self._returned_at}
+                        self.record(metrics.ENTERED, step, values)
+
+    def _mark(self) -> int:
+        """Return the epoch that the gradients begin which are about to be averaged; 0: none."""
+        if self._entry is not None:
+            self._entry.publish()
+        marks, self._marks = self._marks, 0
+        return marks
 
     def _notice_steps(self, entering: Sequence[str]) -> int:
         """Return after how many steps at least sites may enter: the same at all ranks."""
         if self._sampler is None:
             return 0
-        sites = map(self._welcome.sites.index, entering)
-        return self._most(self._sampler.notice_steps(sites))
+        own = self._sampler.notice_steps(map(self._welcome.sites.index, entering))
+        most = self._most(own)
+        if own > most:  # this site follows: what it says counts for nothing
+            raise RuntimeError(
+                f"site.sampler: batches were fetched {own} steps ahead, and {most} at most at the "
+                "sites that this one comes back to"
+            )
+        return most
 
     def _most(self, steps: int) -> int:
         """Return the largest of a number of steps over all ranks of all sites."""

@@ -28,7 +28,7 @@ from orchestrator.core.membership import (
     TreesWanted,
 )
 from orchestrator.core.run_events import RecordEvent
-from tests.sim.plans import all_pairs, links_of, plan_of
+from tests.sim.plans import all_pairs, followed_plan, links_of, plan_of
 from topology.epoch import Epoch, Finished, Handover
 
 NAMES = ("ap", "eu", "sa")
@@ -42,7 +42,7 @@ def machine(limits: Limits = LIMITS, names: tuple[str, ...] = NAMES) -> Membersh
         ranks={name: 2 if name == "eu" else 1 for name in names},
         links=all_pairs(names),
         limits=limits,
-        make_plan=lambda members, dead: plan_of(names, members, dead, 0),
+        make_plan=lambda *of: followed_plan(names, *of, 0),
         links_of=lambda reduction: links_of(names, reduction),
         first=first,
     )
@@ -313,7 +313,7 @@ def let_sa_enter(core: Membership) -> list[Action]:
     return core.handle(settled("eu", 2, 8), 21)
 
 
-def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
+def test_a_site_follows_from_the_round_that_ranks_have_agreed_on() -> None:
     core = machine()
     lose_sa(core)
     actions = let_sa_enter(core)
@@ -324,7 +324,7 @@ def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
     assert (resume[0].epoch.members, resume[0].epoch.from_round) == (NAMES, 10)
     before = core.epoch
     actions = core.handle(EntryBegun("eu", 2, 75), 40)
-    assert kinds(actions) == ["epoch.begun", *["SendResume"] * 3, "EndChange"]
+    assert kinds(actions) == ["epoch.begun", *["SendResume"] * 3]
     resume = [each for each in actions if isinstance(each, SendResume)]
     assert {each.epoch.from_round for each in resume} == {75}
     assert [(each.site, each.enters) for each in resume] == [
@@ -334,6 +334,68 @@ def test_a_site_enters_with_the_round_that_ranks_have_agreed_on() -> None:
     ]
     assert core.handle(EntryBegun("ap", 2, 75), 41) == []
     assert (before.members, core.epoch.members) == (NAMES[:2], NAMES)
+    trees = core.epoch.reduction.plan.trees
+    assert core.epoch.follows == ("sa",)
+    assert [each.root for each in trees] == [0, 1], "it forms no sum"
+    assert all(each.followers == (2,) for each in trees)
+
+
+def let_sa_follow(core: Membership) -> list[Action]:
+    """Have a lost site follow from round 75 on."""
+    return [*let_sa_enter(core), *core.handle(EntryBegun("eu", 2, 75), 40)]
+
+
+def test_a_site_that_is_level_enters_like_any_change_of_members() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_follow(core)
+    assert core.handle(EntryBegun("sa", 2, -1), 41) == [], "its ranks have not begun"
+    assert kinds(core.handle(TreesWanted(NAMES, FIRST.reduction, "other"), 41)) == ["EndChange"]
+    proposed = ["epoch.proposed", *["SendSettle"] * 3]
+    assert kinds(core.handle(EntryBegun("sa", 2, 80), 42)) == proposed
+    assert core.handle(EntryBegun("sa", 2, 81), 42) == [], "it is under way"
+    core.handle(settled("ap", 3, 83), 43)
+    core.handle(settled("eu", 3, 82), 43)
+    actions = core.handle(settled("sa", 3, 81), 43)
+    assert kinds(actions) == ["epoch.cancelled", *["SendCancel"] * 3], "too far behind"
+    core.handle(EntryBegun("sa", 2, 97), 50)
+    core.handle(settled("ap", 4, 98), 51)
+    core.handle(settled("eu", 4, 98), 51)
+    actions = core.handle(settled("sa", 4, 97), 51)
+    assert kinds(actions) == ["epoch.entering", *["SendResume"] * 3]
+    actions = core.handle(EntryBegun("ap", 4, 103), 60)
+    assert kinds(actions) == ["epoch.begun", *["SendResume"] * 3, "EndChange"]
+    ended = actions[-1]
+    assert isinstance(ended, EndChange)
+    assert (ended.change, ended.epoch) == (SiteEnters("sa"), core.epoch)
+    assert (core.epoch.follows, core.epoch.from_round) == ((), 103)
+
+
+def test_a_site_that_follows_begins_anew_where_chunks_are_done_again() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_follow(core)
+    actions = core.handle(SiteGone("ap", "gone"), 41)
+    assert kinds(actions) == ["epoch.proposed", "SendSettle"]
+    actions = core.handle(settled("eu", 3, 80), 42)
+    assert (core.epoch.members, core.epoch.follows) == (("eu",), ())
+    assert {each.site for each in actions if isinstance(each, LoseSite)} == {"ap", "sa"}
+
+
+def test_a_site_that_follows_goes_on_where_nobody_else_is_left() -> None:
+    core = machine(names=("ap", "eu"))
+    core.handle(SiteGone("eu", "gone"), 0)
+    core.handle(settled("ap", 1, 7), 1)
+    core.handle(SiteEnters("eu"), 20)
+    core.handle(settled("ap", 2, 9), 21)
+    core.handle(EntryBegun("ap", 2, 75), 30)
+    assert kinds(core.handle(SiteGone("ap", "gone"), 41)) == ["epoch.proposed", "SendSettle"]
+    actions = core.handle(settled("eu", 3, 78), 42)
+    assert (core.epoch.members, core.epoch.follows) == (("eu",), ("eu",))
+    assert core.epoch.from_round == 78
+    assert kinds(actions)[-2:] == ["epoch.proposed", "SendSettle"], "and enters"
+    core.handle(settled("eu", 4, 79), 43)
+    assert "EndChange" in kinds(core.handle(EntryBegun("eu", 4, 85), 50))
 
 
 def test_a_round_that_a_site_enters_with_is_asked_for_where_its_number_was_lost() -> None:
@@ -357,20 +419,18 @@ def test_a_site_that_has_entered_is_told_so_by_the_next_coordinator() -> None:
     assert again.handle(SiteHeard("ap", 2), 50) == []
 
 
-def test_a_site_that_has_just_entered_goes_on_though_others_are_lost() -> None:
+def test_a_site_that_has_entered_and_is_behind_all_the_same_begins_anew() -> None:
     core = machine()
     lose_sa(core)
-    let_sa_enter(core)
-    core.handle(EntryBegun("eu", 2, 75), 40)
-    core.handle(SiteGone("ap", "gone"), 41)
-    new = SiteSettled(site="sa", epoch=3, round=74)
-    finished = (Finished(74, 0, ((0, 3),)),)  # of what others might lack; but they have begun 75
-    core.handle(dataclasses.replace(settled("eu", 3, 75), finished=finished), 42)
-    epoch, _ = begun(core.handle(new, 42))
-    assert (epoch.members, epoch.from_round) == (("eu", "sa"), 75)
-    core.handle(SiteGone("eu", "gone, too"), 43)
-    epoch, _ = begun(core.handle(dataclasses.replace(new, epoch=4), 44))
-    assert (epoch.members, epoch.from_round) == (("sa",), 75)
+    let_sa_follow(core)
+    core.handle(EntryBegun("sa", 2, 80), 42)
+    for name in NAMES:
+        core.handle(settled(name, 3, 81), 43)
+    core.handle(EntryBegun("ap", 3, 85), 50)
+    core.handle(SiteGone("ap", "gone"), 51)
+    core.handle(settled("eu", 4, 85, (0, 3)), 52)
+    actions = core.handle(settled("sa", 4, 82), 52)
+    assert kinds(actions)[:2] == ["epoch.refused", "epoch.proposed"]
 
 
 def test_where_nobody_can_go_on_they_are_asked_ever_more_seldom_and_not_for_ever() -> None:

@@ -55,14 +55,15 @@ def test_a_return_counts_from_the_fault_to_the_first_step_of_the_site() -> None:
     entry = {
         "kind": "entry",
         "site": "c",
-        "wall_s": 11.2,
+        "wall_s": 9.8,
         "values": {"state_bytes": 1e8, "fetch_s": 1.2},
     }
-    back = [step("c", 10, 12.8, 3.0), step("c", 11, 13.8, 1.0)]
+    entered = {"kind": "entered", "site": "c", "step": 9, "wall_s": 12.0, "values": {}}
+    back = [step("c", 9, 11.9, 0.1), step("c", 10, 12.8, 3.0), step("c", 11, 13.8, 1.0)]
     made = Recovery(kind="return", site="c", step_s=1.0)
-    found = return_of(made, [*a, FAULT, entry, *back], ["a"])
+    found = return_of(made, [*a, FAULT, entry, entered, *back], ["a"])
     assert found.away_s == pytest.approx(7.3)
-    assert (found.beside_s, found.stalled_s) == pytest.approx((1.1, 2.0))
+    assert (found.beside_s, found.longest_s, found.stalled_s) == pytest.approx((1.1, 1.1, 2.0))
     assert (found.state_bytes, found.fetch_s) == (1e8, 1.2)
     with pytest.raises(MeasurementError, match="site c has not come back"):
         return_of(made, [*a, FAULT, *back], ["a"])

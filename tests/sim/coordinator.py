@@ -23,7 +23,7 @@ from orchestrator.core.membership import (
     Ticked,
 )
 from orchestrator.core.run_events import RecordEvent
-from tests.sim.plans import all_pairs, links_of, plan_of
+from tests.sim.plans import all_pairs, followed_plan, links_of
 from topology.epoch import Epoch
 
 Send = SendSettle | SendResume | SendCancel | LoseSite
@@ -86,7 +86,9 @@ class SimCoordinator:
             ranks=dict.fromkeys(names, 2),
             links=all_pairs(names),
             limits=limits,
-            make_plan=lambda members, dead: plan_of(names, members, dead, self.turn),
+            make_plan=lambda members, dead, follows: followed_plan(
+                names, members, dead, follows, self.turn
+            ),
             links_of=lambda reduction: links_of(names, reduction),
             first=first,
         )

@@ -3,7 +3,7 @@
 from functools import cache
 
 from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, Tree
+from topology.trees.trees import ReductionPlan, Tree, followed
 
 NAMES = ("ap", "eu", "sa", "us")
 """All sites that there may be, in the order of a run."""
@@ -43,6 +43,23 @@ def plan_of(
     only = tuple(sorted(index[name] for name in members))
     plan = ReductionPlan(len(names), tuple(trees), f"turn {turn}", only)
     return CodedPlan(plan, ("fp32",) * len(trees))
+
+
+@cache
+def followed_plan(
+    names: tuple[str, ...],
+    members: tuple[str, ...],
+    dead: frozenset[tuple[str, str]],
+    follows: tuple[str, ...],
+    turn: int,
+) -> CodedPlan:
+    """Return `plan_of` some members, whose results others get."""
+    made = plan_of(names, members, dead, turn)
+    givers = {
+        names.index(site): [names.index(each) for each in members if pair(each, site) not in dead]
+        for site in follows
+    }
+    return CodedPlan(followed(made.plan, givers), made.codecs) if follows else made
 
 
 @cache

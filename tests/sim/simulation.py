@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -71,6 +72,10 @@ REPEATED = 0.4
 """Part of the frames that come a second time, later."""
 STEP_S = 1.5
 """About what a rank computes before it posts a chunk."""
+FOLLOW_STEP_S = 0.3
+"""The same where its site follows: it has less data."""
+FETCH_S = 6.0
+"""The longest that a state takes to a site that comes back."""
 
 
 @dataclass(slots=True)
@@ -122,6 +127,10 @@ class Simulation:
         )
         self._store: dict[int, Saved] = {}
         """Checkpoints, by the epoch that begins with them."""
+        self._fetched_s: dict[tuple[str, int], float] = {}
+        """When a site has all of an epoch's checkpoint."""
+        self._level_from: dict[str, float] = dict.fromkeys(self.names, 0)
+        """Up to which round a site may be behind all others, for it follows."""
         self._spoilt: set[int] = set()
         """Epochs of which sites have saved different ones: a site was lost meanwhile."""
         self._answers: dict[tuple[int, str], Report] = {}
@@ -174,8 +183,9 @@ class Simulation:
             self._left(site)
 
     def _post_round(self, site: SimSite, _round: int) -> None:
+        step_s = FOLLOW_STEP_S if site.epochs.follows(site.round) else STEP_S
         for number in range(NUM_CHUNKS):
-            self.at(STEP_S * self.random.uniform(0.5, 1.2), site.post, number)
+            self.at(step_s * self.random.uniform(0.5, 1.2), site.post, number)
 
     # ------------------------------------------------------------ control messages
 
@@ -253,8 +263,8 @@ class Simulation:
         )
         self._tell(settled, site)
 
-    def _resumed(self, site: SimSite) -> None:
-        self._tell(EntryBegun(site.name, site.epoch, site.round), site)
+    def _resumed(self, site: SimSite, round_: int) -> None:
+        self._tell(EntryBegun(site.name, site.epoch, round_), site)
 
     def _left(self, site: SimSite) -> None:
         """A site that was dropped ends, once what others need of it has come."""
@@ -325,7 +335,8 @@ class Simulation:
             other = self.sites[name]
             if other.is_fenced or not other.has_state:
                 continue
-            if other.is_alive and abs(other.completed - round_) > 1:
+            follows = any(each.completed < self._level_from[each.name] for each in (site, other))
+            if other.is_alive and not follows and abs(other.completed - round_) > 1:
                 raise BrokenPromiseError(f"{site.name} is at {round_}, {name} at {other.completed}")
             if other.chains.get(round_, site.chains[round_]) != site.chains[round_]:
                 raise BrokenPromiseError(f"{site.name} and {name} differ after round {round_}")
@@ -345,7 +356,11 @@ class Simulation:
             return None
         if epoch in self._spoilt:
             raise BrokenPromiseError(f"checkpoints of epoch {epoch} differ")
-        return self._store.get(epoch)
+        saved = self._store.get(epoch)
+        if saved is not None and (site.name, epoch) not in self._fetched_s:
+            self._fetched_s[site.name, epoch] = self.now_s + self.random.uniform(0.0, FETCH_S)
+        is_there = self.now_s >= self._fetched_s.get((site.name, epoch), 0.0)
+        return saved if is_there else None
 
     def _draw(self, site: SimSite, round_: int) -> tuple[int, ...]:
         """Give a site the data of a round: a new range, and those that nobody used."""
@@ -363,6 +378,13 @@ class Simulation:
         detail: Any = record.detail
         self._check_one_past(detail["epoch"], tuple(detail["members"]))
         self._members = tuple(detail["members"])
+        follows = detail["record"].get("follows", ())
+        for name, level_from in self._level_from.items():
+            if level_from == math.inf:
+                self._level_from[name] = detail["from_round"]
+        self._level_from |= dict.fromkeys(follows, math.inf)
+        self.counts["followed"] += bool(follows)
+        self.counts["entered"] += detail["why"].endswith("takes part again")
         self.counts["redone" if detail["is_redo"] else "planned"] += 1
         self.counts["handovers"] += len(detail["handovers"])
         self.counts["lost"] += len(detail["lost"])

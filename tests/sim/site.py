@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sites.gateway.reduction.epochs import Epochs, Fate, Gift, PlanInForce, Verdict, in_force
 from sites.local.rank_messages import Members
-from sites.worker.member_history import Entering, MemberHistory
+from sites.worker.member_history import Entering, Following, MemberHistory
 from tests.sim.plans import NAMES
 from topology.epoch import Epoch, Finished, Handover
 
@@ -22,6 +22,8 @@ LOST_BITS = 15
 """Of a contribution, by the lossy codec."""
 NOTICE_STEPS = 2
 """Steps from when all ranks know of a site that enters."""
+LEVEL_EVERY = 4
+"""Rounds between two attempts of a site that follows to take part."""
 FORK = 1
 """What the results of a site differ by, whose chain is forked."""
 
@@ -83,8 +85,8 @@ class Outside:
     on_completed: Callable[[SimSite, int], None]
     on_begun: Callable[[SimSite, int], None]
     """A round has begun: its chunks are to be posted, each after a while."""
-    on_resumed: Callable[[SimSite], None]
-    """The site uses another epoch."""
+    on_resumed: Callable[[SimSite, int], None]
+    """The site uses another epoch, from that round on; or it follows, and is level there."""
     on_left: Callable[[SimSite], None]
     """The site has had its last round, and nobody needs anything more of it."""
     save: Callable[[int, Saved], None]
@@ -140,6 +142,9 @@ class SimSite:
     _parts: dict[Chunk, dict[str, Part]] = field(default_factory=dict)
     _ahead: list[tuple[str, Frame]] = field(default_factory=list)
     """Frames of epochs that have not begun here, and who sent them."""
+    _early: dict[Chunk, Part] = field(default_factory=dict)
+    """Results that came to a site that follows before its rank had got so far."""
+    _level_at: int = 0
     _residuals: dict[int, int] = field(default_factory=dict)
     _replaced: dict[Chunk, int] = field(default_factory=dict)
     """The residual before an encoding whose chunk is not finished."""
@@ -177,10 +182,18 @@ class SimSite:
         has_entered = bool(self._marks) and self.epochs.enter(self._marks, following)
         self._marks = 0
         self.epochs.begin(following)
-        self._ranges = self.outside.draw(self, following)
+        follows = self.epochs.follows(following)
+        self._ranges = () if follows else self.outside.draw(self, following)
+        if (
+            follows
+            and following >= self._level_at
+            and not any(round_ == following for round_, _ in self._early)
+        ):
+            self._level_at = following + LEVEL_EVERY
+            self.outside.on_resumed(self, following)
         self.outside.on_begun(self, following)
         if has_entered:
-            self._tell_resumed()
+            self._tell_resumed(following)
             self._take_ahead()
 
     def post(self, number: int) -> None:
@@ -190,6 +203,8 @@ class SimSite:
             return
         value = hash((NAMES.index(self.name), *chunk, *self._ranges)) & 0xFFFF
         self._own[chunk] = Part(value, frozenset(self._ranges))
+        if chunk in self._early:
+            self._finish(chunk, self._early.pop(chunk))
         self._sum(chunk)
 
     def _complete(self) -> None:
@@ -202,8 +217,9 @@ class SimSite:
         self.chains[round_] = hash((self.chains[round_ - 1], round_, totals))
         self.completed = round_
         for change in self._members.end_step(round_ + 1, lambda _: NOTICE_STEPS):
-            if isinstance(change, Entering):
+            if isinstance(change, Following | Entering):
                 self._marks = change.epoch
+            if isinstance(change, Following):
                 saved = Saved(round_, dict(self.results), dict(self.chains))
                 self.outside.save(change.epoch, saved)
         self.outside.on_completed(self, round_)
@@ -223,6 +239,10 @@ class SimSite:
             if self.epochs.donor(_order(chunk)) == NAMES.index(sender):
                 self._finish(chunk, frame.part, passes_on=False)
                 self._hand_over()
+        elif frame.is_result and chunk not in self._own:
+            if not self.epochs.follows(chunk[0]):
+                raise BrokenPromiseError(f"{self.name} gets {chunk} without its part")
+            self._early[chunk] = frame.part
         elif frame.is_result:
             self._finish(chunk, frame.part)
         else:
@@ -251,6 +271,8 @@ class SimSite:
         """Pass the sum of the own part and the children's on, once all are there."""
         own = self._own.get(chunk)
         if own is None or chunk in self._sent or self._stands_still:
+            return
+        if self.epochs.follows(chunk[0]):
             return
         if self.epochs.donor(_order(chunk)) is not None:
             return
@@ -309,6 +331,7 @@ class SimSite:
         self.epochs.settle(epoch, stops=is_redo)
         if self.epochs.is_stopped and not was_stopped:
             self._parts.clear()
+            self._early.clear()
             self._sent.clear()
         chain_round = max(self.epochs.chains, default=-1)
         return Report(
@@ -332,13 +355,17 @@ class SimSite:
         if not self._takes_part:
             return
         told = Members(
-            epoch=epoch.number, from_round=epoch.from_round, sites=epoch.members, enters=enters
+            epoch=epoch.number,
+            from_round=epoch.from_round,
+            sites=epoch.members,
+            enters=enters,
+            follows=epoch.follows,
         )
         self._members.tell(told)
-        if enters and self.name not in enters:
+        if enters and self.name not in epoch.follows:
             self.epochs.await_entry(self._in_force(epoch))
             if self.epochs.number >= epoch.number:
-                self._tell_resumed()
+                self._tell_resumed(self.epochs.from_round)
             self.begin_if_due()
             return
         was_stopped = self.epochs.is_stopped
@@ -349,12 +376,12 @@ class SimSite:
             for chunk in list(self._own):
                 self._sum(chunk)
             self._take_ahead()
-        self._tell_resumed()
+        self._tell_resumed(self.round)
         self.begin_if_due()
 
-    def _tell_resumed(self) -> None:
+    def _tell_resumed(self, round_: int) -> None:
         self.epoch = self.epochs.number
-        self.outside.on_resumed(self)
+        self.outside.on_resumed(self, round_)
 
     def _do_again(self, from_round: int) -> None:
         """Put back what a codec owed to chunks that are begun anew."""

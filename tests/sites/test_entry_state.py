@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sites.checkpoint.entry_state import EntryState
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.run_objects import RunObjects
 from sites.checkpoint.training_state import TrainingState
-from sites.worker.member_history import Entering
+from sites.worker.member_history import Following
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -29,6 +30,7 @@ class Training:
         state = TrainingState(self.model, self.optimizer)
         objects = RunObjects(state, {"scheduler": self.scheduler}, ExchangeState(None, None, None))
         self.entry = EntryState(state, objects, lambda: {"next": 7}, lambda: ())
+        self.optimizer.register_step_pre_hook(lambda *_: self.entry.wait_copied())
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -42,16 +44,23 @@ class Training:
         return [each.clone() for each in held]
 
 
+def wait_written(folder: Path) -> None:
+    deadline_s = time.monotonic() + 30
+    while not (folder / "index.json").exists():
+        assert time.monotonic() < deadline_s, "the state is not written"
+        time.sleep(0.01)
+
+
 def test_what_one_site_has_another_takes_over(tmp_path: Path) -> None:
     member = Training(seed=1)
-    assert member.entry.publish() == 0, "nobody enters"
     member.step()
-    member.entry.write(Entering(("b",), 9, tmp_path / "entry"), 1)
+    member.entry.write(Following(("b",), 9, tmp_path / "entry"), 1)
     expected = member.tensors()
     member.scheduler.step()  # a script does that after the step
     member.model(torch.randn(4, 3))  # the next forward pass changes buffers
-    assert member.entry.publish() == 9
-    assert member.entry.publish() == 0, "only the first gradients begin the epoch"
+    member.entry.publish()
+    wait_written(tmp_path / "entry")
+    member.step()  # it is not the state any more that was written
 
     joiner = Training(seed=2)
     entered = joiner.entry.take(tmp_path / "entry")
@@ -67,8 +76,10 @@ def test_equal_sites_write_equal_bytes_and_discard_them(tmp_path: Path) -> None:
     for site in "ab":
         training = Training(seed=1)
         training.step()
-        training.entry.write(Entering(("c",), 9, tmp_path / site), 1)
+        training.entry.write(Following(("c",), 9, tmp_path / site), 1)
         folder = tmp_path / site
+        training.entry.publish()
+        wait_written(folder)
         found.append((folder / "tensors").read_bytes())
         training.entry.discard()
         assert not folder.exists()
@@ -78,7 +89,8 @@ def test_equal_sites_write_equal_bytes_and_discard_them(tmp_path: Path) -> None:
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     member = Training(seed=1)
     member.step()
-    member.entry.write(Entering(("b",), 9, tmp_path / "entry"), 1)
+    member.entry.write(Following(("b",), 9, tmp_path / "entry"), 1)
     member.entry.publish()
+    wait_written(tmp_path / "entry")
     with pytest.raises(ConfigMismatchError, match=r"0.weight has shape \[6, 3\] here, \[5, 3\]"):
         Training(seed=2, width=6).entry.take(tmp_path / "entry")

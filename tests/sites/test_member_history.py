@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
 import pytest
 
 from sites.local.rank_messages import Members
-from sites.worker.member_history import Announced, Change, Entering, GivenUp, MemberHistory
+from sites.worker.member_history import (
+    Announced,
+    Change,
+    Entering,
+    Following,
+    GivenUp,
+    MemberHistory,
+)
 
-ENTERS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",), state="state")
+ENTERS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",))
+FOLLOWS = dataclasses.replace(ENTERS, follows=("b",), state="state")
 LOSS = Members(epoch=3, from_round=11, sites=("a", "c"))
 
 
@@ -27,16 +36,34 @@ def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
         [Announced(("b",), 8)],
         [],
         [],
-        [Entering(("b",), 2, Path("state"))],
+        [Entering(("b",), 2)],
         [],
     ]
+
+
+def test_a_site_follows_from_the_next_gradients_on_and_enters_like_any_other() -> None:
+    history = MemberHistory("a")
+    history.tell(FOLLOWS)
+    assert ends(history, range(9, 12)) == [[], [Following(("b",), 2, Path("state"))], []]
+    history.tell(FOLLOWS)
+    assert ends(history, range(12, 13)) == [[]], "told again"
+    own = MemberHistory("b", returns=True)
+    own.tell(FOLLOWS)
+    assert ends(own, range(11, 13)) == [[], []]
+    for each in (history, own):
+        each.tell(dataclasses.replace(ENTERS, epoch=3, from_round=14))
+        assert ends(each, range(13, 16), 1) == [
+            [],
+            [Announced(("b",), each._step)],
+            [Entering(("b",), 3)],
+        ]
 
 
 def test_without_data_loaders_it_enters_with_the_next_step() -> None:
     history = MemberHistory("a")
     history.tell(ENTERS)
     assert ends(history, range(10, 12), 0) == [
-        [Announced(("b",), 1), Entering(("b",), 2, Path("state"))],
+        [Announced(("b",), 1), Entering(("b",), 2)],
         [],
     ]
 
@@ -75,8 +102,8 @@ def test_a_site_that_comes_back_averages_gradients_first() -> None:
     with pytest.raises(RuntimeError, match=r"site\.checkpoint"):
         history.check_may_begin(0, is_gradient=True)
     assert history.own_entry(0.0) is None
-    history.tell(ENTERS)
-    assert history.own_entry(0.0) == ENTERS
+    history.tell(FOLLOWS)
+    assert history.own_entry(0.0) == FOLLOWS
     history.has_state()
     with pytest.raises(RuntimeError, match="gradients"):
         history.check_may_begin(10, is_gradient=False)

@@ -34,7 +34,8 @@ class Tree:
     """The tree's share of the chunks, relative to the other trees: whole, so that all sites count
     alike."""
     down: Mapping[int, int] | None = field(default=None, metadata=REQUIRED)
-    """The site that each site but the root has the result from; None: its parent."""
+    """The site that each site but the root has the result from; None: its parent. Sites that follow
+    are only here: they get the result, and give nothing."""
 
     def __post_init__(self) -> None:
         if self.down == self.parent:
@@ -44,6 +45,11 @@ class Tree:
     def giver(self) -> Mapping[int, int]:
         """The site that each site but the root has the result from."""
         return self.parent if self.down is None else self.down
+
+    @property
+    def followers(self) -> tuple[int, ...]:
+        """The sites that only get the result, in ascending order."""
+        return tuple(sorted(self.giver.keys() - self.parent.keys()))
 
     def hops(self) -> Iterator[tuple[int, int]]:
         """Yield the directed links that chunks cross, by their sites.
@@ -174,6 +180,36 @@ def among(plan: ReductionPlan, num_sites: int, members: Sequence[int]) -> Reduct
         for tree in plan.trees
     )
     return ReductionPlan(num_sites, trees, plan.why, tuple(members), plan.gathered_bytes)
+
+
+def followed(plan: ReductionPlan, givers: Mapping[int, Sequence[int]]) -> ReductionPlan:
+    """Return a plan whose results some sites get that give nothing.
+
+    A gather becomes stars, one around each member: nobody else forms a sum that a site could get.
+
+    Args:
+        plan: Of the others.
+        givers: By site that follows, members that can reach it: one at least.
+    """
+    trees = plan.trees or tuple(
+        Tree(hub, {site: hub for site in plan.members if site != hub}) for hub in plan.members
+    )
+    trees = tuple(
+        Tree(
+            tree.root,
+            tree.parent,
+            tree.weight,
+            {
+                **tree.giver,
+                **{
+                    site: tree.root if tree.root in reaching else min(reaching)
+                    for site, reaching in givers.items()
+                },
+            },
+        )
+        for tree in trees
+    )
+    return ReductionPlan(plan.num_sites, trees, plan.why, plan.members)
 
 
 def star(num_sites: int, hub: int, weight: int = 1) -> Tree:

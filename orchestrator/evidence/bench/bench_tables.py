@@ -243,7 +243,7 @@ def _returned(made: Recovery) -> str:
         f"return: site {made.site} took part again after {show(made.away_s, formats.duration)}, "
         f"with {show(made.state_bytes, formats.size)} of the others that came in "
         f"{show(made.fetch_s, formats.duration)}; meanwhile a step took "
-        f"{show(made.beside_s, formats.duration)}"
+        f"{show(made.beside_s, formats.duration)}, {show(made.longest_s, formats.duration)} at most"
     )
 
 

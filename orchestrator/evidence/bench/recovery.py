@@ -60,7 +60,9 @@ class Recovery:
     away_s: float | None = None
     """From the fault until the site has taken part in a step again."""
     beside_s: float | None = None
-    """Median step of the survivors while the site was away."""
+    """Median step of the survivors while the site was away, or followed them."""
+    longest_s: float | None = None
+    """The longest of them while it followed."""
     state_bytes: float | None = None
     """What the site took over of the others."""
     fetch_s: float | None = None
@@ -154,30 +156,34 @@ def return_of(
         MeasurementError: it has not come back.
     """
     site, step_s = made.site, made.step_s or 0.0
-    fault_s, entry, back_s = math.inf, None, math.inf
-    steps: list[tuple[float, float]] = []
+    fault_s, entry, first, back_s = math.inf, None, math.inf, math.inf
+    steps: list[tuple[float, int, float]] = []
     for record in records:
         kind, of, wall_s = record.get("kind"), record.get("site"), record["wall_s"]
         if kind == metrics.FAULT:
             fault_s = min(fault_s, wall_s)
         elif kind == metrics.ENTRY and of == site:
             entry = record
+        elif kind == metrics.ENTERED and of == site:
+            first = record["step"] + 1
         elif kind == metrics.STEP and of in survivors:
-            steps.append((wall_s, record["values"][metrics.STEP_S]))
-        elif kind == metrics.STEP and of == site and entry is not None:
+            steps.append((wall_s, record["step"], record["values"][metrics.STEP_S]))
+        elif kind == metrics.STEP and of == site and record["step"] >= first:
             back_s = min(back_s, wall_s)
     if entry is None or back_s == math.inf:
         raise MeasurementError(f"site {site} has not come back: let the job make more steps")
     values = entry["values"]
     let_in_s = entry["wall_s"] - values[metrics.FETCH_S]
-    beside = [each for wall_s, each in steps if fault_s < wall_s - each and wall_s < let_in_s]
-    entered = [each for wall_s, each in steps if let_in_s <= wall_s <= back_s + step_s]
-    if not beside or not entered:
-        raise MeasurementError("too few steps while the site was away")
+    before = [each for wall_s, step, each in steps if fault_s < wall_s - each and step < first]
+    followed = [each for wall_s, step, each in steps if let_in_s <= wall_s and step < first]
+    entered = [each for _, step, each in steps if step == first]
+    if not followed or not entered:
+        raise MeasurementError("too few steps while the site came back")
     return dataclasses.replace(
         made,
         away_s=back_s - fault_s,
-        beside_s=median(beside),
+        beside_s=median(before),
+        longest_s=max(followed),
         stalled_s=max(0.0, max(entered) - step_s),
         state_bytes=values[metrics.STATE_BYTES],
         fetch_s=values[metrics.FETCH_S],

@@ -318,9 +318,13 @@ class PeerLinks:
         self._is_closed = False
 
     @property
-    def peers(self) -> tuple[Peer | Entrance, ...]:
+    def peers(self) -> Mapping[GatewayId, Peer | Entrance]:
         """All that were met."""
-        return tuple(self._peers.values())
+        return self._peers
+
+    def peer(self, at: GatewayId) -> Peer | Entrance:
+        """Return where a gateway listens by now."""
+        return self._peers[at]
 
     def to(self, site: str) -> list[Link]:
         """Return the links to a site's gateways."""

@@ -398,6 +398,8 @@ class RoundHistory:
         """The latest round that a local rank has posted; -1 before the first."""
         self.first = 0
         """The round that a local rank may post first."""
+        self.has_followed = False
+        """This site came back to a run, and got results while its ranks were behind."""
         self._posted: dict[int, set[int]] = {}
         self._done: set[BucketKey] = set()
 
@@ -427,7 +429,8 @@ class RoundHistory:
             RemoteProtocolError: no site can be that far ahead.
         """
         round_, bucket = key
-        if round_ > max(self.current, self.first - 1) + _AHEAD_MAX:
+        most = max(self.current, self.first - 1) + _AHEAD_MAX
+        if round_ > most and not self.has_followed:
             raise RemoteProtocolError(
                 f"a frame of round {round_}, when this site is in round {self.current}"
             )

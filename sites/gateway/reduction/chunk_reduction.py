@@ -59,6 +59,8 @@ class Role:
     """The sites that get the result from here."""
     root: int | None
     """The site that makes the result. None in a gather, where every site makes it for itself."""
+    follows: bool = False
+    """The site gets the result, and gives nothing."""
 
 
 def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
@@ -71,7 +73,8 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
     for index, tree in enumerate(plan.trees):
         members = tuple(sorted((*tree.children(site), site)))
         up = members, (), tree.parent.get(site)
-        found.append(Role(site, index, *up, tree.giver.get(site), tree.receivers(site), tree.root))
+        down = tree.giver.get(site), tree.receivers(site), tree.root
+        found.append(Role(site, index, *up, *down, site in tree.followers))
     return tuple(found)
 
 
@@ -194,6 +197,8 @@ class ChunkReduction:
         """What all others decode of the own part. None: nobody decodes it, and it is `values`."""
         self._frames: dict[int, Frame] = {}
         """What the other members sent, until it is summed."""
+        self._early: Frame | None = None
+        """A result that came before this site's part."""
         self._is_summed = False
         self._is_finished = False
         self.encode_s = 0.0
@@ -212,6 +217,9 @@ class ChunkReduction:
         if isinstance(event, Own):
             if self._own is None:
                 self._own = event
+                if self._role.follows:
+                    yield from self._take_early_result()
+                    return
                 if event.encoded is not None:
                     self._encoded = self._own_encoded(event.encoded)
                     self._part = self._encoded.part
@@ -276,10 +284,19 @@ class ChunkReduction:
         else:
             yield self._finish(weight, ())
 
+    def _take_early_result(self) -> Iterator[Action]:
+        """A site that follows may be behind: take the result that has come before its ranks."""
+        frame, self._early = self._early, None
+        if frame is not None:
+            yield from self._take_result(frame)
+
     def _take_result(self, frame: Frame) -> Iterator[Action]:
         if self._is_finished:
             return
-        if self._own is None or not self._is_summed:
+        if self._role.follows and self._own is None:
+            self._early = frame
+            return
+        if self._own is None or not (self._is_summed or self._role.follows):
             raise RemoteProtocolError(f"a result of {self._name} without this site's part")
         with self._decoding():
             self._codec.decode(frame.payload, self._numel, self._own.values)
@@ -424,6 +441,8 @@ class BucketReduction:
         They get this site's part, or the sum that is formed here, or pass the result on to here.
         """
         role = self._role(chunk)
+        if role.follows:
+            return ()
         if role.parent is None or role.giver is None:
             return role.audience
         return tuple(dict.fromkeys((role.parent, role.giver)))

@@ -20,6 +20,7 @@ docs/invariants.md proves that with any credit every chunk is finished, whatever
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -118,7 +119,7 @@ class Held:
     """
 
     def __init__(self, most_bytes: Mapping[GatewayId, int]) -> None:
-        """`most_bytes` may be kept of each peer."""
+        """`most_bytes` may be kept of each peer; of one that is not there, any number."""
         self._most_bytes = most_bytes
         self._chunks: dict[ChunkOrder, dict[GatewayId, int]] = defaultdict(dict)
         self._bytes: Counter[GatewayId] = Counter()
@@ -138,7 +139,7 @@ class Held:
         Raises:
             RemoteProtocolError: a peer with enough sense of its credit would not have sent it.
         """
-        if self._bytes[sender] + size_bytes > self._most_bytes[sender]:
+        if self._bytes[sender] + size_bytes > self._most_bytes.get(sender, math.inf):
             raise RemoteProtocolError(
                 f"round {order[0]} bucket {order[1]} chunk {order[2]}: a frame beyond the "
                 f"{self._most_bytes[sender]} bytes that may lie here until they can be summed"

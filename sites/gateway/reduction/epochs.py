@@ -146,6 +146,11 @@ class Epochs:
         return self._plans[-1].epoch
 
     @property
+    def from_round(self) -> int:
+        """The first round of the newest epoch in force."""
+        return self._plans[-1].from_round
+
+    @property
     def is_stopped(self) -> bool:
         """Whether chunks stand still until a resume, for a site is lost."""
         return self._hold is not None and self._hold.stops
@@ -154,6 +159,10 @@ class Epochs:
         """Return what carries a round that `may_begin`, or has begun."""
         found = [each for each in self._plans if each.from_round <= round_]
         return found[-1] if found else self._plans[0]
+
+    def follows(self, round_: int) -> bool:
+        """Whether this site only gets the results of a round that `may_begin`, or has begun."""
+        return self.plan_of(round_).roles[0].follows
 
     def may_begin(self, round_: int) -> bool:
         """Whether this site has a part in a round, and it is known which plan carries it."""
@@ -269,9 +278,11 @@ class Epochs:
             )
         else:
             kept = [each for each in self._plans if each.from_round < plan.from_round]
+            if self.round < 0 and plan.roles[0].follows:
+                kept = []  # it has no part in the rounds before
             self._plans = [*kept, plan]
         self._hold = self._pending = None
-        if self._site not in plan.plan.members:
+        if self._site not in plan.plan.members and not plan.roles[0].follows:
             self._leaves_at = plan.from_round
         for gift in gifts:
             key = gift.round, gift.bucket

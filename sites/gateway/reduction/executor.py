@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -86,6 +87,10 @@ _HERE_BYTES = 2 << 20
 """Payloads up to here are summed by the thread that received them. It takes 0.2 ms or so, in which
 all links wait; to wake a thread of the pool would cost more."""
 _OUTCOME_CHECK_S = 1.0
+_LEVEL_EVERY = 16
+"""Rounds between two attempts of a site that follows to take part."""
+_FOLLOW_SHARE = 0.25
+"""Of a machine's memory: the most that may lie there of results for ranks that are behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,12 @@ class SiteLeftError(IsthmusError):
     """The site has had its last round, and has no part in this one."""
 
     code = "CANCELLED"
+
+
+def follow_bytes() -> int:
+    """Return the most bytes that may lie here of results for ranks that are behind."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(_FOLLOW_SHARE * memory_bytes)
 
 
 class Executor:
@@ -150,6 +161,10 @@ class Executor:
         self._encoding_bytes = 0
         """float32 bytes of own parts that are admitted and not handed to links yet."""
         self._last_arrival_s: dict[GatewayId, float] = {}
+        self._level_at = 0
+        """The round of which it is told next that this site follows and is level."""
+        self._ahead_bytes = follow_bytes()
+        """What a site that comes back may keep of the others' results until its ranks take it."""
 
     def connect(self, links: Mapping[GatewayId, Link]) -> None:
         """Take all links that there are now, in a mapping that stays as it is.
@@ -244,6 +259,9 @@ class Executor:
                 return
             if self.round < 0:
                 self._history.first = from_round  # this site may have joined later
+            if self._epochs.follows(from_round):
+                self._history.has_followed = True
+                self._held = self._nothing_held()
             if was_stopped:
                 self._do_again(from_round)
                 self._due.clear()
@@ -255,17 +273,18 @@ class Executor:
 
     def await_entry(
         self, epoch: int, from_round: int, plan: ReductionPlan, codecs: tuple[str, ...]
-    ) -> bool:
+    ) -> int | None:
         """Use a plan from the round on that ranks mark with its epoch; a site enters then.
 
-        Rounds go on meanwhile. To say so again changes nothing; return whether it has begun.
+        Rounds go on meanwhile. To say so again changes nothing; return the round with which it has
+        begun; None: it has not.
         """
         with self._condition:
             if self._epochs.await_entry(
                 self._plan(plan, codecs, epoch=epoch, from_round=from_round)
             ):
                 self._condition.notify_all()
-            return self._epochs.number >= epoch
+            return self._epochs.from_round if self._epochs.number >= epoch else None
 
     def _take_ahead(self) -> dict[tuple[GatewayId, ChunkKey, int], Frame]:
         """Return the frames that waited for an epoch; the lock is held."""
@@ -304,6 +323,8 @@ class Executor:
         return in_force(plan, codecs, self._site, epoch=epoch, from_round=from_round)
 
     def _nothing_held(self) -> Held:
+        if self._history.has_followed:
+            return Held({})
         return Held({peer: 2 * num_bytes for peer, num_bytes in self._room_bytes.items()})
 
     def _wait_for_plan(self, round_: int) -> None:
@@ -345,7 +366,8 @@ class Executor:
         """Start a rank's part of a bucket, which is lent until it is reduced: `add_part`.
 
         Returns:
-            The epoch that began with it, with a site that enters; 0: none.
+            The epoch that began with it, with a site that enters, or in which this site follows and
+            is level with the others; 0: none.
 
         Raises:
             SiteLeftError: the site has no part in the round.
@@ -358,6 +380,7 @@ class Executor:
         with self._condition:
             self._wait_for_plan(request.round)
             has_entered = bool(request.enters) and self._epochs.enter(request.enters, request.round)
+            is_level = request.round > self.round and self._is_level(request.round)
             bucket = self._opened(rank, request)
             ahead = self._take_ahead() if has_entered else {}
             now_s = time.monotonic()
@@ -367,7 +390,21 @@ class Executor:
         self.pump()
         self._reply(reduced)
         self._receive_again(ahead)
+        if is_level:
+            return self._epochs.number
         return request.enters if has_entered else 0
+
+    def _is_level(self, round_: int) -> bool:
+        """Whether this site only follows, and nothing has come of a round that begins here.
+
+        Told of every `_LEVEL_EVERY`th round: what follows from it may fail.
+        """
+        if not self._epochs.follows(round_) or any(key[0] == round_ for key in self._expected):
+            return False
+        if round_ < self._level_at:
+            return False
+        self._level_at = round_ + _LEVEL_EVERY
+        return True
 
     def _opened(self, rank: int, request: Reduce) -> OpenBucket:
         """Return the bucket that a rank posts; the first rank opens it.
@@ -534,6 +571,7 @@ class Executor:
             else:
                 ready = self._take_over(sender, frame, now_s)
                 self._held.keep(sender, order, size_bytes)
+                self._check_level()
         if ready is None:
             return
         if len(frame.payload) <= _HERE_BYTES:
@@ -544,7 +582,8 @@ class Executor:
     def _keep_ahead(self, sender: GatewayId, frame: Frame, size_bytes: int) -> None:
         """Keep a frame of an epoch that has not begun here.
 
-        A handover takes no credit: what it holds is kept here anyway until its round is stable.
+        A handover takes no credit: what it holds is kept here anyway until its round is stable. Nor
+        do results: they are as many as this site asks for, unless it comes back.
 
         Raises:
             RemoteProtocolError: a peer with enough sense of its credit would not have sent it.
@@ -552,9 +591,18 @@ class Executor:
         key = frame.key
         if (sender, key, frame.epoch) in self._ahead:
             return
-        if key.kind is not Kind.HANDOVER:
+        if key.kind is Kind.CONTRIBUTION:
             self._held_ahead.keep(sender, (key.round, key.bucket, key.chunk), size_bytes)
         self._ahead[sender, key, frame.epoch] = frame
+
+    def _check_level(self) -> None:
+        """Give up where the ranks of a site that comes back do not get nearer to the others'."""
+        if self._history.has_followed and self._held.num_bytes > self._ahead_bytes:
+            why = (
+                "this site came back, and its ranks are further behind than the "
+                f"{self._ahead_bytes} bytes of results that may lie here"
+            )
+            self._on_failure(failure_of(PeerLostError(why, self._config.site)))
 
     def _take_handover(self, sender: GatewayId, given: Frame) -> tuple[OpenBucket, Chunk] | None:
         """Take over a part of what another site has finished; return what to work on.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import grpc
@@ -23,11 +23,16 @@ def bytes_per_s_to(config: GatewayConfig) -> Mapping[str, float]:
     return {each.site: each.bytes_per_s * config.return_share / gateways for each in config.links}
 
 
-def donor(config: GatewayConfig, peer: Peer | Entrance) -> Donor:
-    """Return a peer as one who gives its state to this gateway."""
+def donor(
+    config: GatewayConfig, peer: Peer | Entrance, address: Callable[[], Peer | Entrance]
+) -> Donor:
+    """Return a peer as one who gives its state to this gateway.
+
+    `address` returns where it listens by now: it may have been started again.
+    """
 
     def connect() -> tuple[grpc.Channel, str]:
-        channel = peer.channel(config)
+        channel = address().channel(config)
         try:
             return channel, say_hello(channel, config, config.peer_lost_s / 3).session
         except grpc.RpcError:
