@@ -168,10 +168,17 @@ class Sampler:
     def notice_steps(self, sites: Iterable[int]) -> int:
         """Return how many steps from now on sites may take part again at the earliest.
 
-        What was drawn is drawn without them, and holes of others are to be handed out before.
+        What was drawn is drawn without them, and holes of others are to be handed out before;
+        unless nobody else takes part.
         """
         entering = set(sites)
-        ends = [each.unnoticed.stop for at, each in self._all_absences() if at not in entering]
+        absent = {at for at, found in self._absences.items() if found[-1].until is None}
+        is_alone = absent | entering == {*range(len(self.shares.ranks))}
+        ends = [
+            each.unnoticed.stop
+            for at, each in self._all_absences()
+            if at not in entering and not is_alone
+        ]
         return max(self._num_drawn, *ends, self._num_used) - self._num_used
 
     def regain(self, site: int, step: int) -> None:

@@ -279,7 +279,7 @@ class Epochs:
         else:
             kept = [each for each in self._plans if each.from_round < plan.from_round]
             if self.round < 0 and plan.roles[0].follows:
-                kept = []  # it has no part in the rounds before
+                kept = [each for each in kept if each.roles[0].follows]  # no part in others
             self._plans = [*kept, plan]
         self._hold = self._pending = None
         if self._site not in plan.plan.members and not plan.roles[0].follows:

@@ -257,7 +257,7 @@ class Executor:
             ruling = self._plan(plan, codecs, epoch=epoch, from_round=from_round)
             if not self._epochs.resume(ruling, gifts):
                 return
-            if self.round < 0:
+            if self.round < 0 and not self._history.has_followed:
                 self._history.first = from_round  # this site may have joined later
             if self._epochs.follows(from_round):
                 self._history.has_followed = True
