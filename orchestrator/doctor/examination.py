@@ -12,14 +12,20 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.client.coordinator_client import Client
 from orchestrator.doctor.certificate_checks import certificate_findings
 from orchestrator.doctor.document_checks import light_problems, wanted_files
-from orchestrator.doctor.examiner import FACTS, Examiner, NoAnswerError
+from orchestrator.doctor.examiner import FACTS, HERE, Examiner, NoAnswerError
 from orchestrator.doctor.findings import Finding, Severity, in_order
 from orchestrator.doctor.job_checks import job_findings
-from orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
+from orchestrator.doctor.machine_checks import (
+    Machine,
+    bound_hosts,
+    machine_findings,
+    torch_findings,
+)
 from orchestrator.doctor.path_checks import (
     Tried,
     clock_findings,
@@ -39,6 +45,7 @@ from topology.machine_facts import Wanted
 from topology.models.topology_model import is_loopback
 from topology.world import Site, Topology
 
+_T = TypeVar("_T")
 ANSWER_S = 60.0
 """Torch may have to be imported, from a slow disk."""
 REACH_S = 3.0
@@ -78,12 +85,13 @@ class Examined:
             folders.append(self.checkpoints)
         return dataclasses.replace(
             files,
-            addresses=tuple(dict.fromkeys(site.bound for site in sites if site.bound)),
+            addresses=tuple(dict.fromkeys(host for site in sites for host in bound_hosts(site))),
             peers=tuple(
                 dict.fromkeys(
-                    site.address
+                    host
                     for site in self.topology.sites
                     if site.name not in names and site.inbound and site.address
+                    for host in (site.address, *site.hosts[1:])
                 )
             ),
             folders=tuple(folders),
@@ -135,12 +143,13 @@ def all_findings(
     with ExitStack() as stack:
         seen: list[tuple[Examiner, Machine]] = []
         for site in [site for site in topology.sites if site.name in elsewhere]:
-            try:
-                examiner = stack.enter_context(Examiner([*elsewhere[site.name], *FACTS]))
-                facts = examiner.facts(_wanted(examined, [site]), ANSWER_S)
-                seen.append((examiner, Machine(name=site.name, sites=(site,), facts=facts)))
-            except NoAnswerError as error:
-                found.append(_unexamined(site.name, str(error)))
+            own, further = _hosts(site)
+            command = [*elsewhere[site.name], *FACTS]
+            seen += _seen_there(stack, examined, site.name, own, command, found)
+            for host in further:
+                command = [*elsewhere[site.name], *FACTS, *_onward(site, host)]
+                name = f"{site.name} ({host.address})"
+                seen += _seen_there(stack, examined, name, host, command, found)
         try:
             rest = [site for site in sites if site.name not in elsewhere]
             seen += _seen_here(stack, examined, rest, only, found)
@@ -151,6 +160,43 @@ def all_findings(
         found += _emulation(topology)
     here = [site.name for _, each in seen if each.name == only for site in each.sites]
     return in_order([*found, *_certificates(topology, here, only), *_secret(only)])
+
+
+def _hosts(site: Site) -> tuple[Site, list[Site]]:
+    """Return a site's first machine, and those that it reaches by ssh, each as a site of its own.
+
+    Others are all one machine (`local`), or Slurm says which they are.
+    """
+    if site.launcher.kind != "ssh" or len(site.hosts) < 2:
+        return site, []
+    first, *rest = (
+        dataclasses.replace(site, nodes=1, hosts=(host,), address=host) for host in site.hosts
+    )
+    return first, rest
+
+
+def _onward(site: Site, host: Site) -> list[str]:
+    """Return what has a site's first machine ask another one, as its agent reaches it."""
+    python = ["--python", site.launcher.python] if site.launcher.python else []
+    return ["--at", host.address, *python, *(f"--option={each}" for each in site.launcher.options)]
+
+
+def _seen_there(
+    stack: ExitStack,
+    examined: Examined,
+    name: str,
+    site: Site,
+    command: Sequence[str],
+    found: list[Finding],
+) -> list[tuple[Examiner, Machine]]:
+    """Examine a machine by a command; that it does not answer goes to `found`."""
+    try:
+        examiner = stack.enter_context(Examiner(command))
+        facts = examiner.facts(_wanted(examined, [site]), ANSWER_S)
+    except NoAnswerError as error:
+        found.append(_unexamined(name, str(error)))
+        return []
+    return [(examiner, Machine(name=name, sites=(site,), facts=facts))]
 
 
 def _seen_here(
@@ -176,7 +222,16 @@ def _seen_here(
     )
     found += [_elsewhere(site) for site in sites if site not in here]
     found += _coordinator(refused, wanted.endpoints)
-    return [(examiner, Machine(name=only, sites=here, facts=facts))] if here else []
+    if not here:
+        return []
+    own = tuple(_hosts(site)[0] for site in here)
+    seen = [(examiner, Machine(name=only, sites=own, facts=facts))]
+    for site in here:
+        for host in _hosts(site)[1]:
+            command = [*HERE, *_onward(site, host)]
+            name = f"{site.name} ({host.address})"
+            seen += _seen_there(stack, examined, name, host, command, found)
+    return seen
 
 
 def _wanted(examined: Examined, sites: Sequence[Site]) -> Wanted:
@@ -195,7 +250,12 @@ def _coordinator_endpoints(topology: Topology, only: str | None) -> tuple[str, .
 def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> list[Finding]:
     """Return what is wrong with the machines that were seen, and between them."""
     topology, found = examined.topology, []
-    by_site = {site.name: machine for _, machine in seen for site in machine.sites}
+    by_site: dict[str, Machine] = {}
+    further: list[Machine] = []
+    for _, machine in seen:
+        is_first = all(site.name not in by_site for site in machine.sites)
+        by_site |= {site.name: machine for site in machine.sites} if is_first else {}
+        further += [] if is_first else [machine]
     for examiner, machine in seen:
         found += _of_machine(examined, machine)
         if not topology.emulate:
@@ -206,6 +266,9 @@ def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> li
             found.append(_unexamined(machine.name, str(error)))
     if not topology.emulate:
         found += tcp_findings(by_site, topology, examined.job)
+        for machine in further:
+            own = {site.name: machine for site in machine.sites}
+            found += tcp_findings(own, topology, examined.job)
     found += torch_findings([machine for _, machine in seen])
     return [*found, *_connections(seen, topology)]
 
@@ -238,36 +301,56 @@ def _clock(examiner: Examiner, only: str | None, topology: Topology) -> list[Fin
 
 
 def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -> list[Finding]:
-    """Try a connection along each link between sites that were seen, each direction."""
-    examiners = {site.name: examiner for examiner, machine in seen for site in machine.sites}
+    """Try connections along each link between sites that were seen, in each direction.
+
+    Of a site of several machines each is tried with the other site's first, and inside the site
+    each further one dials the first: torch's store is there.
+    """
+    machines: dict[str, list[tuple[Examiner, Site]]] = {}
+    for examiner, machine in seen:
+        for site in machine.sites:
+            machines.setdefault(site.name, []).append((examiner, site))
+    pairs = [
+        pair
+        for link in topology.links
+        if link.source in machines and link.target in machines
+        for pair in _pairs(machines[link.source], machines[link.target])
+    ]
+    for first, *rest in machines.values():
+        pairs += [(each, first) for each in rest]
     found, ports = [], dict[str, int | str]()
-    for link in topology.links:
-        if link.source not in examiners or link.target not in examiners:
-            continue
-        source, target = topology.site(link.source).bound, topology.site(link.target)
+    for (asks, source), (answers, target) in pairs:
         if not target.inbound or not target.bound:
             continue  # nobody dials it, or nobody knows where before its gateways run
         try:
-            if link.target not in ports:
-                ports[link.target] = examiners[link.target].listen(
+            if target.address not in ports:
+                ports[target.address] = answers.listen(
                     target.bound, target.listening.ports, ANSWER_S
                 )
-            port = ports[link.target]
+            port = ports[target.address]
             if isinstance(port, str):
                 continue  # nothing can listen there: found already
             tried = Tried(
-                source=link.source,
-                target=link.target,
-                source_address=source,
+                source=source.name,
+                target=target.name,
+                source_address=source.bound,
                 target_address=target.address,
                 port=port,
-                error=examiners[link.source].reach(source, target.address, port, REACH_S),
+                error=asks.reach(source.bound, target.address, port, REACH_S),
             )
         except NoAnswerError as error:
-            found.append(_unexamined(link.source, str(error)))
+            found.append(_unexamined(source.name, str(error)))
             continue
         found += connection_findings(tried)
     return found
+
+
+def _pairs(sources: Sequence[_T], targets: Sequence[_T]) -> list[tuple[_T, _T]]:
+    """Return who dials whom of two sites' machines: each once at least, the first ones the rest."""
+    return [
+        *((sources[0], each) for each in targets),
+        *((each, targets[0]) for each in sources[1:]),
+    ]
 
 
 def _coordinator(refused: Mapping[str, str], endpoints: Sequence[str]) -> list[Finding]:

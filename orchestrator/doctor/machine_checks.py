@@ -41,7 +41,8 @@ class Machine:
     """A machine, and the sites whose processes it will run."""
 
     name: str | None
-    """The site that it is; None: this machine, whichever sites it has."""
+    """The site that it is, with its host where that is not the site's first; None: this machine,
+    whichever sites it has."""
     sites: tuple[Site, ...]
     facts: Facts
 
@@ -114,17 +115,26 @@ def _versions(machine: Machine) -> Iterator[Finding]:
 def _addresses(machine: Machine) -> Iterator[Finding]:
     refused = machine.facts.refused or {}
     for site in machine.sites:
-        if site.bound in refused:
-            yield Finding(
-                severity=Severity.ERROR,
-                kind="address-refused",
-                site=site.name,
-                found=f"nothing can listen on {site.bound}: {refused[site.bound]}",
-                why="its gateways listen there, and peers dial it",
-                cure=f"ip -brief address, then `wan: {{address: …}}` of site {site.name}"
-                if not site.bound.startswith("127.")
-                else f"sudo ip address add {site.bound}/8 dev lo; sudo ip link set lo up",
-            )
+        for bound in bound_hosts(site):
+            if bound in refused:
+                setting = "hosts" if site.hosts else "wan: {address: …}"
+                yield Finding(
+                    severity=Severity.ERROR,
+                    kind="address-refused",
+                    site=machine.name or site.name,
+                    found=f"nothing can listen on {bound}: {refused[bound]}",
+                    why="its gateways listen there, and peers dial it",
+                    cure=f"ip -brief address, then `{setting}` of site {site.name}"
+                    if not bound.startswith("127.")
+                    else f"sudo ip address add {bound}/8 dev lo; sudo ip link set lo up",
+                )
+
+
+def bound_hosts(site: Site) -> tuple[str, ...]:
+    """Return what the gateways of a site's nodes bind, as far as it is known."""
+    if not site.bound:
+        return ()
+    return (site.bound,) if site.listening.bind else (site.bound, *site.hosts[1:])
 
 
 def _limits(machine: Machine, topology: Topology) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sites.node.failures import SiteError
-from topology.world import Launcher, Site
+from topology.world import Site
 
 MODULE = "sites.node"
 """The module that runs as a supervisor."""
@@ -66,7 +66,7 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
             NodePlace(
                 host=host,
                 told=host,
-                command=(*_ssh(host, site.launcher), shlex.join([python, "-m", MODULE])),
+                command=over_ssh(host, site.launcher.options, [python, "-m", MODULE]),
                 shares_files=False,
             )
             for host in site.hosts
@@ -94,13 +94,14 @@ def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
     ]
 
 
-def _ssh(host: str, launcher: Launcher) -> list[str]:
-    """Return the command of OpenSSH's client: the user's own settings hold inside the site.
+def over_ssh(host: str, options: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+    """Return what runs a command at a site's other machine: the user's own settings hold there.
 
-    It refuses a host whose key is not known, and asks nothing.
+    OpenSSH's client refuses a host whose key is not known, and asks nothing.
     """
     alive = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
-    return ["ssh", "-T", "-o", "BatchMode=yes", *alive, *launcher.options, host]
+    ssh = ("ssh", "-T", "-o", "BatchMode=yes", *alive, *options, host)
+    return (*ssh, shlex.join(command))
 
 
 def _srun(name: str) -> list[str]:

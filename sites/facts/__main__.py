@@ -9,6 +9,9 @@ each a JSON object, until stdin ends; so one process can be asked anything that 
     {"ask": "reach", "source": "10.0.0.5", "host": "10.0.1.5", "port": 40123, "within_s": 3.0}
                                                                   -> {"rtt_s": 0.06, "error": null}
 
+With `--at HOST` it is another machine of the same site that answers, by ssh, as its agent starts
+that machine's supervisor.
+
 What cannot be done is {"error": "..."}. Fields are those of topology/machine_facts.py.
 """
 
@@ -16,11 +19,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from sites.agent.node_launch import over_ssh
 from sites.facts.machine import collect
 from sites.facts.paths import Echo, reach
 from topology.errors import ConfigError
@@ -32,7 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Answer once, or with --serve as often as asked; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m sites.facts", description=__doc__)
     parser.add_argument("--serve", action="store_true", help="answer each line of stdin")
-    if not parser.parse_args(arguments).serve:
+    parser.add_argument("--at", metavar="HOST", help="another machine of this site, by ssh")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter there")
+    parser.add_argument("--option", action="append", default=[], help="of that ssh")
+    options = parser.parse_args(arguments)
+    if options.at is not None:
+        words = [options.python, "-m", "sites.facts", *(["--serve"] if options.serve else [])]
+        command = over_ssh(options.at, options.option, words)
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    if not options.serve:
         _write(_answer({"ask": "facts"}, []))
         return 0
     echoes: list[Echo] = []

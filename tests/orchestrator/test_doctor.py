@@ -34,10 +34,11 @@ from orchestrator.doctor.path_checks import (
 from sites.facts import files
 from sites.facts.machine import collect
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
+from tests.fakes.sshd import sshd
 from topology.documents.load import load_job
 from topology.job import Job
 from topology.machine_facts import Accelerators, Facts, Wanted
-from topology.world import Topology
+from topology.world import Launcher, Topology
 
 NOBODY = 65534
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -314,6 +315,35 @@ def test_two_machines_are_examined_and_the_ways_between_them(
         ("no-answer", "a"),
         ("no-answer", "b"),
     ]
+
+
+@pytest.mark.slow
+def test_every_machine_of_a_site_is_examined_by_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three is not who it says, the third has another address."""
+    monkeypatch.setattr(examination, "REACH_S", 0.4)
+    with sshd(tmp_path / "sshd") as server:
+
+        def errors(*hosts: str, options: list[str]) -> list[tuple[str, str | None]]:
+            launcher = Launcher(kind="ssh", python=sys.executable, options=tuple(options))
+            a, b = topology().sites
+            a = dataclasses.replace(
+                a, nodes=len(hosts), hosts=hosts, address=hosts[0], launcher=launcher
+            )
+            asked = examined(tmp_path)
+            described = dataclasses.replace(asked.topology, sites=(a, b))
+            found = all_findings(dataclasses.replace(asked, topology=described))
+            return [(each.kind, each.site) for each in found if each.severity is ERROR]
+
+        inner = server.inner()
+        assert errors("127.0.0.2", "127.0.0.12", options=inner) == []
+        wrong = errors("127.0.0.2", "127.0.0.12", "10.9.9.9", options=inner)
+        assert ("address-refused", "a (10.9.9.9)") in wrong
+        assert {site for _, site in wrong} <= {"a (10.9.9.9)", "a"}
+        unknown = [each.replace(f"{server.folder}/known", "/dev/null") for each in inner]
+        told = errors("127.0.0.2", "127.0.0.12", options=unknown)
+        assert told == [("no-answer", "a (127.0.0.12)")]
 
 
 def test_a_site_that_is_elsewhere(tmp_path: Path) -> None:
