@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
+from typing import Any, TypeVar
 
 from protos.control.v1.control_pb2 import GatewayEndpoint
 from protos.failure import Failure
@@ -30,6 +29,8 @@ from sites.node.stream import (
     error_of,
     failure_of,
     line_of,
+    lines_of,
+    read_line,
     stack_of,
 )
 from sites.silence import Silence, Standstills
@@ -39,6 +40,8 @@ _EXIT_S = 2.0
 """Time between the end of a supervisor's output and that of its process."""
 _CLOSE_S = 5.0
 """Time for the last lines of its logs, and for its end."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +147,14 @@ class RemoteNode:
 
     def _handle(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            message = read_line(line)
             if "id" in message:
                 self._answered(message)
             elif "said" in message:
                 self._listener.on_said(message["gateway"], message["said"])
             elif "failed" in message:
                 self._listener.on_failed(failure_of(message["failed"]))
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = line[:200].decode(errors="replace").strip()
             log.warning("node %d said %r: %r", self._order.node, text, error)
             self._listener.on_failed(self._failure("INTERNAL", f"said {text!r}"))
@@ -236,6 +239,21 @@ class RemoteNode:
         self._write({"id": number, "call": call, **arguments})
         return await answer
 
+    def _read_as(self, read: Callable[[], T], answer: object) -> T:
+        """Return an answer, as it was read.
+
+        Raises:
+            SiteError: it is not what was asked for.
+        """
+        try:
+            return read()
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise SiteError(
+                "INTERNAL",
+                f"the supervisor of {self._name} answered {answer!r:.200}",
+                node=self._order.node,
+            ) from error
+
     async def _stage(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
         """Have it do a stage of the run; where the node is lost meanwhile, this never returns."""
         try:
@@ -246,7 +264,8 @@ class RemoteNode:
     async def start_gateways(self) -> list[GatewayEndpoint]:
         """Start the node's gateways and return where they listen, for others to dial."""
         started = await self._stage("start_gateways")
-        return [endpoint_of(each, self._order.site) for each in started]
+        site = self._order.site
+        return self._read_as(lambda: [endpoint_of(each, site) for each in started], started)
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
         """Write one line to each of them."""
@@ -275,7 +294,8 @@ class RemoteNode:
     async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
         """Return what a rank is doing; None: it is not stopped, and only that was asked."""
         try:
-            return stack_of(await self._call("look", rank=rank, only_stopped=only_stopped))
+            found = await self._call("look", rank=rank, only_stopped=only_stopped)
+            return self._read_as(lambda: stack_of(found), found)
         except (_LostError, SiteError):
             return None
 
@@ -285,10 +305,11 @@ class RemoteNode:
         if self._ended:
             return own, own_bytes
         try:
-            lines, read_bytes = await self._call("read_logs", budget_bytes=budget_bytes - own_bytes)
+            read = await self._call("read_logs", budget_bytes=budget_bytes - own_bytes)
+            lines, read_bytes = self._read_as(lambda: (lines_of(read[0]), int(read[1])), read)
         except (_LostError, SiteError):
             return own, own_bytes
-        return [*own, *map(tuple, lines)], own_bytes + read_bytes
+        return [*own, *lines], own_bytes + read_bytes
 
     async def read_log_ends(self, first: Sequence[str]) -> Lines:
         """Return the end of every source, as it was when the node was closed."""
@@ -311,7 +332,8 @@ class RemoteNode:
         self._ended = True
         with contextlib.suppress(_LostError, SiteError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                self._log_ends = [*map(tuple, await self._call("read_log_ends", first=[]))]
+                read = await self._call("read_log_ends", first=[])
+                self._log_ends = self._read_as(lambda: lines_of(read), read)
         if self.process.stdin is not None:
             self.process.stdin.close()
         if not await wait_ended([self.process], time.monotonic() + _CLOSE_S):

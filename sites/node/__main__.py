@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -41,6 +40,7 @@ from sites.node.stream import (
     error_fields,
     failure_fields,
     line_of,
+    read_line,
     stack_fields,
 )
 from sites.node.supervisor import Supervisor
@@ -85,7 +85,7 @@ async def _serve() -> int:
         line = await reader.readline()
     if not line:
         return 0
-    order = read_json(NodeOrder, json.loads(line))
+    order = read_json(NodeOrder, read_line(line))
     if order.build != build():
         raise ValueError(f"this is isthmus {build()}, and the agent's is {order.build}")
     with contextlib.suppress(OSError):
@@ -150,7 +150,11 @@ class _Service:
     async def _read(self, reader: asyncio.StreamReader, silence: Silence) -> None:
         while line := await reader.readline():
             silence.hear(time.monotonic())
-            message = json.loads(line)
+            try:
+                message = read_line(line)
+            except ValueError as error:
+                log.warning("the agent makes no sense, and so this ends: %s", error)
+                return
             if "call" in message:
                 call = self._tasks.create_task(self._answer(message), name=message["call"])
                 if message["call"] in _STAGES:
@@ -175,6 +179,9 @@ class _Service:
             result = await self._call(message["call"], message)
         except SiteError as error:
             self._say({"id": message["id"], "error": error_fields(error)})
+        except (KeyError, TypeError, ValueError) as error:
+            failed = SiteError("INTERNAL", f"{message['call']}: {error!r}")
+            self._say({"id": message["id"], "error": error_fields(failed)})
         except OSError as error:  # no space, no processes: this machine's, not our bug
             said = f"{error.filename or 'node'}: {error.strerror or error}"
             failed = SiteError("LAUNCH_FAILED", said)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint
 from protos.failure import Failure
 from sites.node.failures import SiteError
+from sites.node.log_files import Lines
 from sites.node.rank_stacks import RankStack
 
 GREETING = "isthmus-node "
@@ -54,6 +55,23 @@ class NodeOrder:
 def line_of(message: Mapping[str, Any]) -> bytes:
     """Return a message as a line."""
     return json.dumps(message).encode() + b"\n"
+
+
+def read_line(line: bytes) -> dict[str, Any]:
+    """Return the message that a line is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    if not isinstance(message, dict):
+        raise ValueError(f"want an object, got {line[:100]!r}")  # noqa: TRY004
+    if "call" in message and (type(message.get("id")), type(message["call"])) != (int, str):
+        raise ValueError(f"want a call's name and number, got {line[:100]!r}")
+    return message
 
 
 def failure_fields(failure: Failure) -> dict[str, Any]:
@@ -96,6 +114,15 @@ def endpoint_fields(endpoint: GatewayEndpoint) -> dict[str, Any]:
 def endpoint_of(fields: Mapping[str, Any], site: str) -> GatewayEndpoint:
     """Return where a gateway of that site listens."""
     return GatewayEndpoint(site=site, **fields)
+
+
+def lines_of(fields: Sequence[Sequence[Any]]) -> Lines:
+    """Return lines of logs: of each source its name, and what it wrote.
+
+    Raises:
+        TypeError, ValueError: they are something else.
+    """
+    return [(str(source), [str(line) for line in written]) for source, written in fields]
 
 
 def stack_fields(stack: RankStack | None) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from tests.fuzz.facts_targets import FACTS_TARGETS
 from tests.fuzz.line_targets import LINE_TARGETS
 from tests.fuzz.local_targets import LOCAL_TARGETS
 from tests.fuzz.message_targets import MESSAGE_TARGETS
+from tests.fuzz.node_targets import NODE_TARGETS
 from tests.fuzz.plan_targets import PLAN_TARGETS
 from tests.fuzz.probe_targets import PROBE_TARGETS
 from tests.fuzz.wire_targets import WIRE_TARGETS
@@ -15,6 +16,7 @@ _ALL = (
     *WIRE_TARGETS,
     *LINE_TARGETS,
     *LOCAL_TARGETS,
+    *NODE_TARGETS,
     *DOCUMENT_TARGETS,
     *PLAN_TARGETS,
     *PROBE_TARGETS,

@@ -1,0 +1,130 @@
+"""The stream between a site's agent and a node's supervisor, both ends (sites/node/stream.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from protos.control.v1.control_pb2 import GatewayEndpoint
+from protos.failure import Failure
+from sites.agent.remote_node import RemoteNode
+from sites.node.failures import SiteError
+from sites.node.node import Listener
+from sites.node.rank_stacks import RankStack
+from sites.node.stream import (
+    NodeOrder,
+    endpoint_fields,
+    error_fields,
+    failure_fields,
+    read_line,
+    stack_fields,
+)
+from tests.fuzz.line_targets import json_bytes, line
+from tests.fuzz.target import Target
+from topology.errors import ConfigError
+from topology.json_fields import read_json, to_json
+
+ORDER = NodeOrder(
+    site="a",
+    node=1,
+    prepare=base64.b64encode(b"\x0a\x01r").decode(),
+    state="/state",
+    bind_host=None,
+    told_host="10.0.0.8",
+    inside_host="10.0.0.8",
+    cwd="/",
+    files={"token": base64.b64encode(b"secret").decode()},
+    env={"ISTHMUS_TOKEN_FILE": "{folder}/token"},
+    build="0.1.0",
+    lease_s=1.0,
+    heartbeat_s=0.2,
+)
+
+
+def _order(data: bytes) -> object:
+    return read_json(NodeOrder, read_line(data))
+
+
+def _calls() -> list[bytes]:
+    calls = ["start_gateways", "wait_joined", "leave", "read_log_ends"]
+    said = [{"id": index, "call": call, "first": []} for index, call in enumerate(calls)]
+    said.append({"id": 9, "call": "look", "rank": 1, "only_stopped": True})
+    return [line({}), line({"tell": {"op": "cancel", "epoch": 2}}), *map(line, said)]
+
+
+async def _hear(data: bytes) -> None:
+    """Let an agent read what its node wrote until its end: perhaps answers to its calls."""
+    asked = asyncio.Semaphore(0)
+    stdout = asyncio.StreamReader()
+    stdin = SimpleNamespace(
+        write=lambda sent: asked.release() if b'"call"' in sent else None,
+        is_closing=lambda: False,
+    )
+    process = SimpleNamespace(stdin=stdin, stdout=stdout, wait=_status_0, returncode=0)
+    told: list[object] = []
+    listener = Listener(lambda *said: told.append(said), told.append)
+    node = RemoteNode(
+        ORDER, cast("asyncio.subprocess.Process", process), listener, Path("/run/log")
+    )
+    calls = (node.start_gateways(), node.look(1, only_stopped=True), node.read_logs(1000))
+    waits: list[asyncio.Task[object]] = []
+    for call in calls:
+        waits.append(asyncio.create_task(call))
+        await asked.acquire()
+    stdout.feed_data(data)
+    stdout.feed_eof()
+    await node.read()
+    await asyncio.sleep(0)
+    for each in waits:
+        each.cancel()
+    for result in await asyncio.gather(*waits, return_exceptions=True):
+        if isinstance(result, Exception) and not isinstance(result, SiteError):
+            raise result
+
+
+async def _status_0() -> int:
+    return 0
+
+
+def _said() -> list[bytes]:
+    failure = Failure(code="RANK_KILLED", message="gone", at_s=0.0, site="a", rank=1)
+    endpoint = GatewayEndpoint(gateway=1, host="10.0.0.8", port=4000)
+    stack = RankStack(False, ("train.py:3",), Path("/state/stacks"))
+    said: list[dict[str, object]] = [
+        {"failed": failure_fields(failure)},
+        {"gateway": 2, "said": {"op": "metric"}},
+        {"id": 0, "result": [endpoint_fields(endpoint)]},
+        {"id": 0, "error": error_fields(SiteError("GATEWAY_EXITED", "gone", gateway=1))},
+        {"id": 1, "result": stack_fields(stack)},
+        {"id": 2, "result": [[["rank1", ["a line"]]], 7]},
+    ]
+    return [line({}), *map(line, said)]
+
+
+NODE_TARGETS = (
+    Target(
+        name="node-order",
+        decode=_order,
+        refusals=(ConfigError, ValueError),
+        samples=lambda: [line(to_json(ORDER))],
+        most_bytes=json_bytes,
+    ),
+    Target(
+        name="node-calls",
+        decode=read_line,
+        refusals=(ValueError,),
+        samples=_calls,
+        most_bytes=json_bytes,
+    ),
+    Target(
+        name="node-answers",
+        decode=lambda data: asyncio.run(_hear(data)),
+        refusals=(),
+        samples=_said,
+        most_bytes=lambda data: (1 << 20) + json_bytes(data),
+        mutations=100,
+    ),
+)
