@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ class Slurm:
         """Return what squeue says of each job that waits, runs or ends."""
         return self.said("squeue", "-h", "-o", what).split()
 
-    def said(self, *command: str) -> str:
-        """Return what a command of Slurm prints."""
-        done = subprocess.run(command, env=self.env, check=True, capture_output=True, text=True)
-        return done.stdout
+    def said(self, *command: str, more: Mapping[str, str] | None = None) -> str:
+        """Return what a command of Slurm prints; it finds `more` in its environment."""
+        env = {**self.env, **(more or {}), "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -43,6 +44,8 @@ class Slurm:
 def slurm(folder: Path, *partitions: str) -> Iterator[Slurm]:
     """Run one for as long as the block lasts; skip the test where it is not installed.
 
+    It ends with this process, too, however that ends.
+
     Args:
         folder: Made for it, and removed.
         partitions: `NAME=NODES` each.
@@ -50,9 +53,18 @@ def slurm(folder: Path, *partitions: str) -> Iterator[Slurm]:
     programs = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
     if missing := [name for name in programs if shutil.which(name, path=ADMIN_PATH) is None]:
         pytest.skip(f"no Slurm here: {', '.join(missing)}; apt-get install slurm-wlm munge")
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "hold", str(folder), *partitions],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        command = [str(SCRIPT), "start", str(folder), *partitions]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=WITHIN_S)
+        assert process.stdout.readline().startswith("export SLURM_CONF="), "see what it says above"
         yield Slurm(folder)
     finally:
-        subprocess.run([str(SCRIPT), "stop", str(folder)], check=True, timeout=WITHIN_S)
+        process.stdin.close()
+        process.stdout.close()
+        assert process.wait(WITHIN_S) == 0

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that misbehaves: cuts, swallows or damages what passes."""
+"""A TCP proxy on loopback that misbehaves: cuts, swallows, damages or adds to what passes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class TcpProxy:
         self._cut_after_bytes = cut_after_bytes
         self._damage = damage
         self._swallowing = False
+        self._injected = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._wake, self._waker = socket.socketpair()
@@ -62,16 +63,25 @@ class TcpProxy:
         self._swallowing = False
         self._waker.send(b"r")
 
+    def inject(self, data: bytes) -> None:
+        """Send bytes to the target on every connection, between what others have sent."""
+        self._injected = data
+        self._waker.send(b"i")
+
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 source = key.fileobj
                 assert isinstance(source, socket.socket)
                 if source is self._wake:
-                    if not self._wake.recv(1):
-                        self._end()
-                        return
-                    self._drop_all()
+                    match self._wake.recv(1):
+                        case b"":
+                            self._end()
+                            return
+                        case b"i":
+                            self._inject()
+                        case _:
+                            self._drop_all()
                 elif source is self._listener:
                     self._accept()
                 elif source in self._partner:
@@ -112,6 +122,12 @@ class TcpProxy:
         if limit is not None and self._is_client[source] and self._passed_bytes[source] > limit:
             self.num_cuts += 1
             self._drop(source)
+
+    def _inject(self) -> None:
+        targets = [self._partner[end] for end, is_client in self._is_client.items() if is_client]
+        for target in targets:
+            with contextlib.suppress(OSError):
+                target.sendall(self._injected)
 
     def _drop(self, source: socket.socket) -> None:
         """Close both ends at once, with whatever is in their buffers."""

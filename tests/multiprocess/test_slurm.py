@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from orchestrator.rendering.slurm_script import slurm_script
 from tests.fakes.slurm import Slurm, slurm
 from tests.fakes.sshd import sshd
+from tests.fakes.waiting import wait_for
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 from tests.multiprocess.test_up import credentials, of_run
 from tests.multiprocess.test_up import written as written_with
@@ -56,6 +59,61 @@ def written(run: Bench, *options: str, steps: int = 3, checkpoint: str = "") -> 
     return str(run.folder / "topology.yaml")
 
 
+def nodes_of_ranks(run: Bench) -> set[str]:
+    """Return Slurm's names of the nodes on which ranks run."""
+    pids = run.pids("sites.launcher.rank")
+    return {psutil.Process(pid).environ()["SLURMD_NODENAME"] for pid in pids}
+
+
+def test_a_cluster_ends_with_the_test_that_started_it(tmp_path: Path) -> None:
+    """The test is killed while a job runs, and the controller is, too."""
+    folder = tmp_path / "here"
+    program = textwrap.dedent(
+        f"""
+        import os, pathlib, subprocess, sys
+        from tests.fakes.slurm import slurm
+        with slurm(pathlib.Path({str(folder)!r}), "only=1") as made:
+            os.environ["SLURM_CONF"] = str(made.folder / "slurm.conf")
+            subprocess.Popen(["srun", "sh", "-c", "echo began; sleep 600"])
+            print(made.folder, flush=True)
+            sys.stdin.read()
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said = {process.stdout.readline().strip() for _ in range(2)}
+    if said == {""}:
+        pytest.skip("no Slurm here")
+    assert said == {"began", str(folder)}
+    mark = f"SLURM_CONF={folder / 'slurm.conf'}".encode()
+
+    def left() -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (path / "environ").read_bytes():
+                    found.append((path / "comm").read_text().strip())
+        return found
+
+    assert {"slurmctld", "slurmd", "munged", "slurmstepd", "sleep"} <= set(left())
+    for each in psutil.process_iter(["name"]):
+        if each.info["name"] == "slurmctld" and str(folder) in each.environ().get("SLURM_CONF", ""):
+            each.kill()
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    wait_for(lambda: left() == [] and not folder.exists(), lambda: str(left()), 60)
+
+
 def test_three_sites_from_up_to_down_leave_nothing_in_the_queue(run: Bench, cluster: Slurm) -> None:
     topology = written(run)
     up = run.isthmus("up", topology, "--json").check()
@@ -87,11 +145,7 @@ def test_a_site_of_two_nodes_has_one_allocation(
 
         run.wait_for("ranks of four nodes", lambda: len(run.pids("sites.launcher.rank")) == 4, 60)
         run.wait_for("the run", lambda: "run.active" in events(), 60)
-        names = {
-            psutil.Process(pid).environ()["SLURMD_NODENAME"]
-            for pid in run.pids("sites.launcher.rank")
-        }
-        assert names == {"part_a1", "part_a2", "part_b1", "part_c1"}
+        assert nodes_of_ranks(run) == {"part_a1", "part_a2", "part_b1", "part_c1"}
         processes = [psutil.Process(pid) for pid in run.pids("-m sites.node")]
         (supervisor,) = (each for each in processes if each.cmdline()[1:] == ["-m", "sites.node"])
         supervisor.kill()  # the others are srun's
@@ -213,7 +267,9 @@ def test_batch_jobs_leave_by_requeue_and_come_back(run: Bench, cluster: Slurm) -
     numbers = {}
     for path in map(Path, rendered.envelope["data"]["files"]):
         log = run.folder / f"{path.stem}.log"
-        said = cluster.said("sbatch", "--parsable", f"--output={log}", str(path))
+        said = cluster.said(
+            *("sbatch", "--parsable", f"--output={log}", str(path)), more=run.processes.env
+        )
         numbers[path.stem] = said.strip()
     at = ("--coordinator", address)
     run.isthmus("launch", str(run.folder / "job.yaml"), "--run-id", "r", "--detach", *at).check()
@@ -227,6 +283,10 @@ def test_batch_jobs_leave_by_requeue_and_come_back(run: Bench, cluster: Slurm) -
         return int(status["totals"].get("verified_steps", 0))
 
     run.wait_for("first steps", lambda: steps() > 5, 120)
+    assert nodes_of_ranks(run) == {"part_a1", "part_b1", "part_c1", "part_c2"}
+    # One agent, on the first node; the other has a supervisor.
+    agents = [psutil.Process(pid).environ()["SLURMD_NODENAME"] for pid in run.pids("--site c")]
+    assert set(agents) == {"part_c1"}
     cluster.said("scontrol", "requeue", numbers["c"])
     run.wait_for("the return of the site", lambda: "site.returned" in kinds(), 120)
     written_log = (run.folder / "c.log").read_text()

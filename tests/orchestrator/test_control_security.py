@@ -15,9 +15,12 @@ from orchestrator.run_folder import log_files
 from protos import security
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import RemoteProtocolError
-from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
+from protos.limits import CONNECTION_LIMITS, CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
+from protos.mutual_streams import HANDSHAKE_S
 from protos.security import HEADER, token_path
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
+from topology.timeouts import Timeouts
+from topology.world import Detection
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
@@ -120,6 +123,39 @@ def test_what_never_speaks_http_is_closed(tmp_path: Path, monkeypatch: pytest.Mo
             writer.close()
 
     run_scenario(scenario())
+
+
+def test_a_connection_without_a_call_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It speaks HTTP/2, answers pings if need be, and asks for nothing."""
+    limits = (("grpc.server_handshake_timeout_ms", 500), ("grpc.max_connection_idle_ms", 500))
+    monkeypatch.setattr(security, "CONNECTION_LIMITS", limits)
+    preface, settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\4\0\0\0\0\0"
+    acknowledgement = b"\0\0\0\4\1\0\0\0\0"
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            host, _, port = bench.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(preface + settings + acknowledgement)
+            async with asyncio.timeout(20):
+                said = await reader.read()  # until the end
+            assert b"\7" in said, "no GOAWAY"
+            writer.close()
+
+    run_scenario(scenario())
+
+
+def test_what_is_idle_or_half_open_is_closed_within_a_minute() -> None:
+    limits = dict(CONNECTION_LIMITS)
+    assert limits["grpc.server_handshake_timeout_ms"] <= 60_000
+    assert limits["grpc.max_connection_idle_ms"] <= 60_000
+    for within_s in (2.0, 15.0, 60.0):
+        timeouts = Timeouts.derive(Detection(detect_within_s=within_s, start_within_s=600.0))
+        asked_s = timeouts.keepalive_time_s + timeouts.keepalive_timeout_s
+        assert asked_s <= min(60.0, within_s)
+    assert HANDSHAKE_S <= 60.0
 
 
 def test_a_hello_has_a_size(tmp_path: Path) -> None:

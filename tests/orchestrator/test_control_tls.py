@@ -16,6 +16,7 @@ from orchestrator.certificates import issue, make_authority, renew
 from orchestrator.coordinator.service import CoordinatorService
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage
+from protos.identities import CALLERS
 from protos.security import control_security
 from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
@@ -115,6 +116,44 @@ def test_only_operators_do_what_operators_do(tmp_path: Path, certs: Path, name: 
                 stub.ReadEvents(control_pb2.ReadEventsRequest(), timeout=10),
             ):
                 assert await stream.code() is DENIED
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize("name", ["operator", "a.agent", "a.gateway", "coordinator"])
+def test_each_call_is_for_one_role_and_for_nobody_else(
+    tmp_path: Path, certs: Path, name: str
+) -> None:
+    role = name.rpartition(".")[2]
+    served = [each for each in CALLERS if each.startswith("/isthmus.control.")]
+
+    async def scenario() -> None:
+        async with (
+            coordinating(tmp_path / "state") as bench,
+            grpc.aio.secure_channel(
+                bench.address, held_by(certs, name), options=tls_options(SERVER)
+            ) as channel,
+        ):
+            for method in served:
+                call: Any = channel.stream_stream(method)
+                if CALLERS[method] != role:
+                    status = await call(iter([b""]), timeout=10).code()
+                    assert status is DENIED, method
+            unlisted: Any = channel.stream_stream("/isthmus.control.v1.Coordinator/Nothing")
+            code = await unlisted(iter([b""]), timeout=10).code()
+            assert code is not grpc.StatusCode.OK
+
+    run_scenario(scenario())
+
+
+def test_500_idle_connections_lock_nobody_out(tmp_path: Path, certs: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            host, _, port = bench.address.rpartition(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(500)]
+            assert (await bench.stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)).runs == []
+            for _, writer in idle:
+                writer.close()
 
     run_scenario(scenario())
 

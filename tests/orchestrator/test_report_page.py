@@ -157,6 +157,26 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert "\u202e" not in written
 
 
+@pytest.mark.parametrize("kind", ["link", "step", "timeline", "buckets", "system"])
+def test_hostile_metrics_stay_text(tmp_path: Path, kind: str) -> None:
+    """Sites write labels as they please; so does who has broken into one."""
+    folder = record_run(tmp_path)
+    names = ("source", "target", "gateway", "codec", "state", "tree", HOSTILE[0])
+    for place, text in enumerate(HOSTILE):
+        values = {"rtt_s": 0.1, "sent_bytes": 1.0, "loss": 1.0, HOSTILE[0]: 2.0}
+        line = metric("oregon", kind, place + 1, 1.0, values, **dict.fromkeys(names, text))
+        append_line(folder, json.dumps(line) + "\n")
+    facts = facts_of(folder)
+    text = page_of(facts, facts)
+    parsed = checked(text)
+    assert parsed.tags.count("script") == 1
+    assert "img" not in parsed.tags
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    written = markdown([facts], [])
+    assert "<script>" not in written.replace("\\<script\\>", "")
+    assert "<img" not in written.replace("\\<img", "")
+
+
 @pytest.mark.parametrize(("schedule", "expected_s"), [("overlap", 1.0), ("serial", 3.0)])
 def test_with_a_serial_schedule_buckets_wait_for_the_end_of_backward(
     tmp_path: Path, schedule: str, expected_s: float

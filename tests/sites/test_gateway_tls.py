@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
+import ssl
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,9 +18,18 @@ import pytest
 from orchestrator.certificates import issue, make_authority
 from protos import mutual_tls
 from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
-from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, say_hello
+from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
-from tests.fakes.gateway_sites import GATHER_2, gateway_config, gateways, join, leave, reduce_once
+from tests.fakes.gateway_sites import (
+    GATHER_2,
+    Member,
+    gateway_config,
+    gateways,
+    join,
+    leave,
+    reduce_once,
+)
+from tests.fakes.tcp_proxy import TcpProxy
 
 SITES = ("ash", "birch")
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -101,6 +113,68 @@ def test_a_session_is_of_no_use_to_another_site(tmp_path: Path, certs: Path) -> 
             stub = exchange_pb2_grpc.ExchangeStub(other)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is DENIED
     assert not [each for each in members[1].messages if each["op"] == "failed"]
+
+
+@pytest.mark.parametrize("record", [b"\x17\x03\x03\x01\x00" + b"\x77" * 256, b"\x00" * 64])
+def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
+    tmp_path: Path, certs: Path, record: bytes
+) -> None:
+    """What looks like a record of TLS, and what does not: connections break, and are made anew."""
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with ExitStack() as stack:
+        proxies: list[TcpProxy] = []
+
+        def through_proxy(member: Member, peer: Peer) -> Peer:
+            proxies.append(stack.enter_context(TcpProxy(peer.port)))
+            return dataclasses.replace(peer, port=proxies[-1].port)
+
+        members = stack.enter_context(gateways(configs, through_proxy))
+        ranks = [join(stack, member) for member in members]
+        results = []
+        for number in range(4):
+            results.append(reduce_once(ranks, number, 5000, [1.0, 3.0], seed=1)[0])
+            for proxy in proxies:
+                proxy.inject(record)
+        assert all(np.array_equal(results[0], each) for each in results)
+        assert not [
+            each for member in members for each in member.messages if each["op"] == "failed"
+        ]
+        leave(members, ranks)
+
+
+def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says something all the time, and so is never idle; and it never gets anywhere."""
+    limits = (("grpc.server_handshake_timeout_ms", 1000), ("grpc.max_connection_idle_ms", 1000))
+    monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outgoing = ssl.MemoryBIO()
+    greeting = client.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="x")
+    with pytest.raises(ssl.SSLWantReadError):
+        greeting.do_handshake()
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        slow = stack.enter_context(
+            socket.create_connection(("127.0.0.1", members[1].peer.port), timeout=DEADLINE_S)
+        )
+        slow.settimeout(0.1)
+        ended_s = time.monotonic() + DEADLINE_S
+        for byte in outgoing.read():
+            assert time.monotonic() < ended_s
+            try:
+                slow.sendall(bytes([byte]))
+                assert slow.recv(1) == b""
+                break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            raise AssertionError("it was never closed")
+        ranks = [join(stack, member) for member in members]
+        reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        leave(members, ranks)
 
 
 def test_on_loopback_a_frame_of_a_stranger_is_not_taken(tmp_path: Path) -> None:
