@@ -105,6 +105,8 @@ class Round:
     """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
     is_gradient: bool = False
     """An optimizer step takes what is averaged."""
+    is_summed: bool = False
+    """What is handed over are sums over tokens already, and no means."""
     enters: int = 0
     """The epoch that it begins; 0: none."""
     gradient_hash: int = 0
@@ -407,6 +409,7 @@ class BucketPipeline:
         first_bucket: int = 0,
         num_slots: int | None = None,
         is_gradient: bool = False,
+        is_summed: bool = False,
         counted_by: Ranks | None = None,
         is_counted_alike: bool = False,
     ) -> None:
@@ -416,7 +419,8 @@ class BucketPipeline:
         bucket is owed to the next one of the same number, so each sequence of buckets that comes
         again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no more
         buckets are under way, and `submit` waits; None: as many as there are, for a backward pass
-        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged. `counted_by`:
+        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged.
+        `is_summed`: what is handed over are sums over tokens, no means of them. `counted_by`:
         those ranks of the site whose tokens add up to the site's; None: all. `is_counted_alike`:
         they have to have counted equally many.
 
@@ -443,6 +447,7 @@ class BucketPipeline:
                 first_bucket,
                 num_slots,
                 is_gradient,
+                is_summed,
                 enters,
                 counted_by=counted_by,
                 is_counted_alike=is_counted_alike,
@@ -459,6 +464,7 @@ class BucketPipeline:
         route: Route | None = None,
         number: int | None = None,
         sharing: SharedBy = EVERYBODY,
+        factors: Sequence[float] = (),
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -470,6 +476,7 @@ class BucketPipeline:
                 and hold the average over the site's ranks, weighted by their tokens, already.
             number: of the bucket in its round, where not all ranks have all buckets; ascending.
             sharing: which ranks share it.
+            factors: by which each of the pieces is multiplied, where they are sums; empty: 1.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -488,7 +495,8 @@ class BucketPipeline:
         with torch.no_grad():
             is_own = route is None or current.counted_by == (self._rank,)
             tokens = current.tokens if is_own else self.site_tokens()
-            write_pieces(pieces, tokens, slot.padded)
+            weights = (factors or [1.0] * len(pieces)) if current.is_summed else tokens
+            write_pieces(pieces, weights, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()
         place = self._rank if route is None else route.index

@@ -25,6 +25,14 @@ class ShardGroup:
     num_replicas: int
     is_alone: bool
     """The module has no other group, so that a reduce-scatter of ours may take its place."""
+    record: Any
+    """torch's own."""
+
+    @property
+    def divisor(self) -> float:
+        """By what fully_shard divides the sum of gradients over these ranks, as it is now."""
+        told: float | None = getattr(self.record, "gradient_divide_factor", None)
+        return float(len(self.ranks)) if told is None else told
 
 
 def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
@@ -40,6 +48,7 @@ def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
                 getattr(info, "shard_mesh_size", 1),
                 getattr(info, "replicate_mesh_size", 1),
                 len(groups) == 1,
+                each,
             )
             found |= {id(param.sharded_param): group for param in each.fsdp_params}
     return found

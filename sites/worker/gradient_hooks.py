@@ -23,9 +23,12 @@ from sites.worker.tensor_hashes import layout_of
 class GradientHook:
     """What all hooks have in common: the rounds in which they averaged gradients."""
 
-    def __init__(self, tokens: TokenCount) -> None:
-        """Take what counts this rank's weight."""
+    def __init__(self, tokens: TokenCount, *, is_summed: bool) -> None:
+        """Take what counts this rank's weight. `is_summed`: losses are sums over tokens."""
         self._tokens = tokens
+        self._is_summed = is_summed
+        if is_summed:
+            tokens.require()
         self._rounds: list[Round] = []
         self._latest: Round | None = None
 
@@ -70,13 +73,14 @@ class ReplicaHook(GradientHook):
         models: Sequence[DistributedDataParallel],
         *,
         exactness: Exactness,
+        is_summed: bool = False,
     ) -> None:
         """Register nothing yet. Of several models, names begin with the model's number, as `1.`.
 
         Raises:
             ConfigError: it names parameters that there are not.
         """
-        super().__init__(tokens)
+        super().__init__(tokens, is_summed=is_summed)
         self._pipeline = pipeline
         self._exactness = exactness
         self._names = {
@@ -128,7 +132,10 @@ class ReplicaHook(GradientHook):
             # exception in a future into an unreadable one.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pipeline.begin(
-                self._tokens.take(), first_bucket=first_bucket_of(model), is_gradient=True
+                self._tokens.take(),
+                first_bucket=first_bucket_of(model),
+                is_gradient=True,
+                is_summed=self._is_summed,
             )
             self.buckets = self._buckets_wanted
         if self._buckets_wanted:
@@ -218,7 +225,7 @@ class OptimizerHook(GradientHook):
         Raises:
             TypeError: one of them cannot be averaged.
         """
-        super().__init__(tokens)
+        super().__init__(tokens, is_summed=False)
         self._average = average
         self._optimizer = optimizer
         for name, parameter in self.parameters():

@@ -5,7 +5,8 @@ or be of another pipeline stage. Each gradient is there when its parameter's hoo
 what this rank holds of the mean over the site; buckets leave in the agreed order as their
 parameters are there.
 
-fully_shard weighs ranks alike. In its place, a reduce-scatter of ours weighs them by tokens.
+fully_shard weighs ranks alike. Where losses are means of unlike numbers of tokens, that is too late
+to make good: in its place, a reduce-scatter of ours weighs them. Losses that are sums need none.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class ShardHook(GradientHook):
         bucket_bytes: int,
         exactness: Exactness,
         data_ranks: Ranks | None = None,
+        is_summed: bool = False,
     ) -> None:
         """Hook into the model; `agree` comes next.
 
@@ -67,7 +69,7 @@ class ShardHook(GradientHook):
             TypeError: a parameter cannot be averaged, or fully_shard makes the mean over other
                 ranks than those with data.
         """
-        super().__init__(tokens)
+        super().__init__(tokens, is_summed=is_summed)
         self._pipeline = pipeline
         self._exactness = exactness
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
@@ -136,6 +138,15 @@ class ShardHook(GradientHook):
         """
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
+        if not self._is_summed:
+            self._weigh_means()
+
+    def _weigh_means(self) -> None:
+        """Have fully_shard weigh ranks by their tokens.
+
+        Raises:
+            TypeError: it makes the mean over other ranks than those with data.
+        """
         for each in {id(each.module): each for each in self._groups.values()}.values():
             is_weighed = each.is_alone and each.num_shards > 1
             if is_weighed:
@@ -206,6 +217,7 @@ class ShardHook(GradientHook):
         self._pipeline.begin(
             self._taken,
             is_gradient=True,
+            is_summed=self._is_summed,
             counted_by=self.data_ranks,
             is_counted_alike=self._is_counted_alike,
         )
@@ -254,6 +266,7 @@ class ShardHook(GradientHook):
             route=None if dist.get_world_size() == 1 else bucket.route,
             number=bucket.cut.number,
             sharing=bucket.sharing,
+            factors=[self._groups[id(self._trained[name])].divisor for name in flats],
         )
         self._futures.append(future)
 
@@ -325,7 +338,8 @@ class WeightedReduceScatter:
         if op != dist.ReduceOp.AVG:
             raise TypeError(
                 "site.synchronize: fully_shard would reduce gradients in another way than by their "
-                "mean: use reduce_dtype=torch.float32, and set no divide factor"
+                "mean: use reduce_dtype=torch.float32 and no divide factor, or losses that are sums: "
+                'synchronize(…, loss="sum")'
             )
         self._weigh(input_tensor, self._num_replicas)
         work: dist.Work | None = reduce_scatter_flat(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Set, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -164,6 +164,7 @@ class Site:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         data_mesh: DeviceMesh | None = None,
+        loss: Literal["mean", "sum"] = "mean",
     ) -> None:
         """Train `model` together with all other sites from now on. Once, from every rank.
 
@@ -182,9 +183,14 @@ class Site:
             data_mesh: the ranks of the site with data of their own, for which `count_tokens`
                 counts: this rank among them, of other ranks that share its data none. Left out,
                 it is the largest mesh over which fully_shard reduces a gradient of this rank.
+            loss: of what a rank counts as its tokens, its loss is the mean, or the sum: then
+                gradients are added up, and divided once, by the tokens of all sites. Sums need
+                `count_tokens`; with them, ranks that share experts may count unlike numbers, and
+                `fully_shard` may have any divide factor.
 
         Raises:
             TypeError: another model, or not an optimizer.
+            ValueError: another `loss`.
             ConfigError: parameters are to cross exactly that the model does not have.
             RuntimeError: called before.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
@@ -194,12 +200,15 @@ class Site:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
         optimizers = [unwrapped_optimizer(each) for each in optimizers]
         check_training(models, optimizers)
+        if loss not in ("mean", "sum"):
+            raise ValueError(f"site.synchronize: loss: want mean or sum, got {loss!r}")
+        is_summed = loss == "sum"
         self._steps.begin("synchronize")
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
         if replicas:
-            self._synchronize_replicas(replicas, optimizers)
+            self._synchronize_replicas(replicas, optimizers, is_summed=is_summed)
         else:
-            self._synchronize_shards(models, optimizers, data_mesh)
+            self._synchronize_shards(models, optimizers, data_mesh, is_summed=is_summed)
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
@@ -703,8 +712,12 @@ class Site:
         self,
         models: Sequence[DistributedDataParallel],
         optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        is_summed: bool,
     ) -> None:
-        hook = ReplicaHook(self._open(), self._tokens, models, exactness=self._exactness)
+        hook = ReplicaHook(
+            self._open(), self._tokens, models, exactness=self._exactness, is_summed=is_summed
+        )
         self._hook = self._replica_hook = hook
         for index, model in enumerate(models):
             self.broadcast(model.module)
@@ -716,6 +729,8 @@ class Site:
         models: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         data: DeviceMesh | None,
+        *,
+        is_summed: bool,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
         from sites.worker.agreement import tell_all
@@ -729,6 +744,7 @@ class Site:
             bucket_bytes=self.job.exchange.bucket_bytes,
             exactness=self._exactness,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
+            is_summed=is_summed,
         )
         self._site_tensors = tensors = SiteTensors.gather(hook.held())
         self._exactness.check([each.name for each in tensors.entries])

@@ -36,7 +36,11 @@ class TokenCount:
 
     def __init__(self) -> None:
         self._counted: int | None = None
-        self._ever_counted = False
+        self._must_count = False
+
+    def require(self) -> None:
+        """From now on a step whose tokens the script does not count is an error."""
+        self._must_count = True
 
     def add(self, tokens: int) -> None:
         """Count tokens of the current step.
@@ -47,18 +51,19 @@ class TokenCount:
         if tokens < 0:
             raise ValueError(f"count_tokens: want >= 0, got {tokens}")
         self._counted = (self._counted or 0) + tokens
-        self._ever_counted = True
+        self._must_count = True
 
     def take(self) -> float:
         """Return the step's tokens and start anew; 1 in a script that never counts.
 
         Raises:
-            LocalProtocolError: the script counted before other steps, but not before this one.
+            LocalProtocolError: the script counted before other steps, or its loss is a sum, but not
+                before this one.
         """
-        if self._counted is None and self._ever_counted:
+        if self._counted is None and self._must_count:
             raise LocalProtocolError(
-                "count_tokens was called for earlier steps, but not before this backward pass: "
-                "its gradient would weigh 1 token"
+                "count_tokens was not called before this backward pass, but for earlier steps, or "
+                'loss="sum" needs it: its gradient would weigh 1 token'
             )
         tokens = 1 if self._counted is None else self._counted
         self._counted = None

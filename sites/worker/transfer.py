@@ -336,29 +336,32 @@ def _nothing(slot: Slot) -> list[torch.Tensor]:
 
 
 def write_pieces(
-    pieces: Sequence[torch.Tensor], tokens: float | torch.Tensor, padded: torch.Tensor
+    pieces: Sequence[torch.Tensor],
+    tokens: float | torch.Tensor | Sequence[float],
+    padded: torch.Tensor,
 ) -> None:
     """Write tokens * pieces as float32, one after another, and zeros behind.
 
     Args:
         pieces: floating point, shape (n,) each, on any device. Not modified, unless they lie in
             `padded`.
-        tokens: not negative. A tensor of one element, on the device of `padded`, does for what no
-            NaN is hidden in by 0.
+        tokens: not negative: for all pieces, or for each its own. A tensor of one element, on the
+            device of `padded`, does for what no NaN is hidden in by 0.
         padded: float32, shape (N,), N at least the sum of all n. Overwritten.
     """
+    weights = tokens if isinstance(tokens, Sequence) else [tokens] * len(pieces)
     start = 0
-    for each in pieces:
+    for each, weight in zip(pieces, weights, strict=True):
         scaled = padded[start : start + each.numel()]
         start += each.numel()
-        if not isinstance(tokens, torch.Tensor) and tokens == 0:
+        if not isinstance(weight, torch.Tensor) and weight == 0:
             scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
         elif each.dtype == torch.float32 and each.device == padded.device:
-            if each.data_ptr() != scaled.data_ptr() or tokens != 1:
-                torch.mul(each, tokens, out=scaled)
+            if each.data_ptr() != scaled.data_ptr() or weight != 1:
+                torch.mul(each, weight, out=scaled)
         else:
             scaled.copy_(each)
-            scaled.mul_(tokens)
+            scaled.mul_(weight)
     padded[start:].zero_()
 
 

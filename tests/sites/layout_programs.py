@@ -17,7 +17,7 @@ import torch.distributed.nn.functional as collectives
 from torch import nn
 from torch.autograd import backward
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -37,6 +37,10 @@ MICRO_BATCHES = 2
 
 RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "pp": 4, "ep": 4, "hsdp": 4, "ddp": 2}
 DATA_RANKS = {**RANKS, "tp": 2, "pp": 2}
+SUM = "-sum"
+"""Behind a layout's name: its loss is a sum over tokens, and fully_shard divides by nothing."""
+for _each in [*RANKS]:
+    RANKS[_each + SUM], DATA_RANKS[_each + SUM] = RANKS[_each], DATA_RANKS[_each]
 
 
 class Experts(nn.Module):
@@ -133,7 +137,7 @@ def data(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tokens_of(layout: str, step: int, place: int) -> int:
-    """Return what a data-parallel rank counts; ranks that share experts count alike."""
+    """Return what a data-parallel rank counts; ranks with means that share experts count alike."""
     return 2 + step % 3 if layout == "ep" else 1 + 2 * place + step % 2
 
 
@@ -148,19 +152,27 @@ class Laid:
     model: nn.Module
     place: int
     """The place of this rank among those of the site that have data of their own."""
-    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """Computes gradients, and returns the loss, on ranks that have it; else nothing."""
+    step: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    """Computes gradients of the loss times a number, and returns the loss, on ranks that have it;
+    else nothing."""
 
 
 def lay_out(layout: str, model: Net) -> Laid:
     """Lay the model out over all ranks of the site."""
-    return {"ddp": _ddp, "tp": _tp, "pp": _pp, "ep": _ep, "hsdp": _hsdp}.get(layout, _fsdp)(model)
+    ways = {"ddp": _ddp, "tp": _tp, "pp": _pp, "ep": _ep, "hsdp": _hsdp}
+    laid = ways.get(layout.removesuffix(SUM), _fsdp)(model)
+    if layout.endswith(SUM):
+        for each in laid.model.modules():
+            if isinstance(each, FSDPModule):
+                each.set_gradient_divide_factor(1.0)
+                each.set_force_sum_reduction_for_comms(True)  # for Gloo
+    return laid
 
 
-def _whole(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _whole(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    def step(inputs: torch.Tensor, targets: torch.Tensor, weight: float) -> torch.Tensor:
         loss = loss_of(model(inputs), targets)
-        backward(loss)
+        backward(loss * weight)
         return loss.detach()
 
     return step
@@ -224,20 +236,22 @@ def _pp(model: Net) -> Laid:
         del model.layers["0"]
     _shard(model, mesh["dp"])
     part = PipelineStage(model, stage, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    weights = [1.0]
     schedule = Schedule1F1B(
         part,
         MICRO_BATCHES,
-        loss_fn=lambda outputs, targets: loss_of(outputs, targets) / MICRO_BATCHES,
+        loss_fn=lambda outputs, targets: loss_of(outputs, targets) * weights[-1] / MICRO_BATCHES,
         scale_grads=False,
     )
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(inputs: torch.Tensor, targets: torch.Tensor, weight: float) -> torch.Tensor:
+        weights.append(weight)
         losses: list[torch.Tensor] = []
         if stage == 0:
             schedule.step(inputs)
         else:
             schedule.step(target=targets, losses=losses)
-        return torch.stack(losses).sum().detach() if losses else torch.zeros(())
+        return torch.stack(losses).sum().detach() / weight if losses else torch.zeros(())
 
     return Laid(model, mesh["dp"].get_local_rank(), step)
 
@@ -250,13 +264,15 @@ def train(folder: Path, name: str) -> None:
     layout = layouts[site.index]
     laid = lay_out(layout, net(seed=site.index))
     optimizer = torch.optim.SGD(laid.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    site.synchronize(laid.model, optimizer)
+    is_summed = layout.endswith(SUM)
+    site.synchronize(laid.model, optimizer, loss="sum" if is_summed else "mean")
     first = sum(DATA_RANKS[each] for each in layouts[: site.index])
     losses, norms = [], []
     for step in range(num_steps):
         optimizer.zero_grad()
-        site.count_tokens(tokens_of(layout, step, laid.place))
-        loss = laid.step(*data(step, first + laid.place))
+        tokens = tokens_of(layout, step, laid.place)
+        site.count_tokens(tokens)
+        loss = laid.step(*data(step, first + laid.place), tokens if is_summed else 1.0)
         norms.append(site.clip_grad_norm_(CLIP_NORM))
         optimizer.step()
         losses.append(float(loss))
@@ -331,7 +347,7 @@ def train_saved(folder: Path, name: str) -> None:
         if plan["is_noisy"]:  # drawn from a generator that is saved
             inputs = inputs * (torch.rand(inputs.shape) > 0.2)
         site.count_tokens(len(inputs))
-        losses.append(float(laid.step(inputs, targets)))
+        losses.append(float(laid.step(inputs, targets, 1.0)))
         optimizer.step()
         scheduler.step()
         counted.steps += 1

@@ -62,13 +62,23 @@ def test_two_layouts_train_as_one_process(tmp_path: Path, layouts: tuple[str, st
                 if name.startswith(f"site{site}-") and each["place"] == place
             ]
             found = [*map(sum, zip(*ranks, strict=True))]
-            copies = 2 if layout == "tp" else 1
+            copies = 2 if layout.startswith("tp") else 1
             losses = [each[first + place] * copies for each in wanted]
             assert found == pytest.approx(losses, rel=1e-5), (layout, place)
         first += programs.DATA_RANKS[layout]
     check_digests(layouts, num_steps, [each[2] for each in gateways.digests])
     if "pp" in layouts:
         assert any(each["participants"] for each in gateways.reduced), "each stage has its own"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "layouts", [("ep-sum", "tp-sum"), ("fsdp3-sum", "pp"), ("hsdp", "pp-sum")], ids="-".join
+)
+def test_sums_and_means_of_losses_train_as_one_process(
+    tmp_path: Path, layouts: tuple[str, str]
+) -> None:
+    test_two_layouts_train_as_one_process(tmp_path, layouts)
 
 
 INT8 = [("fsdp3", "pp"), ("tp", "ep"), ("hsdp", "pp")]
