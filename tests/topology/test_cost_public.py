@@ -131,8 +131,9 @@ def test_generations_of_attention(
 def test_llama_3(gpus: int, context: int, sequence: int, batch: int, measured: int) -> None:
     """Llama Team, "The Llama 3 Herd of Models", table 4: TFLOP/s of each H100, 405 B; 10 %.
 
-    Not stated, and assumed: four virtual stages, tensor groups that nothing hides, and attention's
-    FLOPs counted as the mask leaves them.
+    Its first part is the embedding alone, and its last the logits (section 3.3.2): 128 parts, eight
+    a stage. Not stated, and assumed: tensor groups that nothing hides, and attention's FLOPs
+    counted as the mask leaves them.
     """
     workload = Workload(
         layers=126,
@@ -148,7 +149,7 @@ def test_llama_3(gpus: int, context: int, sequence: int, batch: int, measured: i
     degrees = Degrees(
         tensor=8,
         pipeline=16,
-        virtual_stages=4,
+        virtual_stages=8,
         context=context,
         data=gpus // (8 * 16 * context),
         sequence_parallel=True,

@@ -79,7 +79,7 @@ def segments_of(
     sites = plan.num_sites
     hops = sites * (sites - 1) if plan.is_gather else 2 * (sites - 1)
     num_chunks = sum(each.num_chunks for each in loads)
-    turn_chunks = max(1.0, num_chunks * hops / FLOWS_PER_STEP)
+    turn_chunks = max(1.0, num_chunks * max(1, hops) / FLOWS_PER_STEP)
     turns = (plan.tree_index(turn) for turn in itertools.count())
     found = []
     for bucket, load in zip(buckets, loads, strict=True):
