@@ -19,6 +19,7 @@ from orchestrator.evidence.bench.scaling import Ended
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import RunChoice, RunFolder
+from orchestrator.run_folder.state_lock import is_abandoned
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 from protos.errors import DeadlineExceededError, IsthmusError
@@ -106,10 +107,11 @@ def _cancel(home: Path, run_id: str) -> None:
 def _wait_until_gone(folder: RunFolder) -> None:
     """Wait for the coordinator's own end.
 
-    What it still does would be part of the next measurement.
+    What it still does would be part of the next measurement, and what it still writes be in the way
+    of whoever removes the folder. Its lock goes last, long after its address.
     """
     deadline_s = time.monotonic() + STOP_S
-    while folder.living_coordinator() is not None and time.monotonic() < deadline_s:
+    while not is_abandoned(folder.path) and time.monotonic() < deadline_s:
         INTERRUPTION.check()
         time.sleep(POLL_S)
 

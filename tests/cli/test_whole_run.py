@@ -75,6 +75,25 @@ def test_what_emulated_the_wan_stands_in_the_journal(
     assert run(files, home, show=record).emulator == "netns"
 
 
+def test_it_has_not_ended_before_its_coordinator_lets_go_of_the_folder(
+    files: Path, home: Path, scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is gone long before; until then it writes its journal."""
+    journals: list[Journal] = []
+    pauses_s: list[float] = []
+
+    def pause(duration_s: float) -> None:
+        pauses_s.append(duration_s)
+        if len(pauses_s) == 3:
+            journals[0].close()
+
+    monkeypatch.setattr("orchestrator.cli.whole_run.time.sleep", pause)
+    monkeypatch.setattr("orchestrator.cli.whole_run.STOP_S", 30.0)
+    scripted.watched = [a_run("SUCCEEDED", "")]
+    run(files, home, show=lambda run: journals.append(Journal(home / "runs" / RUN_ID)))
+    assert len(pauses_s) == 3
+
+
 def test_a_run_that_fails_says_why(files: Path, home: Path, scripted: ScriptedCoordinator) -> None:
     scripted.watched = [a_failed_run("RANK_KILLED", "")]
     failed = run(files, home).failed
