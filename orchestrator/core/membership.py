@@ -769,6 +769,10 @@ class Membership:
 
     def _too_few(self, num_left: int) -> list[Action]:
         fewest = self._limits.min_sites
+        if self.epoch.follows == self.epoch.members:
+            why = "no site has the whole training state any more: each was lost before another had "
+            why += "taken it over; `isthmus launch --resume` goes on from the latest checkpoint"
+            return self._end_run("PEER_LOST", why)
         return self._end_run("SITE_LOST", f"{num_left} sites are left, want at least {fewest}")
 
     def _end_run(self, code: str, why: str) -> list[Action]:

@@ -1,5 +1,6 @@
 """Epochs, change by change. Whole runs with many faults at once: tests/sim."""
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -394,6 +395,10 @@ def test_a_site_that_follows_goes_on_where_nobody_else_is_left() -> None:
     assert (core.epoch.members, core.epoch.follows) == (("eu",), ("eu",))
     assert core.epoch.from_round == 78
     assert kinds(actions)[-2:] == ["epoch.proposed", "SendSettle"], "and enters"
+    lost = copy.deepcopy(core)
+    (end,) = (each for each in lost.handle(SiteGone("eu", "too"), 43) if isinstance(each, EndRun))
+    assert end.code == "PEER_LOST"
+    assert "launch --resume" in end.why
     core.handle(settled("eu", 4, 79), 43)
     assert "EndChange" in kinds(core.handle(EntryBegun("eu", 4, 85), 50))
 

@@ -432,7 +432,7 @@ class Simulation:
         working = [site.name for site in self._working()]
         if end.code == "PARAMETERS_DIFFER" and any(each.is_forked for each in self.sites.values()):
             self.counts["forks found"] += 1
-        elif end.code != "SITE_LOST" or len(working) > 1:
+        elif end.code not in ("SITE_LOST", "PEER_LOST") or len(working) > 1:
             raise BrokenPromiseError(f"the run ends, though {working} work: {end}")
 
     # ------------------------------------------------------------ faults

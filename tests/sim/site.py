@@ -240,6 +240,8 @@ class SimSite:
                 self._finish(chunk, frame.part, passes_on=False)
                 self._hand_over()
         elif frame.is_result and chunk not in self._own:
+            if self.returns and self.epochs.number == 0:
+                return  # of somebody who takes it for the processes that were there before
             if not self.epochs.follows(chunk[0]):
                 raise BrokenPromiseError(f"{self.name} gets {chunk} without its part")
             self._early[chunk] = frame.part

@@ -259,7 +259,8 @@ class Executor:
                 return
             if self.round < 0 and not self._history.has_followed:
                 self._history.first = from_round  # this site may have joined later
-            if self._epochs.follows(from_round):
+            if self._epochs.follows(from_round) and not self._history.has_followed:
+                self._expected.clear()  # of those who take it for the processes before
                 self._history.has_followed = True
                 self._held = self._nothing_held()
             if was_stopped:
