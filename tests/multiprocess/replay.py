@@ -82,6 +82,11 @@ class Begun:
     """Chunks of its first round that were finished before, and stay as they were."""
     is_redo: bool
 
+    @property
+    def lets_in(self) -> bool:
+        """Whether a site takes part again from then on, which has followed before."""
+        return not self.is_redo and not self.epoch.follows
+
 
 def journal_of(run: Path) -> list[Begun]:
     """Return the epochs of the run that a folder holds, in order, without the first."""
@@ -225,7 +230,7 @@ class Replay:
         ]
         first = Epoch(0, self.names, self.spec.reduction, 0)
         self._begun = journal_of(run)
-        self._entries = [each.epoch.from_round for each in self._begun if not each.is_redo]
+        self._entries = [each.epoch.from_round for each in self._begun if each.lets_in]
         self.carriers = Carriers(first, self._begun)
         self._residuals = {site: Residuals() for site in range(len(self.names))}
 
@@ -249,7 +254,7 @@ class Replay:
         """Tell samplers who has gone or enters, and forget what lost encoders owed."""
         before = set(self.names)
         for each in self._begun:
-            members = set(each.epoch.members)
+            members = set(each.epoch.members) - set(each.epoch.follows)
             at = max(0, step_of(each.epoch.from_round, self._entries))
             lost, entered = before - members, members - before
             before = members

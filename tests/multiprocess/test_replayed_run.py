@@ -89,4 +89,4 @@ def finish(run: Bench, process: subprocess.Popen[str]) -> None:
 
 def returns(run: Bench) -> int:
     """Return with how many epochs a site has come back."""
-    return sum(not each.is_redo for each in journal_of(run.run_folder()))
+    return sum(each.lets_in for each in journal_of(run.run_folder()))
