@@ -119,6 +119,32 @@ def test_a_launcher_gives_each_node_a_command() -> None:
     assert not by_ssh.shares_files
 
 
+def test_nodes_that_are_dialled_are_told_to_others_by_the_sites_hosts() -> None:
+    site = dataclasses.replace(SITE, hosts=("203.0.113.7", "203.0.113.8"))
+    _, other = node_places(site, "local", ("pod-0.eu:7444", "pod-1.eu:7444"))
+    assert (other.host, other.told) == ("pod-1.eu", "203.0.113.8")
+    assert other.command[-4:] == ("sites.node.dial", "--site", "a", "pod-1.eu:7444")
+    with pytest.raises(SiteError, match="has 2 nodes, and --node 1"):
+        node_places(site, "local", ("pod-0.eu:7444",))
+
+
+def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(tmp_path: Path) -> None:
+    async def story() -> None:
+        answer = '{"id": 0, "result": [{"gateway": "x"}]}'
+        program = (
+            f"{GREETED}; sys.stdin.readline(); print({answer!r}, flush=True); sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", program]
+        node = await RemoteNode.start(ORDER, command, Heard().listener, tmp_path / "log", 20.0)
+        reading = asyncio.create_task(node.read())
+        with pytest.raises(SiteError, match=r"node 1 of site a .* answered"):
+            await node.start_gateways()
+        await node.close()
+        await reading
+
+    asyncio.run(story())
+
+
 def test_slurm_without_an_allocation_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(SiteError, match="in no allocation"):
