@@ -50,6 +50,9 @@ COMPUTES = ("real", "modelled")
 """The ways to compute. `modelled`: a step takes the time that the topology's accelerators would
 need (topology/cost/compute.py); tensors and communication are real, and nothing is learnt."""
 
+TRAINED_IN = ("fp32", "bf16")
+"""The formats that the shipped trainer's layers compute with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCodec:
@@ -124,6 +127,12 @@ class Model:
     heads: int = 4
     width: int = 128
     context: int = 128
+    tied: bool = True
+    """Whether the embedding is the output matrix too; a pipeline wants False."""
+    experts: int = 1
+    """MLPs of a layer."""
+    active_experts: int = 1
+    """MLPs that each token passes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +173,12 @@ class Trainer:
     evaluate_every: int = 50
     """Steps between held-out evaluations; one is always made at the end."""
     evaluation_batches: int = 8
+    precision: str = "fp32"
+    """One of TRAINED_IN: what layers compute with. Parameters and reductions are float32."""
+    compile: bool = False
+    """Whether blocks are compiled (torch.compile)."""
+    offload: bool = False
+    """Whether parameters and optimizer states stay in the host's memory between their uses."""
     model: Model = Model()
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
@@ -205,8 +220,8 @@ class Placed:
     sequences: int
     """Sequences of a step, over the site's ranks."""
     parallel: Parallel | None = None
-    """The site's cut of the user's own model, which the script reads here; None: the script
-    decides."""
+    """The site's cut of the model. The trainer that ships follows it; a script of the user's reads
+    it here. None: replicas, or as the script decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +256,8 @@ class Job:
     plan: PlanWishes | None = None
     """What a plan may decide; None: a run takes the job as it is."""
     workload: DescribedModel | None = None
-    """The model that the entrypoint trains; None: a plan knows nothing of it."""
+    """The model that sites cut: the entrypoint's as it is described, or the shipped trainer's where
+    its sites share it; None: a plan knows nothing of it, or every rank has all of it."""
 
     @property
     def is_to_plan(self) -> bool:

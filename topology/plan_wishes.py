@@ -7,6 +7,9 @@ PLAN_SITES = ("auto", "all")
 MICRO_BATCHES = ("given", "auto")
 """The choices of micro-batch. `given`: a plan keeps the trainer's; `auto`: it takes the largest
 that fits the accelerators' memory."""
+CUTS = ("given", "auto")
+"""The choices of how a site's ranks share the shipped trainer's model. `given`: as the job's
+placement says, else each has all of it; `auto`: the plan decides."""
 OBJECTIVES = ("throughput", "cost")
 """The aims of a plan: the most tokens a second, or the fewest US dollars a token."""
 GATEWAYS = ("measured", "unlimited")
@@ -44,6 +47,8 @@ class PlanWishes:
     """One of OBJECTIVES."""
     micro_batch: str = "given"
     """One of MICRO_BATCHES."""
+    cuts: str = "given"
+    """One of CUTS."""
     gateways: str = "measured"
     """One of GATEWAYS."""
     replan: Replan | None = Replan()

@@ -26,6 +26,8 @@ class Parallel:
     """The number of replicas."""
     zero_stage: int = 0
     """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too (FSDP)."""
+    replicate: int = 1
+    """The number of groups of replicas that each hold what `zero_stage` cuts (HSDP)."""
     micro_batch: int = 1
     """The number of sequences that a replica takes through a stage at once."""
     virtual_stages: int = 1
@@ -53,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedModel:
-    """The user's own model, as far as a plan has to know (topology/cost/model_shape.py)."""
+    """The model that sites cut, as far as a plan has to know (topology/cost/model_shape.py)."""
 
     layers: int
     width: int
@@ -81,3 +83,6 @@ class DescribedModel:
     fused_attention: bool = True
     """Whether scores are never written to memory (FlashAttention)."""
     at_most: Limits = Limits()
+    is_trainers: bool = False
+    """Whether it is the model of the trainer that ships, which can run some cuts only
+    (topology/trainer_cuts.py)."""

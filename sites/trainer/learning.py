@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
-from sites.trainer.gpt import Gpt
 from sites.worker.data_positions import Positions
 from topology.cost.compute import share
 from topology.job import Optimizer, Trainer
@@ -102,14 +103,23 @@ def take_step(
     """
     optimizer.zero_grad()
     loss_sum, tokens = learn_from(model, text, config, samples)
-    norm, rate = apply_gradients(model, optimizer, config, step)
+    clip = partial(clip_gradients, [*model.parameters()])
+    norm, rate = apply_gradients(clip, optimizer, config, step)
     return StepResult(float(loss_sum), tokens, norm, rate)
 
 
 def learn_from(
-    model: nn.Module, text: Bytes, config: Trainer, samples: Positions
+    model: nn.Module, text: Bytes, config: Trainer, samples: Positions, rows: int = 0
 ) -> tuple[Tensor, int]:
     """Add the gradients of `samples`, as `take_step` has it.
+
+    Args:
+        model: As of `take_step`, or what fully_shard was called on.
+        text: The training text.
+        config: Of the job.
+        samples: This rank's positions, at least one.
+        rows: Samples of the site's busiest rank, where ranks gather parameters from each other:
+            they go through the model equally often, if need be for nothing.
 
     Returns:
         The sum of their losses, float64, shape (), and the number of their tokens.
@@ -118,12 +128,16 @@ def learn_from(
     device = next(model.parameters()).device
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     tokens = len(samples) * config.model.context
-    micro_batches = sampler.micro_batches(samples, config.micro_batch)
+    micro_batches = sampler.micro_batches(samples, config.micro_batch, rows)
     for index, micro_batch in enumerate(micro_batches):
-        starts = sampler.random_starts(config.seed, micro_batch, num_starts)
+        is_idle = len(micro_batch) == 0
+        mine = samples[:1] if is_idle else micro_batch
+        starts = sampler.random_starts(config.seed, mine, num_starts)
         is_last = index == len(micro_batches) - 1
         with local_gradients(model, enabled=not is_last):
             losses = token_losses(model, text, starts, config.model.context, device)
+            if is_idle:
+                losses = losses * 0.0
             # A sum over all tokens of the rank, so that a shorter last micro-batch weighs less.
             (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
         loss_sum += losses.detach().sum(dtype=torch.float64)
@@ -131,15 +145,21 @@ def learn_from(
 
 
 def apply_gradients(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: Trainer, step: int
+    clip: Callable[[float], float], optimizer: torch.optim.Optimizer, config: Trainer, step: int
 ) -> tuple[float, float]:
     """Update the parameters; return the gradient's norm before it was clipped, and the rate.
+
+    Args:
+        clip: Scales the gradients down to a norm where they are longer; returns what it was.
+        optimizer: From `make_optimizer`.
+        config: Of the job.
+        step: Counts from 0.
 
     Raises:
         DivergedError: as of `take_step`.
     """
     rate = set_learning_rate(optimizer, config, step)
-    norm = clip_gradients(model.parameters(), config.optimizer.clip_norm)
+    norm = clip(config.optimizer.clip_norm)
     if not math.isfinite(norm):
         raise DivergedError(
             f"step {step + 1}: the gradient's norm is {norm}; lower "
@@ -155,7 +175,8 @@ def token_losses(
     """Return the loss of every predicted byte: float32, shape (len(starts) * context,), nats."""
     window = torch.from_numpy(sampler.windows(text, starts, context)).to(device)
     logits = model(window[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="none")
+    flat = logits.flatten(0, 1).float()
+    return functional.cross_entropy(flat, window[:, 1:].flatten(), reduction="none")
 
 
 def clip_gradients(parameters: Iterable[Tensor], clip_norm: float) -> float:
@@ -182,35 +203,63 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: Trainer, step: i
     return rate
 
 
-def local_gradients(model: nn.Module, *, enabled: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which DDP keeps gradients to itself, if `enabled`."""
-    if enabled and isinstance(model, DistributedDataParallel):
-        return model.no_sync()
-    return contextlib.nullcontext()
+@contextlib.contextmanager
+def local_gradients(model: nn.Module, *, enabled: bool) -> Iterator[None]:
+    """Let DDP and fully_shard keep gradients to themselves in this context, if `enabled`."""
+    # Not by its class, which takes torch half a second to import.
+    synchronise = getattr(model, "set_requires_gradient_sync", None)
+    if not enabled:
+        yield
+    elif isinstance(model, DistributedDataParallel):
+        with model.no_sync():
+            yield
+    elif synchronise is not None:
+        synchronise(False)
+        yield
+        synchronise(True)
+    else:
+        yield
 
 
 @torch.no_grad()
 def evaluate(
-    model: Gpt, text: Bytes, config: Trainer, *, ranks: int, rank: int
+    model: nn.Module,
+    text: Bytes,
+    config: Trainer,
+    *,
+    ranks: int,
+    rank: int,
+    micro_batch: int | None = None,
 ) -> tuple[float, int]:
     """Return the sum of the losses of this rank's share, in nats, and its number of tokens.
 
     Args:
-        model: Not the DistributedDataParallel around it.
+        model: Whole, or what fully_shard was called on; not the DistributedDataParallel around it.
         text: Held out, longer than the context.
         config: `evaluation_batches` batches of `micro_batch` sequences are spread over the text.
-        ranks: Of the site.
-        rank: Inside the site; its share may be empty.
+        ranks: With a share of the sequences, inside the site.
+        rank: This one among them; its share may be empty.
+        micro_batch: Sequences at once; None: the job's.
     """
     context = config.model.context
     device = next(model.parameters()).device
-    starts = sampler.even_starts(
-        config.evaluation_batches * config.micro_batch, len(text) - context
-    )
-    part = share(len(starts), ranks, rank)
-    own = starts[part.start : part.stop]
+    own, rows = evaluated(text, config, ranks=ranks, rank=rank)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    for batch in sampler.micro_batches(own, config.micro_batch):
-        losses = token_losses(model, text, batch, context, device)
-        loss_sum += losses.sum(dtype=torch.float64)
+    # All go through the model equally often: where it is sharded, they gather it from each other.
+    for batch in sampler.micro_batches(own, micro_batch or config.micro_batch, rows):
+        if len(batch) == 0:
+            token_losses(model, text, np.zeros(1, np.int64), context, device)
+        else:
+            losses = token_losses(model, text, batch, context, device)
+            loss_sum += losses.sum(dtype=torch.float64)
     return float(loss_sum), len(own) * context
+
+
+def evaluated(
+    text: Bytes, config: Trainer, *, ranks: int, rank: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Return where a rank's sequences begin, and how many the busiest rank has; as `evaluate`."""
+    count = config.evaluation_batches * config.micro_batch
+    starts = sampler.even_starts(count, len(text) - config.model.context)
+    part = share(count, ranks, rank)
+    return starts[part.start : part.stop], -(-count // ranks)

@@ -71,7 +71,7 @@ class ModelledGpt(nn.Module):
         parts: list[list[nn.Module]] = [
             [model.embedding, model.position],
             *([block] for block in model.blocks),
-            [model.norm],
+            [model.norm, *([] if model.output is None else [model.output])],
         ]
         self._layers = [
             _Layer([each for module in part for each in module.parameters()], layer_time)

@@ -21,9 +21,13 @@ def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> Positions
     return step * global_batch + np.arange(part.start, part.stop)
 
 
-def micro_batches(samples: Positions, micro_batch: int) -> list[Positions]:
-    """Cut `samples` into runs of at most `micro_batch`, in order; the last may be shorter."""
-    return [samples[first : first + micro_batch] for first in range(0, len(samples), micro_batch)]
+def micro_batches(samples: Positions, micro_batch: int, rows: int = 0) -> list[Positions]:
+    """Cut `samples` into runs of at most `micro_batch`, in order; the last may be shorter.
+
+    As many as `rows` samples would take, if these are more: then the last are empty.
+    """
+    firsts = range(0, max(len(samples), rows), micro_batch)
+    return [samples[first : first + micro_batch] for first in firsts]
 
 
 def random_starts(seed: int, samples: Positions, num_starts: int) -> npt.NDArray[np.int64]:

@@ -6,26 +6,30 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from protos import metrics
 from sites.trainer.corpus import Corpus, load_corpus
 from sites.trainer.gpt import Gpt
-from sites.trainer.learning import StepResult, evaluate, make_optimizer, take_step
+from sites.trainer.learners import CutLearner, Learner, ReplicaLearner, replicated
+from sites.trainer.learning import StepResult, apply_gradients
 from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
 from sites.worker.sampler import Sampler
 from sites.worker.site import Site
 from topology.cost.compute import layer_times, rank_share, step_compute_s
 from topology.errors import ConfigError, Problem
 from topology.job import Trainer
+from topology.trainer_cuts import is_cut
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 SAY_EVERY_STEPS = 10
-_DIGEST_NAME = "corpus_digest"
 
 
 def train(site: Site, folder: Path) -> None:
@@ -40,14 +44,17 @@ def train(site: Site, folder: Path) -> None:
         IsthmusError: the exchange failed.
     """
     config = site.job.trainer
-    _check_share(site)
+    _check_job(site)
     corpus = load_corpus(config.data, folder, config.model.context)
     _make_deterministic(site.device)
+    _check_text(site, corpus)
     model = Gpt(config.model, config.seed).to(site.device)
     if config.compute == "modelled":
         _let_time_pass(site, model, corpus)
+    elif is_cut(site.job):
+        _learn(site, CutLearner(site, model, corpus), corpus)
     else:
-        _learn(site, model, corpus)
+        _learn(site, ReplicaLearner(site, model, corpus), corpus)
 
 
 def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
@@ -58,7 +65,7 @@ def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
     part = rank_share(site.job, site.topology, own, site.rank)
     loss = real_pass(model, corpus.training, config, np.arange(part.start, part.stop))
     modelled = ModelledGpt(model, layer_times(site.job, own, 1), clock)
-    parallel, optimizer = _synchronized(site, modelled, corpus)
+    parallel, optimizer = replicated(site, modelled)
     step_s = step_compute_s(site.job, site.topology, own)
     _say(
         site, f"modelled compute: {step_s:.3f} s a step; the loss, {loss:.3f}, is of one real pass"
@@ -75,23 +82,25 @@ def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
             _say(site, f"step {step + 1}")
 
 
-def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
+def _learn(site: Site, learner: Learner, corpus: Corpus) -> None:
     """Take the job's steps, and evaluate between them."""
     config = site.job.trainer
-    parallel, optimizer = _synchronized(site, model, corpus)
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
-    sampler = _sampler(site, corpus)
-    start = site.checkpoint(parallel, optimizer)
+    sampler = _sampler(site, corpus, learner.data_mesh)
+    saved = learner.saved
+    start = 0 if saved is None else site.checkpoint(saved, learner.optimizer)
     if start > 0:
         _say(site, f"goes on after step {start}")
     for step in range(start, config.steps):
         samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
         scaled = _scaled(config, site.learning_rate_scale)
-        result = take_step(parallel, optimizer, corpus.training, scaled, step, samples)
-        _log_step(site, step + 1, result)
+        learner.optimizer.zero_grad()
+        loss_sum, tokens = learner.learn(samples, sampler.most)
+        norm, rate = apply_gradients(learner.clip, learner.optimizer, scaled, step)
+        _log_step(site, step + 1, StepResult(float(loss_sum), tokens, norm, rate))
         if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
-            _log_evaluation(site, step + 1, model, corpus)
+            _log_evaluation(site, step + 1, learner, corpus)
 
 
 def _scaled(config: Trainer, scale: float) -> Trainer:
@@ -105,18 +114,21 @@ def _scaled(config: Trainer, scale: float) -> Trainer:
     return replace(config, optimizer=scaled)
 
 
-def _sampler(site: Site, corpus: Corpus) -> Sampler:
+def _sampler(site: Site, corpus: Corpus, data_mesh: DeviceMesh | None = None) -> Sampler:
     """Return what hands out positions; where in the text one begins, sites/trainer/sampler.py."""
     num_starts = len(corpus.training) - site.job.trainer.model.context
-    return site.sampler(range(num_starts), seed=site.job.trainer.seed)
+    return site.sampler(range(num_starts), seed=site.job.trainer.seed, data_mesh=data_mesh)
 
 
-def _check_share(site: Site) -> None:
-    """Refuse a global batch that leaves some rank, here or elsewhere, without a sequence."""
+def _check_job(site: Site) -> None:
+    """Refuse a batch that leaves some rank without a sequence, and what this device cannot do."""
     batch, ranks = site.job.trainer.global_batch, site.global_world_size
-    if batch < ranks:
+    if batch < ranks and not is_cut(site.job):
         message = f"{batch} sequences for {ranks} ranks: want at least one for each"
         raise ConfigError([Problem("job", 0, 0, message, "trainer.global_batch")])
+    if site.job.trainer.offload and site.device.type == "cpu":
+        message = f"site {site.name} computes on the host: there is nothing to offload from"
+        raise ConfigError([Problem("job", 0, 0, message, "trainer.offload")])
 
 
 def _make_deterministic(device: torch.device) -> None:
@@ -127,29 +139,13 @@ def _make_deterministic(device: torch.device) -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def _synchronized(
-    site: Site, model: nn.Module, corpus: Corpus
-) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """Wrap the model, join it to the other sites', and check that all have the same text.
-
-    The text's digest goes along as a parameter that is not learnt: all ranks are given the first
-    site's, and whoever had another one knows it then.
-    """
+def _check_text(site: Site, corpus: Corpus) -> None:
+    """Check that all ranks of all sites have the same text: the first one's digest says which."""
+    told = nn.Module()
     digest = torch.frombuffer(bytearray(corpus.digest), dtype=torch.uint8)
-    # Not a buffer: DistributedDataParallel would send those again with every forward pass.
-    model.register_parameter(
-        _DIGEST_NAME, nn.Parameter(digest.to(site.device), requires_grad=False)
-    )
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[site.device] if site.device.type == "cuda" else None,
-        bucket_cap_mb=site.job.exchange.bucket_bytes / (1 << 20),
-        gradient_as_bucket_view=True,
-    )
-    optimizer = make_optimizer(model, site.job.trainer.optimizer)
-    site.synchronize(parallel, optimizer)
-    first = bytes(model.get_parameter(_DIGEST_NAME).cpu().tolist())
-    delattr(model, _DIGEST_NAME)
+    told.register_buffer("digest", digest.to(site.device))
+    site.broadcast(told)
+    first = bytes(told.get_buffer("digest").cpu().tolist())
     if first != corpus.digest:
         message = (
             f"rank {site.rank} of site {site.name} has other text than the run's first rank: "
@@ -158,7 +154,6 @@ def _synchronized(
             "named, the same version of Python"
         )
         raise ConfigError([Problem("job", 0, 0, message, "trainer.data.files")])
-    return parallel, optimizer
 
 
 def _log_step(site: Site, step: int, result: StepResult) -> None:
@@ -175,14 +170,11 @@ def _log_step(site: Site, step: int, result: StepResult) -> None:
         _say(site, f"step {step}: loss {loss:.3f}")
 
 
-def _log_evaluation(site: Site, step: int, model: Gpt, corpus: Corpus) -> None:
+def _log_evaluation(site: Site, step: int, learner: Learner, corpus: Corpus) -> None:
     """Evaluate where text is held out; send what was found, and what the text is."""
     values = {metrics.UNIGRAM_ENTROPY: corpus.unigram_entropy}
     if len(corpus.held_out):
-        share_of_rank = evaluate(
-            model, corpus.held_out, site.job.trainer, ranks=site.world_size, rank=site.rank
-        )
-        held_out_loss = _site_mean(site, *share_of_rank)
+        held_out_loss = _site_mean(site, *learner.evaluate())
         values[metrics.HELD_OUT_LOSS] = held_out_loss
         entropy = f"(counting bytes: {corpus.unigram_entropy:.3f})"
         _say(site, f"step {step}: held-out loss {held_out_loss:.3f} {entropy}")

@@ -49,6 +49,10 @@ class BatchShares:
             present = [0 if each in gone else ranks for each, ranks in enumerate(self.ranks)]
             samples = self.batch(gone).samples
             return share(samples, sum(present), sum(present[:site]) + rank)
+        return self.of_replica(site, rank, self.ranks[site], gone)
+
+    def of_replica(self, site: int, replica: int, replicas: int, gone: Gone) -> range:
+        """Return the places of one replica of a site whose ranks share their data in groups."""
         own = self.of_site(site, gone)
-        part = share(len(own), self.ranks[site], rank)
+        part = share(len(own), replicas, replica)
         return range(own.start + part.start, own.start + part.stop)

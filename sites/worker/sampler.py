@@ -57,7 +57,14 @@ class Sampler:
     """
 
     def __init__(
-        self, *, num_samples: int, shares: BatchShares, site: int, rank: int, seed: int
+        self,
+        *,
+        num_samples: int,
+        shares: BatchShares,
+        site: int,
+        rank: int,
+        seed: int,
+        replicas: int | None = None,
     ) -> None:
         """Start at the run's first sample.
 
@@ -65,8 +72,9 @@ class Sampler:
             num_samples: of the dataset.
             shares: how the batch is divided.
             site: this rank's, by index.
-            rank: inside the site.
+            rank: inside the site; where ranks share data, the number of its replica.
             seed: names the orders.
+            replicas: of the site, whose ranks share data; None: each rank has its own.
 
         Raises:
             ValueError: there are no samples.
@@ -77,6 +85,7 @@ class Sampler:
         self.shares = shares
         self._site = site
         self._rank = rank
+        self._replicas = replicas
         self._key = key_of(seed)
         self._first = DataPositions()
         self._drawn: deque[_Drawn] = deque()
@@ -113,8 +122,15 @@ class Sampler:
             self._first = self._drawn.popleft().after
         if self._site in gone:  # it follows, and nothing of what it makes of its data counts
             return positions[:1]
-        own = self.shares.of_rank(self._site, self._rank, gone)
+        own = self._own(gone)
         return positions[own.start : own.stop]
+
+    @property
+    def most(self) -> int:
+        """Samples of the site's busiest replica, in the batch that was drawn last."""
+        replicas = self._replicas or self.shares.ranks[self._site]
+        samples = len(self.shares.of_site(self._site, self._drawn[-1].gone))
+        return max(1, -(-samples // replicas))
 
     def indices(self, positions: Positions) -> Positions:
         """Return which samples of the dataset stand at positions of the run.
@@ -212,6 +228,12 @@ class Sampler:
             raise RuntimeError("site.checkpoint: call it before the sampler is iterated")
         self._first = used
         self._before_first = before_first
+
+    def _own(self, gone: Gone) -> range:
+        """Return this rank's places in the batch."""
+        if self._replicas is None:
+            return self.shares.of_rank(self._site, self._rank, gone)
+        return self.shares.of_replica(self._site, self._rank, self._replicas, gone)
 
     def _gone(self, step: int) -> Gone:
         return frozenset(site for site, each in self._all_absences() if each.is_gone(step))

@@ -602,7 +602,14 @@ class Site:
         }
         self.record(metrics.CHECKPOINT, step, values)
 
-    def sampler(self, dataset: Sized, *, global_batch: int | None = None, seed: int = 0) -> Sampler:
+    def sampler(
+        self,
+        dataset: Sized,
+        *,
+        global_batch: int | None = None,
+        seed: int = 0,
+        data_mesh: DeviceMesh | None = None,
+    ) -> Sampler:
         """Return this rank's batches of a map-style dataset: a DataLoader's `batch_sampler`.
 
         Once. One batch is this rank's part of one optimizer step; all ranks of all sites together
@@ -613,6 +620,9 @@ class Site:
             global_batch: samples of a step, over all sites, which all ranks share evenly; None: the
                 job's, which its placement may divide otherwise.
             seed: names the orders; the same everywhere.
+            data_mesh: the ranks of the site with data of their own, this one among them, as
+                `synchronize` has it: ranks of tensor parallelism, or of a pipeline, have the same.
+                Left out, each rank has its own.
 
         Raises:
             ValueError: the dataset is empty, or there is not a sample for each rank.
@@ -621,13 +631,14 @@ class Site:
         if self._sampler is not None:
             raise RuntimeError("site.sampler: there is one already")
         size = self.job.global_batch if global_batch is None else global_batch
-        if size < self.global_world_size:
+        if data_mesh is None and size < self.global_world_size:
             raise ValueError(
                 f"site.sampler: a global batch of {size} for {self.global_world_size} ranks: want "
                 "at least a sample for each"
             )
         sequences = {each.site: each.sequences for each in self.job.placement}
         names = self._welcome.sites if global_batch is None else ()
+        sharing = None if data_mesh is None else data_mesh.mesh.flatten().tolist()
         sampler = Sampler(
             num_samples=len(dataset),
             shares=BatchShares(
@@ -637,7 +648,8 @@ class Site:
                 sequences=tuple(sequences[each] for each in names) if sequences else (),
             ),
             site=self.index,
-            rank=self.rank,
+            rank=self.rank if sharing is None else sharing.index(self.rank),
+            replicas=None if sharing is None else len(sharing),
             seed=seed,
         )
         self._sampler = sampler

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,12 @@ from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
 from sites.trainer.corpus import Corpus, load_corpus
 from sites.trainer.gpt import Gpt
-from sites.trainer.learning import apply_gradients, learn_from, make_optimizer
+from sites.trainer.learning import (
+    apply_gradients,
+    clip_gradients,
+    learn_from,
+    make_optimizer,
+)
 from sites.trainer.reference import one_deterministic_thread
 from sites.worker.batch_shares import BatchShares, Gone
 from sites.worker.collectives import ensure_process_group
@@ -206,7 +212,8 @@ class Replica:
         """Take the step with the mean of all sites."""
         for bucket, result in zip(self.buckets, results, strict=True):
             bucket.write(result)
-        apply_gradients(self.model, self.optimizer, self.config, step)
+        clip = partial(clip_gradients, [*self.model.parameters()])
+        apply_gradients(clip, self.optimizer, self.config, step)
         self.sampler.step()
 
 

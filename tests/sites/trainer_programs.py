@@ -40,6 +40,11 @@ def train_placed(folder: Path, _: str) -> None:
     _run(folder, (*JOB, placement))
 
 
+def train_told(folder: Path, _: str) -> None:
+    """Train with the settings that the test has written into the folder."""
+    _run(folder, (*JOB, *(folder / "settings.txt").read_text().splitlines()))
+
+
 def train_other_text(folder: Path, name: str) -> None:
     """The second site finds other files."""
     files = "trainer.data.files=['other/*.txt']"

@@ -46,12 +46,19 @@ def layers(model: Model) -> tuple[Layer, ...]:
     """
     width, context = model.width, model.context
     norm = (width, width)  # a scale and a shift
-    block = (*norm, 3 * width**2, width**2, *norm, 4 * width**2, 4 * width**2)
+    mlp = 4 * width**2
+    router = (width * model.experts,) if model.experts > 1 else ()
+    block = (
+        *(*norm, 3 * width**2, width**2, *norm),
+        *(*router, model.experts * mlp, model.experts * mlp),
+    )
+    met = sum(block) - 2 * (model.experts - model.active_experts) * mlp
     attention = 4 * width * context  # scores and their sums
+    output = () if model.tied else (VOCABULARY * width,)
     return (
         Layer((VOCABULARY * width, context * width), 0.0),
-        *[Layer(block, 2.0 * sum(block) + attention)] * model.layers,
-        Layer(norm, 2.0 * (sum(norm) + VOCABULARY * width)),
+        *[Layer(block, 2.0 * met + attention)] * model.layers,
+        Layer((*norm, *output), 2.0 * (sum(norm) + VOCABULARY * width)),
     )
 
 

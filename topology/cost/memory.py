@@ -32,10 +32,6 @@ from topology.cost.model_shape import (
     stage_parameters,
 )
 
-RUNTIME_BYTES = 2 << 30
-"""Bytes for CUDA context, NCCL's buffers, cuBLAS workspaces and fragmentation. Reported are 1 to 5
-GB; 2 are taken here."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
@@ -53,7 +49,7 @@ class Memory:
     logits: float
     exchange: float = 0.0
     """Bytes of buffers for other sites, and of what a lossy codec owes."""
-    runtime: float = RUNTIME_BYTES
+    runtime: float
 
     @property
     def states(self) -> float:
@@ -105,6 +101,7 @@ def stage_memories(
             recomputed=all_of_layer - kept,
             logits=_logits(workload, degrees) if stage == degrees.pipeline - 1 else 0.0,
             exchange=exchange,
+            runtime=workload.runtime_bytes,
         )
     return found
 
@@ -152,7 +149,7 @@ def _states(workload: Workload, degrees: Degrees, stage: int) -> tuple[float, fl
 
 
 def _cut(degrees: Degrees, stage: int, replicas: float) -> float:
-    return replicas if degrees.zero_stage >= stage else 1.0
+    return replicas / degrees.replicate if degrees.zero_stage >= stage else 1.0
 
 
 def adam_bytes(workload: Workload) -> int:
@@ -164,7 +161,7 @@ def adam_bytes(workload: Workload) -> int:
 
 def _gathered(workload: Workload, degrees: Degrees, stage: int) -> float:
     """Return the bytes of the two layers that ZeRO 3 has whole: one computes, the next arrives."""
-    ranks = degrees.data * degrees.context
+    ranks = degrees.data * degrees.context // degrees.replicate
     if degrees.zero_stage < 3 or ranks == 1:
         return 0.0
     # The shares of these layers that lie here anyway are counted with the parameters.

@@ -33,6 +33,9 @@ from topology.job import Model
 from topology.workload import DescribedModel, Parallel
 from topology.world import Site
 
+RUNTIME_BYTES = 2 << 30
+"""Bytes for CUDA context, NCCL's buffers, cuBLAS workspaces and fragmentation. Reported are 1 to 5
+GB; 2 are taken here."""
 _PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 
@@ -65,6 +68,7 @@ class Workload:
     """Bytes of a parameter, and of an activation, as it is computed with."""
     gradient_bytes: int = 4
     """Bytes of an element of the gradient that is kept and reduced."""
+    runtime_bytes: int = RUNTIME_BYTES
 
     @property
     def mlp_width(self) -> int:
@@ -152,6 +156,9 @@ def workload_of(model: Model) -> Workload:
         heads=model.heads,
         sequence=model.context,
         vocabulary=VOCABULARY,
+        experts=model.experts,
+        experts_per_token=model.active_experts,
+        tied=model.tied,
         learned_positions=True,
         parameter_bytes=4,
         gradient_bytes=4,
@@ -172,8 +179,11 @@ def workload_described(model: DescribedModel) -> Workload:
         experts=model.experts,
         experts_per_token=model.active_experts,
         tied=model.tied,
+        learned_positions=model.is_trainers,
         parameter_bytes=_PRECISION_BYTES[model.precision],
         gradient_bytes=model.gradient_bytes,
+        # The shipped trainer runs on CPUs, too: what the runtime takes there is not known.
+        runtime_bytes=0 if model.is_trainers else RUNTIME_BYTES,
     )
 
 

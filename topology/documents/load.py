@@ -21,6 +21,7 @@ from topology.models.topology_model import TopologyModel
 from topology.plan_wishes import PlanWishes, Replan
 from topology.text.validation import validate
 from topology.text.yaml_document import read_with_overrides
+from topology.trainer_cuts import described
 from topology.workload import DescribedModel
 from topology.world import Topology
 
@@ -52,30 +53,44 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
     model = validate(document, JobModel)
     document.raise_problems()
     assert model is not None, "a model that is not valid has problems"
-    return Job(
-        name=model.name,
-        topology=model.topology,
-        entrypoint=model.entrypoint,
-        arguments=tuple(model.arguments),
-        exchange=_made(
-            Exchange,
-            model.exchange,
-            chunk="chunk_bytes",
-            bucket="bucket_bytes",
-            window="window_bytes",
-        ),
-        reduction=_made(Reduction, model.reduction),
-        verify_every=model.verify.parameters_every,
-        same_data=model.verify.same_data,
-        timeline_every=model.timeline.every,
-        trainer=_made(Trainer, model.trainer),
-        probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
-        on_fewer_sites=model.on_fewer_sites,
-        checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),
-        placement=tuple(_made(Placed, each) for each in model.placement),
-        plan=None if model.plan is None else _wishes(model.plan),
-        workload=None if model.workload is None else _made(DescribedModel, model.workload),
+    return _with_trainers_model(
+        Job(
+            name=model.name,
+            topology=model.topology,
+            entrypoint=model.entrypoint,
+            arguments=tuple(model.arguments),
+            exchange=_made(
+                Exchange,
+                model.exchange,
+                chunk="chunk_bytes",
+                bucket="bucket_bytes",
+                window="window_bytes",
+            ),
+            reduction=_made(Reduction, model.reduction),
+            verify_every=model.verify.parameters_every,
+            same_data=model.verify.same_data,
+            timeline_every=model.timeline.every,
+            trainer=_made(Trainer, model.trainer),
+            probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
+            on_fewer_sites=model.on_fewer_sites,
+            checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),
+            placement=tuple(_made(Placed, each) for each in model.placement),
+            plan=None if model.plan is None else _wishes(model.plan),
+            workload=None if model.workload is None else _made(DescribedModel, model.workload),
+        )
     )
+
+
+def _with_trainers_model(job: Job) -> Job:
+    """Return the job with the shipped trainer's model as its workload, if sites are to cut it."""
+    is_written = any(each.parallel for each in job.placement)
+    is_planned = job.plan is not None and job.plan.cuts == "auto"
+    if job.entrypoint is not None or not (is_written or is_planned):
+        return job
+    # What is written has micro-batches of its own.
+    is_given = job.plan is not None and job.plan.micro_batch == "given" and not is_written
+    micro_batch = job.trainer.micro_batch if is_given else None
+    return dataclasses.replace(job, workload=described(job.trainer, micro_batch=micro_batch))
 
 
 def document_kind(text: str, source: str) -> str:

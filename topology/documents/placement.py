@@ -14,6 +14,7 @@ from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.job import Job
 from topology.suggest import did_you_mean
 from topology.text.yaml_document import Path
+from topology.trainer_cuts import is_uneven, why_not
 from topology.world import Topology
 
 Misplaced = tuple[Path, str]
@@ -66,7 +67,7 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
         first.setdefault(each.site, index)
     total, batch = sum(each.sequences for each in job.placement), job.global_batch
     if job.placement and total != batch:
-        section = "trainer" if job.workload is None else "workload"
+        section = "trainer" if job.entrypoint is None else "workload"
         message = (
             f"the sequences add up to {total}, and {section}.global_batch is {batch}: "
             "want both the same"
@@ -76,21 +77,43 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
     if job.placement and left_out and job.plan is not None and job.plan.sites == "all":
         message = f"plan.sites is all, and {', '.join(left_out)} has no place: want both to agree"
         problems.append((("placement",), message))
+    problems += _without_device(job, topology)
     if job.placement and not problems:
         problems += _unconnected(restricted(topology, list(first)))
     return problems
 
 
+def _without_device(job: Job, topology: Topology) -> list[Misplaced]:
+    """Return a problem if the trainer is to offload where there is nothing to offload from."""
+    taking_part = {each.site for each in job.placement}
+    here = [site for site in topology.sites if not taking_part or site.name in taking_part]
+    idle = [site.name for site in here if "cpu" in site.accelerator.name.lower()]
+    if job.entrypoint is not None or not job.trainer.offload or not idle:
+        return []
+    message = f"{', '.join(idle)} computes on the host: there is nothing to offload from"
+    return [(("trainer", "offload"), message)]
+
+
 def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
     """Return a problem if a rank has no sequence: the shipped trainer gives each at least one."""
     wanted = job.placement[index]
-    num_ranks = topology.site(wanted.site).num_ranks
-    if job.entrypoint is not None or wanted.sequences >= num_ranks:
+    if job.entrypoint is not None:
         return []
-    message = (
-        f"want at least {num_ranks}, a sequence for each rank of {wanted.site!r}; "
-        f"got {wanted.sequences}"
-    )
+    cut = wanted.parallel
+    least = topology.site(wanted.site).num_ranks if cut is None else cut.data
+    who = "rank" if cut is None else "replica"
+    if wanted.sequences < least:
+        message = (
+            f"want at least {least}, a sequence for each {who} of {wanted.site!r}; "
+            f"got {wanted.sequences}"
+        )
+    elif cut is not None and is_uneven(cut, wanted.sequences):
+        message = (
+            f"want a multiple of {cut.data}: with experts, or without a zero_stage, replicas take "
+            f"equally many; got {wanted.sequences}"
+        )
+    else:
+        return []
     return [(_path(index, "sequences"), message)]
 
 
@@ -111,11 +134,14 @@ def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
         problems.append((path, message))
     if model is None:
         return problems
-    why = misfit(workload_described(model), degrees_of(cut, model))
+    if model.is_trainers:
+        why = why_not(model, cut)
+    else:
+        why = misfit(workload_described(model), degrees_of(cut, model))
     if why is not None:
         name, _, message = why.partition(": ")
         problems.append(((*path, name), message))
-    if wanted.sequences < cut.data:
+    if wanted.sequences < cut.data and not model.is_trainers:  # `_too_few` has told it
         message = f"want at least {cut.data}, one for each replica; got {wanted.sequences}"
         problems.append((_path(index, "sequences"), message))
     if model.micro_batch not in (None, cut.micro_batch):

@@ -27,6 +27,7 @@ from topology.job import (
     NON_FINITE,
     ON_SAME_DATA,
     SCHEDULES,
+    TRAINED_IN,
     TREES,
     Checkpoint,
     Exchange,
@@ -35,7 +36,15 @@ from topology.job import (
     Reduction,
     Trainer,
 )
-from topology.plan_wishes import GATEWAYS, MICRO_BATCHES, OBJECTIVES, PLAN_SITES, PlanWishes, Replan
+from topology.plan_wishes import (
+    CUTS,
+    GATEWAYS,
+    MICRO_BATCHES,
+    OBJECTIVES,
+    PLAN_SITES,
+    PlanWishes,
+    Replan,
+)
 from topology.suggest import shown
 from topology.text.validation import (
     SIZE_SCHEMA,
@@ -270,6 +279,13 @@ class PlanModel(Strict):
         *choice(MICRO_BATCHES),
         Field(description="given: trainer.micro_batch; auto: the largest that fits the memory."),
     ] = _WISHES.micro_batch
+    cuts: Annotated[
+        str,
+        *choice(CUTS),
+        Field(
+            description="auto: the plan decides how each site's ranks share the trainer's model."
+        ),
+    ] = _WISHES.cuts
     gateways: Annotated[
         str,
         *choice(GATEWAYS),
@@ -308,10 +324,23 @@ class ModelModel(Strict):
         _MODEL.context
     )
 
+    tied: Annotated[
+        bool,
+        Field(description="The embedding is the output matrix too; a pipeline wants false."),
+    ] = _MODEL.tied
+    experts: Annotated[int, Field(ge=1, le=1024, description="MLPs of a layer.")] = _MODEL.experts
+    active_experts: Annotated[int, Field(ge=1, description="MLPs that a byte passes.")] = (
+        _MODEL.active_experts
+    )
+
     @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> Self:
+    def _shapes_fit_each_other(self) -> Self:
         if self.width % self.heads:
             raise KeyedError("width", f"want a multiple of heads, {self.heads}; got {self.width}")
+        if self.active_experts > self.experts:
+            raise KeyedError(
+                "active_experts", f"want at most experts, {self.experts}; got {self.active_experts}"
+            )
         return self
 
 
@@ -372,6 +401,18 @@ class TrainerModel(Strict):
         _TRAINER.evaluate_every
     )
     evaluation_batches: Count = _TRAINER.evaluation_batches
+    precision: Annotated[
+        str,
+        *choice(TRAINED_IN),
+        Field(description="Of layers; parameters, optimizer and reductions are float32."),
+    ] = _TRAINER.precision
+    compile: Annotated[
+        bool, Field(description="Compile each block (torch.compile); wants a C++ compiler.")
+    ] = _TRAINER.compile
+    offload: Annotated[
+        bool,
+        Field(description="Parameters and optimizer on the host between uses; for accelerators."),
+    ] = _TRAINER.offload
     model: ModelModel = Field(default_factory=ModelModel)
     data: DataModel = Field(default_factory=DataModel)
     optimizer: OptimizerModel = Field(default_factory=OptimizerModel)
@@ -396,6 +437,9 @@ class ParallelModel(Strict):
         int,
         Field(ge=0, le=3, description="Cut over the replicas: optimizer, gradients, parameters."),
     ] = _CUT.zero_stage
+    replicate: Annotated[
+        Degree, Field(description="Groups of replicas that each hold what zero_stage cuts (HSDP).")
+    ] = _CUT.replicate
     micro_batch: Annotated[Count, Field(description="Sequences of a replica at once.")] = (
         _CUT.micro_batch
     )
@@ -408,6 +452,10 @@ class ParallelModel(Strict):
     def _degrees_fit_each_other(self) -> Self:
         if self.data % self.expert:
             raise KeyedError("expert", f"want a divisor of data, {self.data}; got {self.expert}")
+        if self.data % self.replicate:
+            raise KeyedError(
+                "replicate", f"want a divisor of data, {self.data}; got {self.replicate}"
+            )
         if self.virtual_stages > 1 and self.pipeline == 1:
             raise KeyedError("virtual_stages", "want 1 without a pipeline")
         return self
@@ -548,7 +596,7 @@ class PlacedModel(Strict):
     sequences: Annotated[Count, Field(description="Of each step, over all ranks of the site.")]
     parallel: Annotated[
         ParallelModel | None,
-        Field(description="How a script of your own cuts its model there: `isthmus plan` decides."),
+        Field(description="How the site's ranks share the model: `isthmus plan` decides."),
     ] = None
 
 
@@ -656,6 +704,25 @@ class JobModel(Strict):
                 "micro_batch: auto is the shipped trainer's; your script's is left open where "
                 "workload has no micro_batch",
             )
-        if self.workload is None and self.plan is not None and self.plan.gateways != "measured":
+        if self.entrypoint is None:
+            self._trainer_can_cut()
+        plan = self.plan
+        is_whole = self.workload is None and (plan is None or plan.cuts == "given")
+        if plan is not None and plan.gateways != "measured" and is_whole:
             raise KeyedError("plan", "gateways: unlimited has no use without a workload")
+        if plan is not None and plan.cuts == "auto" and self.entrypoint is not None:
+            raise KeyedError("plan", "cuts: auto is the shipped trainer's; describe a workload")
         return self
+
+    def _trainer_can_cut(self) -> None:
+        """Refuse a cut that the rest of the job has no place for."""
+        cuts = [each.parallel for each in self.placement if each.parallel is not None]
+        trainer = self.trainer
+        plans_cuts = self.plan is not None and self.plan.cuts == "auto"
+        is_cut = cuts or plans_cuts or trainer.precision != "fp32" or trainer.offload
+        if is_cut and trainer.compute == "modelled":
+            raise KeyedError(
+                "trainer", "compute: modelled is for replicas in fp32: want real, or no cut"
+            )
+        if self.checkpoint is not None and any(each.pipeline > 1 for each in cuts):
+            raise KeyedError("checkpoint", "the stages of a pipeline cannot be saved yet")

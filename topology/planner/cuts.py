@@ -33,6 +33,7 @@ from topology.model.site_timing import (
     layers_together,
     trainer_timing,
 )
+from topology.trainer_cuts import is_planned, is_uneven
 from topology.units import format_size
 from topology.workload import DescribedModel, Parallel
 from topology.world import Site, Topology
@@ -49,12 +50,17 @@ VIRTUAL_STAGES_MAX = 16
 
 
 def every_cut(model: DescribedModel, site: Site) -> Iterator[Degrees]:
-    """Yield every way to cut a model over all of a site's ranks, whether it fits memory or not."""
+    """Yield every way to cut a model over all of a site's ranks, whether it fits memory or not.
+
+    Of the shipped trainer's model, every way that the trainer can run.
+    """
     limits = {
         name: most for name, most in dataclasses.asdict(model.at_most).items() if most is not None
     }
     for degrees in _cuts(model, site):
-        if all(getattr(degrees, name) <= most for name, most in limits.items()):
+        if all(getattr(degrees, name) <= most for name, most in limits.items()) and (
+            not model.is_trainers or is_planned(model, degrees)
+        ):
             yield degrees
 
 
@@ -200,6 +206,7 @@ class SiteCuts:
         self.site = site
         self._workload = workload
         self._serial = serial
+        self._is_trainers = model.is_trainers
         self._device, self._inside = device_of(site.accelerator), interior_of(site)
         self._layers: dict[tuple[object, ...], tuple[PassTimes, PassTimes]] = {}
         self._timings: dict[tuple[int, int], tuple[SiteTiming, ...]] = {}
@@ -290,7 +297,11 @@ class SiteCuts:
             cut
             for cut in self.cuts
             if self._is_given
-            or (cut.degrees.data <= num_sequences and cut.memory_bytes(num_sequences) <= has)
+            or (
+                cut.degrees.data <= num_sequences
+                and cut.memory_bytes(num_sequences) <= has
+                and not (self._is_trainers and is_uneven(cut.degrees, num_sequences))
+            )
         ]
 
     def _cut(self, degrees: Degrees) -> Cut:

@@ -184,6 +184,7 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - any plain value
 def _impossible(search: Search) -> ConfigError:
     """Return why there is no plan."""
     job, topology = search.job, search.topology
+    section, model = ("trainer", "trainer.model") if job.entrypoint is None else ("workload",) * 2
     if job.workload is not None:
         told = [
             f"{name}: {cuts.closest()}"
@@ -196,9 +197,9 @@ def _impossible(search: Search) -> ConfigError:
                 for name, cuts in search.options.cuts.items()
             }
             if job.workload.global_batch < sum(least.values()):
-                return _too_few("workload", least, job.workload.global_batch)
+                return _too_few(section, least, job.workload.global_batch)
         why = "; ".join(told) or "no sites are joined, or the batch has too few sequences for them"
-        return _refused("workload", f"no set of sites can train this model. {why}")
+        return _refused(model, f"no set of sites can train this model. {why}")
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     if search.wishes.sites == "all" and batch < ranks:
         return _too_few("trainer", {site.name: site.num_ranks for site in topology.sites}, batch)

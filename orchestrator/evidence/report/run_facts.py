@@ -5,11 +5,13 @@ Makes the figures of one run from its record. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from orchestrator.core.run_metrics import PARTS, SiteMetrics
 from orchestrator.evidence.record.run_record import RunRecord, detail_of
 from orchestrator.evidence.record.step_timelines import StepTimeline, choose
+from orchestrator.evidence.report.site_mfu import Mfu, site_mfu
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.formats import known, ratio
 from protos import metrics
@@ -37,6 +39,10 @@ class SiteFacts:
     hidden_inter_s: float | None
     encode_s: float | None
     decode_s: float | None
+    mfu: float | None = None
+    """Model FLOPs utilisation, by the topology's peak; where it is not known what is trained,
+    None."""
+    planned_mfu: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +151,11 @@ def run_facts(record: RunRecord) -> RunFacts:
     run, measured = record.run, record.measured
     active_s = run.active_s or None
     verified_steps = known(run.totals, "verified_steps")
-    sites = tuple(_site(name, each, record.topology) for name, each in measured.sites.items())
+    sites = tuple(
+        _with_mfu(
+            [_site(name, each, record.topology) for name, each in measured.sites.items()], record
+        )
+    )
     links = tuple(_link(link, record, active_s) for link in run.links)
     totals = measured.totals()
     sent_bytes = totals[metrics.WIRE_BYTES] or None
@@ -214,6 +224,16 @@ def _site(name: str, measured: SiteMetrics, topology: Topology | None) -> SiteFa
         encode_s=times_s[metrics.ENCODE_S],
         decode_s=times_s[metrics.DECODE_S],
     )
+
+
+def _with_mfu(sites: Sequence[SiteFacts], record: RunRecord) -> Iterator[SiteFacts]:
+    """Yield the sites with what they reach of their accelerators' peak, where it is known."""
+    job, topology = record.job, record.topology
+    rates = {each.site: each.tokens_per_s for each in sites if each.tokens_per_s is not None}
+    found = {} if job is None or topology is None else site_mfu(job, topology, rates)
+    for each in sites:
+        mfu = found.get(each.site, Mfu(None, None))
+        yield replace(each, mfu=mfu.measured, planned_mfu=mfu.planned)
 
 
 def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | None) -> LinkFacts:

@@ -112,11 +112,14 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
 
 def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
     """Return where each site's step went."""
-    headings = ["site", "tokens/s", "step", *PARTS.values(), "WAN, hidden", "encode", "decode"]
+    headings = ["site", "tokens/s", "MFU", "MFU, planned", "step", *PARTS.values()]
+    headings += ["WAN, hidden", "encode", "decode"]
     rows = [
         [
             site.site,
             show(site.tokens_per_s, formats.count),
+            show(site.mfu, formats.share),
+            show(site.planned_mfu, formats.share),
             show(site.step_s, formats.duration),
             *(
                 f"{formats.duration(part_s)} ({formats.share(part_s / site.step_s)})"

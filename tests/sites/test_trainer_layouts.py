@@ -1,0 +1,110 @@
+"""The trainer with its model cut over the ranks of a site: it learns what one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sites.trainer.corpus import load_corpus
+from sites.trainer.learning import evaluate
+from sites.trainer.reference import train_alone
+from tests.fakes.gateways import FakeGateways
+from tests.fakes.ranks import JOB as JOB_TEXT
+from tests.fakes.ranks import run_ranks
+from tests.sites import trainer_programs as programs
+from tests.sites.test_trainer_sites import write_texts
+from topology.documents.load import load_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+UNTIED = "trainer.model.tied=false"
+DEEP = ("trainer.model.layers=4", UNTIED)
+EXPERTS = ("trainer.model.experts=4", "trainer.model.active_experts=2", "trainer.global_batch=12")
+
+LAYOUTS = {
+    "fsdp": ("{data: 2, zero_stage: 3, micro_batch: 2}", ()),
+    "replicas": ("{data: 2, micro_batch: 3}", ("trainer.global_batch=12",)),
+    "hsdp": ("{data: 4, replicate: 2, zero_stage: 1, micro_batch: 2}", ()),
+    "tensor": ("{tensor: 2, micro_batch: 4, recompute: full}", ()),
+    "tensor-fsdp": ("{tensor: 2, data: 2, zero_stage: 3}", (UNTIED,)),
+    "pipeline": ("{pipeline: 2, micro_batch: 4, recompute: selective}", (UNTIED,)),
+    "pipeline-fsdp": ("{pipeline: 2, data: 2, zero_stage: 1, micro_batch: 2}", DEEP),
+    "interleaved": ("{pipeline: 2, virtual_stages: 2, micro_batch: 3}", DEEP),
+    "pipeline-tensor": ("{pipeline: 2, tensor: 2, micro_batch: 4}", (UNTIED,)),
+    "experts": ("{data: 4, expert: 2, zero_stage: 1, micro_batch: 2}", EXPERTS),
+}
+DEFAULT = {"tensor-fsdp"}
+
+
+def parallel_ranks(cut: str) -> int:
+    """Return the ranks that a cut takes."""
+    placement = f"placement=[{{site: a, sequences: 13, parallel: {cut}}}]"
+    parallel = load_job(JOB_TEXT, "job.yaml", [placement]).placement[0].parallel
+    assert parallel is not None
+    return parallel.num_ranks
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(each, marks=[] if each in DEFAULT else [pytest.mark.exhaustive])
+        for each in LAYOUTS
+    ],
+)
+def test_a_site_with_a_cut_learns_what_one_process_does(tmp_path: Path, layout: str) -> None:
+    cut, settings = LAYOUTS[layout]
+    check(tmp_path, [cut], settings)
+
+
+PAIRS = [("tensor-fsdp", "pipeline-fsdp"), ("hsdp", "tensor"), ("pipeline", "interleaved")]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_sites_with_unlike_cuts_learn_what_one_process_does(
+    tmp_path: Path, pair: tuple[str, str]
+) -> None:
+    check(tmp_path, [LAYOUTS[each][0] for each in pair], DEEP)
+
+
+def check(folder: Path, cuts: list[str], settings: tuple[str, ...]) -> None:
+    """Train with these cuts; losses are those of one process, and parameters equal everywhere."""
+    write_texts(folder)
+    ranks = [parallel_ranks(each) for each in cuts]
+    overrides = [*programs.JOB, *settings]
+    config = load_job(JOB_TEXT, "job.yaml", overrides).trainer
+    sequences = [config.global_batch // len(cuts)] * len(cuts)
+    sequences[0] += config.global_batch - sum(sequences)
+    placed = ", ".join(
+        f"{{site: site{index}, sequences: {count}, parallel: {cut}}}"
+        for index, (count, cut) in enumerate(zip(sequences, cuts, strict=True))
+    )
+    (folder / "settings.txt").write_text("\n".join([*settings, f"placement=[{placed}]"]))
+    with FakeGateways(folder, ranks) as gateways:
+        sockets = [gateways.path(site) for site in range(len(ranks))]
+        codes = run_ranks(folder, sockets, ranks, programs.train_told)
+    assert not gateways.problems
+    assert set(codes.values()) == {0}, [path.read_text() for path in folder.glob("*.error")]
+
+    job = load_job(JOB_TEXT, "job.yaml", overrides)
+    alone = train_alone(job, folder)
+    steps = [message for _, _, message in gateways.metrics if message["kind"] == "step"]
+    for step in range(1, config.steps + 1):
+        values = [message["values"] for message in steps if message["step"] == step]
+        assert len(values) == len(cuts)
+        tokens = [each["site_tokens"] for each in values]
+        assert sum(tokens) == config.global_batch * config.model.context
+        loss = sum(each["loss"] * count for each, count in zip(values, tokens, strict=True))
+        assert loss / sum(tokens) == pytest.approx(alone.losses[step - 1], rel=1e-5)
+        assert len({each["grad_norm"] for each in values}) == 1
+
+    digests = {(message["step"], message["combined"]) for _, _, message in gateways.digests}
+    assert len(digests) == config.steps + 1, "equal at all ranks"
+
+    corpus = load_corpus(config.data, folder, config.model.context)
+    total, count = evaluate(alone.model, corpus.held_out, config, ranks=1, rank=0)
+    evaluations = [each for _, _, each in gateways.metrics if each["kind"] == "evaluation"]
+    assert len(evaluations) == 3 * len(cuts)
+    found = [each["values"]["held_out_loss"] for each in evaluations if each["step"] == 12]
+    assert found == pytest.approx([total / count] * len(cuts), rel=1e-5)

@@ -1,0 +1,60 @@
+"""The trainer's options: what layers compute with, and whether they are compiled."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sites.trainer.reference import train_alone
+from tests.fakes.gateways import FakeGateways
+from tests.fakes.ranks import JOB as JOB_TEXT
+from tests.fakes.ranks import run_ranks
+from tests.sites import trainer_programs as programs
+from tests.sites.test_trainer_sites import write_texts
+from topology.documents.load import load_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.exhaustive]
+
+STEPS = 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        # bf16 has 8 bits: a logit is off by 0.4 %, a loss of 4.4 by less.
+        (("trainer.precision=bf16",), 2e-2),
+        (("trainer.compile=true",), 1e-5),
+        (("trainer.precision=bf16", "trainer.compile=true"), 2e-2),
+    ],
+    ids=["bf16", "compiled", "bf16-compiled"],
+)
+def test_an_option_changes_what_is_learnt_by_rounding_only(
+    tmp_path: Path, settings: tuple[str, ...], tolerance: float
+) -> None:
+    write_texts(tmp_path)
+    (tmp_path / "settings.txt").write_text("\n".join(settings))
+    with FakeGateways(tmp_path, [2, 1]) as gateways:
+        sockets = [gateways.path(site) for site in range(2)]
+        codes = run_ranks(tmp_path, sockets, [2, 1], programs.train_told)
+    assert set(codes.values()) == {0}, [path.read_text() for path in tmp_path.glob("*.error")]
+    alone = train_alone(load_job(JOB_TEXT, "job.yaml", programs.JOB), tmp_path)
+    steps = [message for _, _, message in gateways.metrics if message["kind"] == "step"]
+    for step in range(1, STEPS + 1):
+        values = [message["values"] for message in steps if message["step"] == step]
+        tokens = math.fsum(each["site_tokens"] for each in values)
+        loss = math.fsum(each["loss"] * each["site_tokens"] for each in values) / tokens
+        assert loss == pytest.approx(alone.losses[step - 1], rel=tolerance)
+    digests = {(message["step"], message["combined"]) for _, _, message in gateways.digests}
+    assert len(digests) == STEPS + 1, "equal at all ranks"
+
+
+def test_where_there_is_nothing_to_offload_from_the_trainer_says_so(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    (tmp_path / "settings.txt").write_text("trainer.offload=true")
+    with FakeGateways(tmp_path, [1]) as gateways:
+        codes = run_ranks(tmp_path, [gateways.path(0)], [1], programs.train_told)
+    assert set(codes.values()) == {1}
+    said = (tmp_path / "site0-0.error").read_text()
+    assert "site0 computes on the host: there is nothing to offload from" in said

@@ -1,0 +1,121 @@
+"""Cuts of the shipped trainer's model: which it can run, and that no other is planned or taken."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.fakes.described import sites_of_nodes
+from topology.documents.load import load_job
+from topology.documents.placement import problems_of
+from topology.errors import ConfigError
+from topology.job import Job, Model
+from topology.planner.cuts import every_cut
+from topology.planner.plan import make_plan
+from topology.trainer_cuts import cut_of, has_pipeline, is_cut, is_uneven, why_not
+from topology.workload import Parallel
+
+WORLD = sites_of_nodes([1, 1], [(0, 1, 1e9, 0.01)])
+RANKS = WORLD.sites[0].num_ranks
+JOB = """\
+version: 1
+name: cut
+topology: topology.yaml
+trainer:
+  global_batch: 64
+  model: {layers: 8, heads: 8, width: 512, context: 256, tied: false}
+"""
+MODEL = Model(layers=4, heads=4, width=32, context=24, tied=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "why"),
+    [
+        (MODEL, Parallel(tensor=4, pipeline=2, data=2, zero_stage=3), None),
+        (MODEL, Parallel(tensor=3), "tensor: 3 does not divide the 4 heads"),
+        (
+            dataclasses.replace(MODEL, context=25),
+            Parallel(tensor=2),
+            "tensor: 2 does not divide the context of 25, which it cuts too",
+        ),
+        (dataclasses.replace(MODEL, experts=4), Parallel(tensor=2), "tensor: the trainer cuts no"),
+        (dataclasses.replace(MODEL, tied=True), Parallel(pipeline=2), "pipeline: first and last"),
+        (MODEL, Parallel(pipeline=4, virtual_stages=2), "pipeline: 8 stages are more than the 4"),
+        (MODEL, Parallel(context=2), "context: the trainer does not cut sequences"),
+        (MODEL, Parallel(data=4, expert=2, zero_stage=1), "expert: 2 does not divide the 1"),
+        (
+            dataclasses.replace(MODEL, experts=4),
+            Parallel(data=2, expert=2, zero_stage=1),
+            "expert: want at least twice as many data ranks",
+        ),
+        (MODEL, Parallel(data=2, zero_stage=2), "zero_stage: 2 is not there"),
+        (MODEL, Parallel(data=4, replicate=2), "replicate: want 1 with experts"),
+    ],
+)
+def test_a_cut_that_cannot_run_is_told_by_its_degree(
+    model: Model, cut: Parallel, why: str | None
+) -> None:
+    said = why_not(model, cut)
+    assert said is None if why is None else str(said).startswith(why)
+
+
+def test_only_cuts_that_can_run_are_planned() -> None:
+    job = load_job(JOB + "plan: {cuts: auto, sites: all}\n", "job.yaml")
+    assert job.workload is not None
+    cuts = [*every_cut(job.workload, WORLD.sites[0])]
+    assert {cut.pipeline for cut in cuts} > {1}
+    assert {cut.tensor for cut in cuts} > {1}
+    for cut in cuts:
+        assert why_not(job.trainer.model, cut) is None
+        assert not is_uneven(cut, 63) or cut.expert > 1, "any number of sequences"
+    decided = make_plan(job, WORLD)["decisions"]["placement"]
+    assert [each["site"] for each in decided] == [site.name for site in WORLD.sites]
+    assert all(each["parallel"]["context"] == 1 for each in decided)
+
+
+def test_a_tied_model_is_planned_without_a_pipeline() -> None:
+    text = JOB.replace(", tied: false", "") + "plan: {cuts: auto}\n"
+    job = load_job(text, "job.yaml")
+    assert job.workload is not None
+    assert {cut.pipeline for cut in every_cut(job.workload, WORLD.sites[0])} == {1}
+
+
+def placed(cut: str, sequences: int = 32) -> Job:
+    return load_job(
+        f"{JOB}placement:\n"
+        f"  - {{site: {WORLD.sites[0].name}, sequences: {sequences}, parallel: {cut}}}\n"
+        f"  - {{site: {WORLD.sites[1].name}, sequences: {64 - sequences}}}\n",
+        "job.yaml",
+    )
+
+
+def test_a_placement_that_the_trainer_cannot_run_is_refused() -> None:
+    assert problems_of(placed(f"{{data: {RANKS}, zero_stage: 3}}"), WORLD) == []
+    (problem,) = problems_of(placed(f"{{data: {RANKS}, zero_stage: 2}}"), WORLD)
+    assert problem[0] == ("placement", 0, "parallel", "zero_stage")
+    (problem,) = problems_of(placed(f"{{data: {RANKS}}}", sequences=33), WORLD)
+    assert problem[0] == ("placement", 0, "sequences")
+    assert problem[1].startswith(f"want a multiple of {RANKS}")
+
+
+def test_a_site_without_a_cut_shares_the_model_over_all_ranks() -> None:
+    job = placed(f"{{pipeline: {RANKS}}}")
+    assert is_cut(job)
+    assert has_pipeline(job)
+    other = cut_of(job, WORLD.sites[1])
+    assert (other.data, other.zero_stage) == (RANKS, 1)
+    assert not is_cut(load_job(JOB, "job.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("checkpoint: {}\n", "the stages of a pipeline cannot be saved yet"),
+        ("plan: {cuts: auto}\nentrypoint: train.py\n", "cuts: auto is the shipped trainer's"),
+    ],
+)
+def test_what_has_no_place_beside_a_cut_is_refused(text: str, said: str) -> None:
+    cut = "placement:\n  - {site: a, sequences: 64, parallel: {pipeline: 2}}\n"
+    with pytest.raises(ConfigError, match=said):
+        load_job(JOB + cut + text, "job.yaml")
