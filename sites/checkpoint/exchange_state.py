@@ -15,6 +15,7 @@ from sites.worker.gradient_hooks import ReplicaHook
 from sites.worker.shard_encoder import ShardEncoder
 
 if TYPE_CHECKING:
+    from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
     from sites.worker.shard_hook import ShardHook
 
 
@@ -26,7 +27,7 @@ class ExchangeState:
         link: Link | None,
         encoder: ShardEncoder | None,
         hook: ReplicaHook | None,
-        shard_hook: ShardHook | None = None,
+        shard_hook: ShardHook | ReplicaBesideShardsHook | None = None,
     ) -> None:
         """Look after what there is.
 

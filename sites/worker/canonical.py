@@ -84,7 +84,8 @@ class SiteTensors:
         """Tell the site's ranks what this one holds, and hear of all. A collective of the site.
 
         Raises:
-            TypeError: ranks do not hold each element once, or all of them the same.
+            TypeError: ranks do not hold each element once, or all of them the same, or parts of a
+                pipeline share a parameter.
         """
         found: list[list[Held]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, [*own])
@@ -99,6 +100,7 @@ class SiteTensors:
         Raises:
             TypeError: as `gather`.
         """
+        _check_untied(ranks)
         by_name: dict[str, list[tuple[int, Held]]] = {}
         for rank in reversed(range(len(ranks))):
             for each in ranks[rank]:
@@ -292,6 +294,25 @@ def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterabl
 
 def _numbered(cut: Iterable[tuple[list[Slice], bool]]) -> list[BucketCut]:
     return [BucketCut(number, tuple(slices), exact) for number, (slices, exact) in enumerate(cut)]
+
+
+def _check_untied(ranks: Sequence[Sequence[Held]]) -> None:
+    """Refuse parameters that parts of a pipeline share: each has a gradient of its own.
+
+    Raises:
+        TypeError: there is one; names it.
+    """
+    first_with: dict[str, int] = {}
+    parts = [frozenset(each.entry.name for each in held) for held in ranks]
+    for rank, held in enumerate(ranks):
+        for each in held:
+            first = first_with.setdefault(each.entry.name, rank)
+            if each.entry.kind == "trained" and parts[first] != parts[rank]:
+                raise TypeError(
+                    f"site.synchronize: ranks {first} and {rank} have unlike parts of the model, "
+                    f"and {each.entry.name} in both: each part has only some of its gradient. "
+                    "Untie it: give each part a parameter of its own, by names of their own"
+                )
 
 
 def _holders_of(name: str, held: Sequence[tuple[int, Held]]) -> Holders:

@@ -148,7 +148,7 @@ class ReplicaHook(GradientHook):
         named = zip(names, bucket.gradients(), strict=True)
         futures = []
         for group, is_exact in self._exactness.split(named, exact=False):
-            pieces = [_memory_of(each, buffer) for _, each in group]
+            pieces = [memory_of(each, buffer) for _, each in group]
             futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
 
         def whole(last: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -167,7 +167,7 @@ class ReplicaHook(GradientHook):
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._held.append((buffer, future))
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._held_grads[self._names[parameter]] = parameter, grad, _memory_of(grad, buffer)
+            self._held_grads[self._names[parameter]] = parameter, grad, memory_of(grad, buffer)
         if bucket.is_last():
             self._submit_wanted()
         return future
@@ -208,7 +208,7 @@ class ReplicaHook(GradientHook):
         return self._layouts[key]
 
 
-def _memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+def memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     """Return where in the bucket a gradient lies, flat, whatever its strides are."""
     start = grad.storage_offset() - buffer.storage_offset()
     return buffer[start : start + grad.numel()]

@@ -21,16 +21,16 @@ from torch import nn
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Entry, Held, cut_gradients
+from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import groups_of, named_tensors
 from sites.worker.gradient_hooks import GradientHook
 from sites.worker.routes import Route, participants, route
-from sites.worker.sharded_state import held_pieces
-from sites.worker.sharding import holding_of, is_sharded, local_of
+from sites.worker.sharded_state import held_pieces, held_tensors
+from sites.worker.sharding import is_sharded, local_of
 from sites.worker.step_records import TokenCount
-from sites.worker.tensor_hashes import hash_of, layout_of_labels
+from sites.worker.tensor_hashes import layout_of_labels
 
 
 @dataclass(slots=True)
@@ -99,25 +99,7 @@ class ShardHook(GradientHook):
 
     def held(self) -> list[Held]:
         """Return what this rank tells the others of its site."""
-        found = []
-        for name, each in self.own.items():
-            is_trained = name in self._trained
-            kind = "trained" if is_trained else "frozen"
-            is_parameter = isinstance(each, nn.Parameter)
-            entry = Entry(
-                name,
-                tuple(each.shape),
-                str(each.dtype),
-                each.element_size(),
-                kind if is_parameter else "buffer",
-                is_trained and self._exactness.spares(name, each),
-            )
-            mesh: Ranks = ()
-            if is_sharded(each):
-                mesh = tuple(each.device_mesh.mesh.flatten().tolist())
-            content = hash_of(local_of(each)) if mesh else 0
-            found.append(Held(entry, holding_of(name, each), mesh, content))
-        return found
+        return held_tensors(self.own, self._exactness)
 
     def agree(self, agreed: Agreed) -> None:
         """Cut the agreed list into buckets."""
@@ -172,6 +154,19 @@ class ShardHook(GradientHook):
         """End a round that is still open: what an optimizer calls before each step."""
         if self._is_open:
             self._end_backward()
+
+    def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """Return the parameter of which one of these is a shard, or of whose gradient."""
+        memory = {each.untyped_storage().data_ptr() for each in tensors}
+        for name, each in self._trained.items():
+            for of in (each, each.grad):
+                if (
+                    of is not None
+                    and local_of(of).numel() < of.numel()
+                    and local_of(of).untyped_storage().data_ptr() in memory
+                ):
+                    return name
+        return None
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         """Refuse a parameter whose gradient would not be there when its hook is called.
@@ -228,8 +223,13 @@ class ShardHook(GradientHook):
         self._is_open = True
 
     def _collector(self, name: str) -> Callable[[torch.Tensor], None]:
-        def collect(_: torch.Tensor) -> None:
+        def collect(parameter: torch.Tensor) -> None:
             self._begin()
+            if len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) > 1:
+                raise LocalProtocolError(
+                    f"parameter {name} has got another hook that runs when its gradient is there (an "
+                    "optimizer in backward?), before the other sites' part has come: take it off"
+                )
             if name in self._arrived:
                 raise LocalProtocolError(
                     f"the gradient of {name} came twice in one backward pass: synchronise in the "

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.canonical import PLANES, Agreed, BucketCut, cut_state
+from sites.worker.canonical import PLANES, Agreed, BucketCut, Entry, Held, cut_state
+from sites.worker.collectives import Ranks
+from sites.worker.exactness import Exactness
 from sites.worker.initial_state import BLOCK_NUMEL, BLOCKS_IN_FLIGHT, InitialState
 from sites.worker.routes import Route, participants, route
-from sites.worker.sharding import local_of
+from sites.worker.sharding import holding_of, is_sharded, local_of
 from sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_labels
 
 
@@ -106,6 +109,33 @@ class ShardedState:
             future.wait()
         for pieces, planes in sent:
             _write_back(planes, pieces)
+
+
+def held_tensors(own: Mapping[str, torch.Tensor], exactness: Exactness) -> list[Held]:
+    """Return what a rank tells the others of its site about parameters and buffers.
+
+    Raises:
+        TypeError: one is laid out in a way that is not known.
+    """
+    found = []
+    for name, each in own.items():
+        is_parameter = isinstance(each, nn.Parameter)
+        is_trained = is_parameter and each.requires_grad
+        kind = "trained" if is_trained else "frozen"
+        entry = Entry(
+            name,
+            tuple(each.shape),
+            str(each.dtype),
+            each.element_size(),
+            kind if is_parameter else "buffer",
+            is_trained and exactness.spares(name, each),
+        )
+        mesh: Ranks = ()
+        if is_sharded(each):
+            mesh = tuple(each.device_mesh.mesh.flatten().tolist())
+        content = hash_of(local_of(each)) if mesh else 0
+        found.append(Held(entry, holding_of(name, each), mesh, content))
+    return found
 
 
 def held_pieces(

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from sites.checkpoint.run_objects import RunObjects, Stateful
     from sites.checkpoint.training_state import TrainingState
     from sites.worker.canonical import SiteTensors
+    from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
     from sites.worker.shard_hook import ShardHook
     from sites.worker.sharded_state import ShardedState
 
@@ -135,7 +136,7 @@ class Site:
         self._pipeline: BucketPipeline | None = None
         self._collectives: Collectives | None = None
         self._hook: GradientHook | None = None
-        self._shard_hook: ShardHook | None = None
+        self._shard_hook: ShardHook | ReplicaBesideShardsHook | None = None
         self._site_tensors: SiteTensors | None = None
         self._lists: Sequence[bytes] = ()
         """What each site has told all others of its tensors, where they are sharded."""
@@ -165,6 +166,7 @@ class Site:
         *,
         data_mesh: DeviceMesh | None = None,
         loss: Literal["mean", "sum"] = "mean",
+        beside_shards: bool = False,
     ) -> None:
         """Train `model` together with all other sites from now on. Once, from every rank.
 
@@ -187,6 +189,8 @@ class Site:
                 gradients are added up, and divided once, by the tokens of all sites. Sums need
                 `count_tokens`; with them, ranks that share experts may count unlike numbers, and
                 `fully_shard` may have any divide factor.
+            beside_shards: where this site has a DistributedDataParallel, others may call
+                `fully_shard`. To these it makes no difference, so all may say it.
 
         Raises:
             TypeError: another model, or not an optimizer.
@@ -206,7 +210,8 @@ class Site:
         self._steps.begin("synchronize")
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
         if replicas:
-            self._synchronize_replicas(replicas, optimizers, is_summed=is_summed)
+            way = self._synchronize_beside_shards if beside_shards else self._synchronize_replicas
+            way(replicas, optimizers, is_summed=is_summed)
         else:
             self._synchronize_shards(models, optimizers, data_mesh, is_summed=is_summed)
 
@@ -258,6 +263,13 @@ class Site:
         check_tensors("site.all_reduce", tensors)
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
+        shard = None if self._shard_hook is None else self._shard_hook.shard_in(tensors)
+        if shard is not None:
+            raise TypeError(
+                f"site.all_reduce: a tensor is this rank's shard of {shard}, of which other ranks "
+                "hold other elements: average what full_tensor() returns; gradients of a model "
+                "that is synchronised are averaged by its backward pass"
+            )
         named = [(str(index), each) for index, each in enumerate(tensors)]
         self._open_average().average(named, tokens, exact=exact)
 
@@ -745,11 +757,9 @@ class Site:
         is_summed: bool,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
-        from sites.worker.agreement import tell_all
-        from sites.worker.canonical import SiteTensors
         from sites.worker.shard_hook import ShardHook
 
-        self._hook = self._shard_hook = hook = ShardHook(
+        hook = ShardHook(
             self._open(),
             self._tokens,
             models,
@@ -758,6 +768,37 @@ class Site:
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
         )
+        self._synchronize_agreed(hook, optimizers)
+
+    def _synchronize_beside_shards(
+        self,
+        models: Sequence[DistributedDataParallel],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        is_summed: bool,
+    ) -> None:
+        from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
+
+        hook = ReplicaBesideShardsHook(
+            self._open(),
+            self._tokens,
+            models,
+            bucket_bytes=self.job.exchange.bucket_bytes,
+            exactness=self._exactness,
+            is_summed=is_summed,
+        )
+        self._synchronize_agreed(hook, optimizers)
+
+    def _synchronize_agreed(
+        self,
+        hook: ShardHook | ReplicaBesideShardsHook,
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        """Synchronise in buckets that all sites agree on, whatever their layouts."""
+        from sites.worker.agreement import tell_all
+        from sites.worker.canonical import SiteTensors
+
+        self._hook = self._shard_hook = hook
         self._site_tensors = tensors = SiteTensors.gather(hook.held())
         self._exactness.check([each.name for each in tensors.entries])
         if not self._returns:

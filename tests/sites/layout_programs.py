@@ -265,7 +265,7 @@ def train(folder: Path, name: str) -> None:
     laid = lay_out(layout, net(seed=site.index))
     optimizer = torch.optim.SGD(laid.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     is_summed = layout.endswith(SUM)
-    site.synchronize(laid.model, optimizer, loss="sum" if is_summed else "mean")
+    site.synchronize(laid.model, optimizer, loss="sum" if is_summed else "mean", beside_shards=True)
     first = sum(DATA_RANKS[each] for each in layouts[: site.index])
     losses, norms = [], []
     for step in range(num_steps):

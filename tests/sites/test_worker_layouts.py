@@ -17,7 +17,7 @@ from tests.sites import layout_programs as programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
-LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp"]
+LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp"]
 DEFAULT = {("fsdp3", "tp")}
 PAIRS = [
     pytest.param(pair, marks=[] if pair in DEFAULT else [pytest.mark.exhaustive], id="-".join(pair))
@@ -73,7 +73,9 @@ def test_two_layouts_train_as_one_process(tmp_path: Path, layouts: tuple[str, st
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "layouts", [("ep-sum", "tp-sum"), ("fsdp3-sum", "pp"), ("hsdp", "pp-sum")], ids="-".join
+    "layouts",
+    [("ep-sum", "tp-sum"), ("fsdp3-sum", "pp"), ("hsdp", "pp-sum"), ("ddp-sum", "ep-sum")],
+    ids="-".join,
 )
 def test_sums_and_means_of_losses_train_as_one_process(
     tmp_path: Path, layouts: tuple[str, str]
@@ -81,7 +83,7 @@ def test_sums_and_means_of_losses_train_as_one_process(
     test_two_layouts_train_as_one_process(tmp_path, layouts)
 
 
-INT8 = [("fsdp3", "pp"), ("tp", "ep"), ("hsdp", "pp")]
+INT8 = [("ddp", "pp"), ("fsdp3", "pp"), ("tp", "ep"), ("hsdp", "pp")]
 
 
 @pytest.mark.parametrize(

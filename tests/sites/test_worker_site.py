@@ -27,7 +27,7 @@ def restored_default_dtype() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def _site(link: RecordingLink) -> Site:
+def lone_site(link: RecordingLink) -> Site:
     """A real site of one rank whose link records."""
     welcome = Welcome(
         site="only",
@@ -49,7 +49,7 @@ def _site(link: RecordingLink) -> Site:
 
 def test_steps_are_counted_and_logged() -> None:
     link = RecordingLink()
-    site = _site(link)
+    site = lone_site(link)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="no completed optimizer step"):
@@ -74,7 +74,7 @@ def test_steps_are_counted_and_logged() -> None:
 
 
 def test_what_is_not_ddp_is_refused() -> None:
-    site = _site(RecordingLink())
+    site = lone_site(RecordingLink())
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(TypeError, match="got Linear: wrap the model first"):
@@ -107,7 +107,7 @@ def test_what_is_not_ddp_is_refused() -> None:
 def test_what_cannot_be_averaged_is_refused(
     tensors: list[torch.Tensor], kind: type[Exception], said: str
 ) -> None:
-    site = _site(RecordingLink())
+    site = lone_site(RecordingLink())
     with pytest.raises(kind, match=said):
         site.all_reduce(tensors)
     for wrong in (-1.0, float("nan")):
@@ -119,7 +119,7 @@ def test_what_cannot_be_averaged_is_refused(
 
 
 def test_an_optimizer_with_a_closure_is_refused() -> None:
-    site = _site(RecordingLink())
+    site = lone_site(RecordingLink())
     optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
     site.average_gradients(optimizer)
     with pytest.raises(RuntimeError, match="with a closure"):
@@ -134,7 +134,7 @@ def test_an_optimizer_with_a_closure_is_refused() -> None:
 def test_without_synchronisation_no_round_is_made() -> None:
     """Accumulated micro-batches cross once."""
     link = RecordingLink()
-    site = _site(link)
+    site = lone_site(link)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer)
@@ -155,7 +155,7 @@ def test_without_synchronisation_no_round_is_made() -> None:
 def test_tensors_to_average_are_float32_whatever_the_default(
     restored_default_dtype: None,
 ) -> None:
-    site = _site(RecordingLink())
+    site = lone_site(RecordingLink())
     torch.set_default_dtype(torch.bfloat16)
     for sizes in [(2, 3), (0, 3), ()]:
         made = site.empty(*sizes)

@@ -1,0 +1,164 @@
+"""Sends gradients of DistributedDataParallel to sites that shard the model, as these send theirs.
+
+Sites that shard have agreed on buckets of their own (canonical.py), whatever DDP makes. So DDP's
+buckets are held until all gradients of the next agreed bucket are there. To the others, every rank
+of this site holds all of each tensor.
+
+Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
+from torch.nn.parallel import DistributedDataParallel
+
+from protos.errors import LocalProtocolError
+from sites.local.regions import FLOAT_BYTES
+from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
+from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
+from sites.worker.collectives import Ranks
+from sites.worker.exactness import Exactness, bare_name
+from sites.worker.gradient_hooks import GradientHook, memory_of
+from sites.worker.sharded_state import held_tensors
+from sites.worker.step_records import TokenCount
+from sites.worker.tensor_hashes import layout_of_labels
+
+
+class ReplicaBesideShardsHook(GradientHook):
+    """The hook of one rank: a backward pass is a round."""
+
+    def __init__(
+        self,
+        pipeline: BucketPipeline,
+        tokens: TokenCount,
+        models: Sequence[DistributedDataParallel],
+        *,
+        bucket_bytes: int,
+        exactness: Exactness,
+        is_summed: bool = False,
+    ) -> None:
+        """Hook into the model; `agree` comes next. `bucket_bytes` is float32 of a bucket.
+
+        Raises:
+            TypeError: there are several models, or a parameter is not in row-major order.
+        """
+        super().__init__(tokens, is_summed=is_summed)
+        self._pipeline = pipeline
+        self._exactness = exactness
+        self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
+        if len(models) != 1:
+            raise TypeError("site.synchronize: beside shards, want one DistributedDataParallel")
+        (model,) = models
+        parameters = [*model.module.named_parameters()]
+        self._names = {each: bare_name(name) for name, each in parameters}
+        for each, name in self._names.items():
+            if not each.is_contiguous():
+                raise TypeError(
+                    f"site.synchronize: parameter {name} is not contiguous, as it has to be beside "
+                    "shards"
+                )
+        # Backward comes to them from the last to the first.
+        named = [*reversed(parameters), *model.module.named_buffers()]
+        self.own: dict[str, torch.Tensor] = {bare_name(name): each for name, each in named}
+        """Parameters and buffers, by name."""
+        self.data_ranks: Ranks = tuple(range(dist.get_world_size()))
+        self.groups: set[Ranks] = {self.data_ranks}
+        self.cut = 0
+        """What tells apart how all are cut into buckets, and which ranks share each."""
+        self._cuts: list[tuple[BucketCut, SharedBy]] = []
+        self._num_submitted = 0
+        self._is_backward = False
+        """A backward pass goes on, and has brought a bucket."""
+        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._arrived: dict[str, torch.Tensor] = {}
+        """Where in DDP's buckets a gradient lies, flat."""
+        model.register_comm_hook(None, self.reduce)
+
+    def held(self) -> list[Held]:
+        """Return what this rank tells the others of its site."""
+        return held_tensors(self.own, self._exactness)
+
+    def agree(self, agreed: Agreed) -> None:
+        """Cut the agreed list into buckets."""
+        cuts = cut_gradients(agreed.law, self._bucket_numel)
+        self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
+        self._cuts = [*zip(cuts, agreed.shared_by(cuts, dist.get_rank()), strict=True)]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return each gradient that there is."""
+        return [each.grad for each in self._names if each.grad is not None]
+
+    def shard_in(self, _: Sequence[torch.Tensor]) -> None:
+        """Nothing is a shard here."""
+
+    def reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Hold one of DDP's buckets; submit the agreed ones that it completes.
+
+        Raises:
+            LocalProtocolError: DDP has no gradient of a parameter that other sites train.
+        """
+        if not self._is_backward:
+            self._is_backward = True
+            # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
+            # exception in a future into an unreadable one.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._pipeline.begin(self._tokens.take(), is_gradient=True, is_summed=self._is_summed)
+            self._num_submitted = 0
+        buffer = bucket.buffer()
+        devices: list[int | str | torch.device] = (
+            [] if buffer.device.type == "cpu" else [buffer.device]
+        )
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._held.append((buffer, future))
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._arrived[self._names[parameter]] = memory_of(grad, buffer)
+        latest = self._submit()
+        if bucket.is_last():
+            if self._num_submitted < len(self._cuts):
+                names = self._cuts[self._num_submitted][0].names
+                raise LocalProtocolError(
+                    "DistributedDataParallel does not reduce the gradient of "
+                    f"{next(each for each in names if each not in self._arrived)}, which other "
+                    "sites train"
+                )
+            assert latest is not None, "the last gradient completes the last bucket"
+            self._complete_after(latest)
+        return future
+
+    def _submit(self) -> torch.futures.Future[torch.Tensor] | None:
+        """Submit the agreed buckets whose turn it is; return the last of them."""
+        latest = None
+        for cut, sharing in self._cuts[self._num_submitted :]:
+            if any(name not in self._arrived for name in cut.names):
+                break
+            latest = self._pipeline.submit(
+                [self._arrived[each.entry.name][each.start : each.stop] for each in cut.slices],
+                cut.layout,
+                exact=cut.exact,
+                number=cut.number,
+                sharing=sharing,
+            )
+            self._num_submitted += 1
+        return latest
+
+    def _complete_after(self, last: torch.futures.Future[torch.Tensor]) -> None:
+        """Give DDP its buckets once the last agreed one is back: they come back in order."""
+        held, self._held = self._held, []
+        self._arrived = {}
+
+        def complete(last: torch.futures.Future[torch.Tensor]) -> None:
+            for buffer, future in held:
+                try:
+                    last.value()
+                except Exception as error:  # noqa: BLE001 - as DDP's own bucket would tell it
+                    future.set_exception(error)  # type: ignore[arg-type] # torch's own is wrong
+                else:
+                    future.set_result(buffer)
+
+        last.then(complete)
+
+    def _end_backward(self) -> None:
+        self._is_backward = False
+        self._end_round(self._pipeline.wait(has_norm=True))

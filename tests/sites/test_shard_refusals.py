@@ -1,0 +1,130 @@
+"""What cannot be averaged in sharded models is refused by its name, with the way out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import backward
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from protos.errors import LayoutMismatchError, LocalProtocolError
+from sites.worker.canonical import Entry, Held, SiteTensors, check_alike
+from sites.worker.holdings import Dealt, Holding
+from sites.worker.sharding import whole_of
+from tests.fakes.lone_exchanges import RecordingLink
+from tests.sites.test_worker_site import lone_site
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def _sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _entry(name: str, *shape: int, kind: str = "trained") -> Entry:
+    return Entry(name, shape, "torch.float32", 4, kind, exact=False)
+
+
+def _held(name: str, mesh: tuple[int, ...], place: int) -> Held:
+    holding = Holding.of((4, 2), [Dealt(0, len(mesh), place)])
+    return Held(_entry(name, 4, 2), holding, mesh, content=place)
+
+
+def test_a_gradient_that_comes_twice_is_named() -> None:
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    site.synchronize(model, optimizer)
+    weight = next(model.parameters())
+    weight.grad = torch.zeros_like(weight)
+    (told,) = weight._post_accumulate_grad_hooks.values()
+    told(weight)  # as a pipeline's schedule does that reduces after each micro-batch
+    with pytest.raises(
+        LocalProtocolError, match=r"gradient of 0.weight came twice in one backward"
+    ):
+        told(weight)
+    site.leave()
+
+
+def test_an_optimizer_in_backward_is_refused_before_and_after() -> None:
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    weight = next(model.parameters())
+    hook = weight.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
+    with pytest.raises(TypeError, match=r"parameter 0.weight has a hook that runs .* take it off"):
+        site.synchronize(model, optimizer)
+    hook.remove()
+    site = lone_site(RecordingLink())
+    site.synchronize(model, optimizer)
+    weight.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
+    with pytest.raises(LocalProtocolError, match=r"parameter 0.weight has got another hook"):
+        backward(model(torch.ones(2, 3)).sum())
+    site.leave()
+
+
+def test_the_norm_is_of_all_that_crosses_and_clips() -> None:
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    with pytest.raises(RuntimeError, match=r"call site.synchronize first"):
+        _ = site.grad_norm
+    site.synchronize(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"no backward pass has"):
+        _ = site.grad_norm
+    backward(1024.0 * model(torch.ones(2, 3)).sum())
+    grads = [each.grad for each in model.parameters() if each.grad is not None]
+    assert len(grads) == 4
+    norm = float(nn.utils.get_total_norm([whole_of(each) for each in grads]))
+    assert site.grad_norm == pytest.approx(norm, rel=1e-6)
+    for each in grads:
+        each.div_(1024.0)  # as a GradScaler's unscale_
+    clipped = site.clip_grad_norm_(0.5, loss_scale=1024.0)
+    assert clipped == pytest.approx(norm / 1024.0, rel=1e-6)
+    left = float(nn.utils.get_total_norm([whole_of(each) for each in grads]))
+    assert left == pytest.approx(0.5, rel=1e-5)
+    site.leave()
+
+
+def test_a_sum_needs_its_tokens() -> None:
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    with pytest.raises(ValueError, match=r"want mean or sum, got 'all'"):
+        site.synchronize(model, optimizer, loss="all")  # type: ignore[arg-type]
+    site.synchronize(model, optimizer, loss="sum")
+    site.count_tokens(4)
+    backward(model(torch.ones(4, 3)).sum())
+    bias = [*model.parameters()][-1].grad
+    assert bias is not None
+    assert whole_of(bias).tolist() == [1.0], "the mean over tokens"
+    optimizer.zero_grad()
+    with pytest.raises(LocalProtocolError, match=r'loss="sum" needs it'):
+        backward(model(torch.ones(4, 3)).sum())
+    site.leave()
+
+
+def test_a_parameter_that_parts_of_a_pipeline_share_is_refused() -> None:
+    first = [_held("embedding", (0,), 0), _held("layers.0", (0,), 0)]
+    last = [_held("layers.1", (1,), 0), _held("embedding", (1,), 0)]
+    with pytest.raises(TypeError, match=r"ranks 0 and 1 have unlike parts .* embedding in both"):
+        SiteTensors.of([first, last])
+    assert len(SiteTensors.of([first, last[:1]]).entries) == 3
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ([_entry("a", 3)], "site east has a tensor b, site west has not"),
+        ([_entry("a", 3), _entry("b", 2), _entry("c", 1)], "site west has a tensor c, site east"),
+        ([_entry("a", 3), _entry("b", 2, 1)], r"shape of b is \(2, 1\) at site west, and \(2,\)"),
+        (
+            [_entry("a", 3), _entry("b", 2, kind="frozen")],
+            "kind of b is frozen at site west, and trained at site east",
+        ),
+    ],
+)
+def test_sites_that_differ_are_told_in_what(entries: list[Entry], told: str) -> None:
+    law = [_entry("a", 3), _entry("b", 2)]
+    with pytest.raises(LayoutMismatchError, match=told):
+        check_alike("west", entries, "east", law)
