@@ -12,6 +12,7 @@ from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import bits
 from tests.sites import framework_programs as programs
+from tests.sites import titan_programs as titan
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.exhaustive]
 
@@ -50,3 +51,12 @@ def test_two_sites_learn_what_one_process_does(
     assert len(found) == programs.NUM_RANKS
     assert all(bits(each) == bits(found[0]) for each in found)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_torchtitan_learns_the_same_at_two_sites_as_at_one(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed: pip install isthmus[torchtitan]")
+    expected = learnt(tmp_path / "alone", titan.torchtitan_alone, (programs.NUM_RANKS,))
+    found = learnt(tmp_path / "together", titan.torchtitan_together, programs.RANKS_PER_SITE)
+    assert all(bits(each) == bits(found[0]) for each in found)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
