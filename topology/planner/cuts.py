@@ -5,16 +5,16 @@ What is left after tensor, pipeline and context is data. Stages may differ by a 
 come without a pipeline only: cut gradients or parameters would cross the fabric again for every
 micro-batch.
 
-A cut that is no better than another in anything that a step of several sites depends on
-(topology/model/site_timing.py) is no part of a best plan, whatever the links are, and is left out.
+Of the timings with a number of sequences, one that is no better than another in anything that a
+step of several sites depends on (topology/model/site_timing.py) is no part of a best plan, whatever
+the links are, and is left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from operator import le
 from typing import TypeVar
 
@@ -212,17 +212,16 @@ class SiteCuts:
         self._timings: dict[tuple[int, int], tuple[SiteTiming, ...]] = {}
         """The timings that were worked out, by sequences and by layers whose gradients leave
         together."""
+        self.cuts: list[Cut] = []
+        """The cuts that fit, with one micro-batch at least."""
         self._lacking: list[tuple[float, int, Degrees]] = []
-        groups: defaultdict[tuple[int, int], list[Cut]] = defaultdict(list)
         self._is_given = given is not None
         for index, degrees in enumerate(every_cut(model, site) if given is None else (given,)):
             needed = memory(workload, degrees, 1).total
             if given is None and needed > site.accelerator.memory_bytes:
                 self._lacking.append((needed, index, degrees))
                 continue
-            groups[degrees.data, degrees.micro_batch].append(self._cut(degrees))
-        self.cuts = [cut for group in groups.values() for cut in _useful(group)]
-        """The cuts that fit, with one micro-batch at least."""
+            self.cuts.append(self._cut(degrees))
         self.sequence_s = min(
             (cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts),
             default=math.inf,
@@ -337,39 +336,6 @@ def undominated(items: Iterable[Item], point: Callable[[Item], Point]) -> list[I
         if not any(all(map(le, theirs, mine)) for theirs, _ in kept):
             kept.append((mine, item))
     return [item for _, item in kept]
-
-
-def _useful(cuts: Sequence[Cut]) -> list[Cut]:
-    """Return the cuts of equal micro-batches that no other is as good as, however many they are.
-
-    Bubbles bend where there are as many micro-batches as stages: between these they lie on lines.
-    """
-    bends = sorted({1, *(cut.degrees.pipeline for cut in cuts)})
-
-    def point(cut: Cut) -> Point:
-        return _point(cut, bends)
-
-    return undominated(sorted(cuts, key=point), point)
-
-
-def _point(cut: Cut, bends: Sequence[int]) -> Point:
-    """Return all that cuts of equal micro-batches differ in, whatever leaves together.
-
-    The first gradients leave at end - window (1 - share), between the end and a window before it.
-    """
-    ends_s = [cut.head_s(count) for count in bends]
-    return (
-        cut.micro_batch_s,
-        *ends_s,
-        *(end_s - cut.window_s for end_s in ends_s),
-        *(end_s - cut.node_window_s for end_s in ends_s),
-        cut.tail_s,
-        cut.node_share,
-        1 / cut.num_layers,
-        cut.degrees.zero_stage,
-        cut.least_bytes,
-        max(each.bytes_of(math.inf) for each in cut.stages),
-    )
 
 
 def timing_point(timing: SiteTiming) -> Point:
