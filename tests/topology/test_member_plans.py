@@ -11,7 +11,7 @@ from tests.fakes.run_specs import spec_of
 from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_trees_packing import script
 from topology.job import Job, Reduction
-from topology.member_plans import plan_for
+from topology.member_plans import plan_for, plan_with_followers
 from topology.planner.reductions import menu
 from topology.run_spec import CodedPlan, RunSpec
 from topology.trees.trees import ReductionPlan, Tree, has_same_turns
@@ -102,3 +102,18 @@ def test_any_members_that_are_connected_have_a_plan_of_their_own(seed: int) -> N
     assert plan.members == members
     for tree in plan.trees:
         assert {tree.root, *tree.parent} == set(members), f"{seed=}"
+
+
+def test_a_site_that_follows_gets_each_result_from_somebody_who_reaches_it() -> None:
+    given = spec(RING, codec="int8")
+    pair = plan_for(given, ("s0", "s1"))
+    assert pair is not None
+    assert pair.plan.is_gather
+    found = plan_with_followers(given, pair, ("s2",))
+    assert (found.plan.members, found.codecs) == ((0, 1), ("int8", "int8"))
+    assert [each.root for each in found.plan.trees] == [0, 1], "a star each in place of the gather"
+    for tree in found.plan.trees:
+        assert tree.followers == (2,)
+        assert tree.giver[2] == 1, "nothing links s0 and s2"
+        assert set(tree.parent) == {0, 1} - {tree.root}, "it gives nothing"
+    assert has_same_turns((pair.plan, pair.codecs), (found.plan, found.codecs))
