@@ -135,6 +135,8 @@ class Checkpoints:
         self._last_step = step
         sites = list(self._place.ranks)
         gone = {sites[each] for each in self._attendance.gone()}
+        if self._place.site in gone:
+            return  # it follows, and comes to this step long after the others
         publishes = self._place.site == next(site for site in sites if site not in gone)
         residuals = self._place.staging(step) / residuals_path(self._place)
         self._exchange_now = self._exchange.save(residuals)
