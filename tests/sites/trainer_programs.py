@@ -87,6 +87,8 @@ def _run(folder: Path, overrides: tuple[str, ...]) -> None:
     )
     sys.argv = ["trainer"]
     warnings.simplefilter("error")
+    # torch.compile's own, of torch 2.13.
+    warnings.filterwarnings("ignore", message=".*torch.jit.script_method.*")
     error_file = folder / f"{os.environ['ISTHMUS_SITE']}-{os.environ['RANK']}.error"
     try:
         main()
