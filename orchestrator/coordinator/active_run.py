@@ -323,6 +323,9 @@ class ActiveRun:
                     endpoints=endpoint_messages(action.endpoints),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(start=start))
+            case run_events.SendRelease():
+                release = control_pb2.Release(run_id=self.run_id, generation=self.generation)
+                self._send(action.site, control_pb2.CoordinatorMessage(release=release))
             case run_events.SendStop():
                 stop = control_pb2.Stop(
                     run_id=self.run_id,
@@ -359,6 +362,8 @@ class ActiveRun:
             endpoints_of=self._machine.endpoints_of,
             recorded=recorded,
         )
+        for site in self._machine.done:
+            self.tell_epochs(membership.SiteDone(site))
         for site in self._machine.successful:
             self.tell_epochs(membership.SiteFinished(site))
 
@@ -447,6 +452,8 @@ def _told_to_epochs(event: run_events.Event) -> membership.Event | None:
     match event:
         case run_events.Ticked():
             return membership.Ticked()
+        case run_events.SiteDone():
+            return membership.SiteDone(event.site)
         case run_events.SiteEnded() if event.succeeded and not event.failures:
             return membership.SiteFinished(event.site)
         case run_events.SiteEnded():

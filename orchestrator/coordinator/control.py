@@ -311,6 +311,8 @@ class Control:
                 run.handle(run_events.SitePrepared(site, tuple(endpoints)))
             case "running":
                 run.handle(run_events.SiteRunning(site))
+            case "done":
+                run.handle(run_events.SiteDone(site))
             case "ended":
                 now_s = time.monotonic()
                 failures = tuple(

@@ -78,8 +78,15 @@ class SiteGone:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteDone:
+    """The site's ranks are done with the job. Its gateways keep what others may need."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteFinished:
-    """The site's ranks are done with the job, or with their last round where the site leaves."""
+    """The site has ended: done with the job, or with its last round where it leaves."""
 
     site: str
 
@@ -202,6 +209,7 @@ Change = TreesWanted | DropWanted | Entering
 """A change that nobody needs in order to go on."""
 Event = (
     SiteGone
+    | SiteDone
     | SiteFinished
     | SessionLost
     | LeaseEnded
@@ -308,7 +316,10 @@ class _Site:
     """This coordinator has just begun, and has not heard of it."""
     session_lost: str = ""
     """Why its agent's session is gone; empty: there is one."""
+    is_done: bool = False
+    """Its ranks are done with the job; its gateways are members until all are."""
     has_finished: bool = False
+    """Nothing is left of it, for it is done."""
     since_round: int = 0
     """The first round in which it takes part."""
 
@@ -428,6 +439,8 @@ class Membership:
                     for name in epoch.members:
                         self._sites[name].gone = ""
                     self._number, self._is_unfinished = epoch.number, False
+                case "site.done" if each.site in self._sites:
+                    self._sites[each.site].is_done = True
                 case "site.lost" | "site.dropped" if each.site in self._sites:
                     self._leaving.discard(each.site)
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
@@ -460,6 +473,8 @@ class Membership:
                 site = self._sites[event.site]
                 site.gone = site.gone or event.why or "gone"
                 self._forget(event.site)
+            case SiteDone():
+                self._sites[event.site].is_done = True
             case SiteFinished() if event.site not in self.epoch.members:
                 self._leaving.discard(event.site)
                 self._sites[event.site].gone = "it has left"
@@ -544,7 +559,7 @@ class Membership:
             return []
         self._forget(site.name)
         site.gone = site.silent = site.session_lost = site.left_out = ""
-        site.has_finished = False
+        site.is_done = site.has_finished = False
         self._changes.append(event)
         return []
 
@@ -709,10 +724,12 @@ class Membership:
         left = [site for site in members if not self._is_gone(site) and not site.has_finished]
         present = [site for site in left if not site.left_out]
         num_finished = sum(site.has_finished for site in members)
-        if not left and num_finished >= max(1, self._limits.min_sites):
+        num_done = num_finished + sum(site.is_done for site in left)
+        is_done = all(site.is_done for site in left)
+        if is_done and num_done >= max(1, self._limits.min_sites):
             self._is_over = True
-            gone = [site for site in members if not site.has_finished]
-            return None, [LoseSite(site.name, site.gone) for site in gone]
+            lost = [site for site in members if self._is_gone(site) and not site.has_finished]
+            return None, [LoseSite(site.name, self._why_lost(site.name)) for site in lost]
         if not left:
             return None, self._too_few(num_finished)
         best = max(self._parts(now_s), key=self._size, default=())

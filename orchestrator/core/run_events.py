@@ -178,6 +178,13 @@ class SiteRunning:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteDone:
+    """All ranks of the site are done with the job."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteEnded:
     """No process of the run is left at the site."""
 
@@ -290,6 +297,7 @@ Event = (
     | RelayOpened
     | EmulatorEnded
     | SiteRunning
+    | SiteDone
     | SiteEnded
     | DigestReported
     | GradientReported
@@ -339,6 +347,13 @@ class SendStart:
 
 
 @dataclass(frozen=True, slots=True)
+class SendRelease:
+    """Tell the site's agent that no site needs its gateways any more."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendStop:
     """Tell the site's agent to end the run's processes."""
 
@@ -366,4 +381,13 @@ class FinishRun:
     failure: Failure | None
 
 
-Action = SendPrepare | OpenNamespaces | OpenRelay | SendStart | SendStop | RecordEvent | FinishRun
+Action = (
+    SendPrepare
+    | OpenNamespaces
+    | OpenRelay
+    | SendStart
+    | SendRelease
+    | SendStop
+    | RecordEvent
+    | FinishRun
+)

@@ -74,6 +74,8 @@ class _Site:
     is_told_to_prepare: bool = False
     is_told_to_start: bool = False
     is_told_to_stop: bool = False
+    is_done: bool = False
+    """Its ranks are done with the job; its gateways wait until all are."""
     is_successful: bool = False
     is_lost_perhaps: bool = False
     """Its agent has gone or is silent, and whether the run goes on without it is not decided."""
@@ -138,6 +140,8 @@ class RunMachine:
         self._gradients = SameDataWatch()
         self._refuses_same_data = refuses_same_data
         self._active_s: float | None = None
+        self._is_released = False
+        """All sites are done with the job, and have been told so."""
 
     @property
     def is_going_on(self) -> bool:
@@ -148,6 +152,11 @@ class RunMachine:
     def successful(self) -> tuple[str, ...]:
         """The sites that are done with the job."""
         return tuple(site.name for site in self._all() if site.is_successful)
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """The sites whose ranks are done with the job."""
+        return tuple(site.name for site in self._all() if site.is_done)
 
     @property
     def brings_back(self) -> bool:
@@ -259,6 +268,8 @@ class RunMachine:
                 site.state, site.is_told_to_start = SiteState.STARTING, True
             case "site.running":
                 site.state = SiteState.RUNNING
+            case "site.done":
+                site.is_done = True
             case "site.ended":
                 site.state = SiteState.ENDED
                 site.is_successful = bool(event.detail["succeeded"])
@@ -286,6 +297,7 @@ class RunMachine:
         actions = self._apply(event, now_s)
         actions += self._form()
         actions += self._bring_back(now_s)
+        actions += self._release_if_done()
         actions += self._stop_if_due(now_s)
         actions += self._finish_if_over(now_s)
         return actions
@@ -317,6 +329,8 @@ class RunMachine:
                 return self._prepared(event)
             case run_events.SiteRunning():
                 return self._running(event, now_s)
+            case run_events.SiteDone():
+                return self._done(event, now_s)
             case run_events.SiteEnded():
                 return self._ended(event, now_s)
             case run_events.DigestReported():
@@ -388,7 +402,7 @@ class RunMachine:
         if site.state is SiteState.STARTING:
             endpoints = self._address_book().get(site.name, ())
             return [recorded, run_events.SendStart(site.name, endpoints)]
-        return [recorded]
+        return [recorded, *([run_events.SendRelease(site.name)] if self._is_released else [])]
 
     def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
         site = self._sites[event.site]
@@ -399,7 +413,7 @@ class RunMachine:
         if not site.may_have_processes:
             site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
             return [RecordEvent("site.left", site.name, detail)]
-        is_decided = not self.is_going_on
+        is_decided = not self.is_going_on or self._is_released
         site.is_lost_perhaps = not is_decided
         is_silent = not is_decided and event.silent_s > 0
         if not is_silent:
@@ -437,18 +451,26 @@ class RunMachine:
     def _activate(self, now_s: float) -> list[Action]:
         """Call the run active once all sites are up; a short job may have ended at some already."""
         if self.state is not RunState.FORMING or not all(
-            site.state is SiteState.RUNNING or site.is_successful for site in self._all()
+            site.state is SiteState.RUNNING or site.is_done or site.is_successful
+            for site in self._all()
         ):
             return []
         self.state = RunState.ACTIVE
         self._active_s = now_s
         return [RecordEvent("run.active")]
 
+    def _done(self, event: run_events.SiteDone, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if site.is_done or site.is_out or not site.may_have_processes:
+            return []
+        site.is_done = True
+        return [RecordEvent("site.done", site.name), *self._activate(now_s)]
+
     def _ended(self, event: run_events.SiteEnded, now_s: float) -> list[Action]:
         site = self._sites[event.site]
         if not site.is_told_to_prepare or site.state is SiteState.ENDED:
             return []
-        was_lost = site.state is SiteState.LOST
+        was_lost = site.state is SiteState.LOST and not self._is_released
         site.state = SiteState.ENDED
         site.is_returning = False
         self._stalls.forget(site.name)
@@ -458,7 +480,7 @@ class RunMachine:
             # No failure of the run: what else would say why it did not come back?
             detail["message"] = first_failure(event.failures).message
         actions: list[Action] = [RecordEvent("site.ended", site.name, detail)]
-        if site.is_out:
+        if site.is_out or self._is_released:
             return actions
         if site.is_leaving and site.is_successful:
             return [*actions, *self._go_on_without(site, "it has left", now_s)]
@@ -623,6 +645,7 @@ class RunMachine:
     def _go_on_without(self, site: _Site, why: str, now_s: float) -> list[Action]:
         """End what is left of a site that was dropped, or is lost."""
         site.is_out, site.is_leaving, site.is_successful = True, False, False
+        site.is_done = False
         self._stalls.forget(site.name)
         stop = [self._stop(site, why)] if site.may_have_processes else []
         if stop:
@@ -650,7 +673,7 @@ class RunMachine:
         site = self._sites[event.site]
         if not site.is_returning:
             return []
-        site.is_out = site.is_returning = False
+        site.is_out = site.is_returning = site.is_done = False
         site.losses.clear()
         self._digests.regain(site.name)
         note = f"site {site.name} takes part again"
@@ -755,6 +778,19 @@ class RunMachine:
             actions.append(run_events.SendStart(site.name, book.get(site.name, ())))
         return actions
 
+    def _release_if_done(self) -> list[Action]:
+        """Let all gateways go once every site is done: one that is lost before may need them."""
+        sites = [site for site in self._all() if not site.is_out]
+        is_done = bool(sites) and all(site.is_done or site.is_successful for site in sites)
+        if self._is_released or not self.is_going_on or not is_done:
+            return []
+        self._is_released = True
+        waiting = [site for site in sites if site.may_have_processes]
+        for site in waiting:
+            if site.is_lost_perhaps:  # nobody waits for its lease
+                site.state = SiteState.LOST
+        return [run_events.SendRelease(site.name) for site in waiting]
+
     def _stop_if_due(self, now_s: float) -> list[Action]:
         """Stop all sites: for a cancellation, a failure that was waited for, or a late start."""
         actions: list[Action] = []
@@ -790,8 +826,9 @@ class RunMachine:
     def _finish_if_over(self, now_s: float) -> list[Action]:
         """End the run once nothing of it is left, or a site has had long enough to say so."""
         actions: list[Action] = []
-        is_done = bool(self.successful) and all(
-            site.is_successful or site.is_out for site in self._all()
+        is_done = bool(self.successful or self._is_released) and all(
+            site.is_successful or site.is_out or (self._is_released and site.state in _GONE)
+            for site in self._all()
         )
         if is_done and not self._ending.has_begun:
             difference = self._digests.flush()

@@ -18,6 +18,7 @@ from protos.control.v1.control_pb2 import (
     CoordinatorMessage,
     Hello,
     Prepare,
+    Release,
     Resume,
     RunReport,
     Settle,
@@ -226,6 +227,9 @@ class Agent:
             case "cancel_settle":
                 if (run := self._run_of(message.cancel_settle)) is not None:
                     run.cancel_settle(message.cancel_settle)
+            case "release":
+                if (run := self._run_of(message.release)) is not None:
+                    run.release()
             case other:
                 log.warning("the coordinator sent %s: ignored", other or "something newer")
 
@@ -243,7 +247,7 @@ class Agent:
             self._run = SiteRun(prepare, self._place, self._session)
             self._executing = asyncio.create_task(self._run.execute(), name=prepare.run_id)
 
-    def _run_of(self, message: Start | Settle | Resume | CancelSettle) -> SiteRun | None:
+    def _run_of(self, message: Start | Settle | Resume | CancelSettle | Release) -> SiteRun | None:
         """Return the run that a message is about; None if it is not prepared here."""
         run = self._run
         if run is not None and run.is_for(message.run_id, message.generation):

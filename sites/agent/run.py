@@ -28,6 +28,7 @@ from protos.control.v1.control_pb2 import (
     RunReport,
     Settle,
     Settled,
+    SiteDone,
     SiteEnded,
     SitePrepared,
     SiteRunning,
@@ -68,6 +69,8 @@ class SiteRun:
         self._session = session
         self._started: asyncio.Future[Sequence[GatewayEndpoint]] = asyncio.Future()
         self._ending = asyncio.Event()
+        self._released = asyncio.Event()
+        """Set once no site needs anything of this one any more."""
         self._left = asyncio.Event()
         """Set once the site has had its last round of a run that goes on."""
         self._num_left = 0
@@ -131,6 +134,10 @@ class SiteRun:
         """The run's epoch does not change."""
         if self._epochs is not None:
             self._epochs.cancel(message.epoch)
+
+    def release(self) -> None:
+        """Let the gateways go, for all sites are done."""
+        self._released.set()
 
     async def save(self, within_s: float) -> None:
         """Have all sites write a checkpoint, if the run keeps any, and wait at most so long."""
@@ -223,6 +230,9 @@ class SiteRun:
             else:
                 await self._train(processes, tasks)
             if not self._failures:
+                if not self._left.is_set():
+                    self._put(done=SiteDone(**self._name))
+                    await self._released.wait()
                 await processes.leave()
         except TimeoutError:
             self._fail_stage(SiteError("START_TIMED_OUT", "the coordinator never said Start"))

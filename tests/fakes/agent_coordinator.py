@@ -155,6 +155,9 @@ class AgentCoordinator(CoordinatorServicer):
             elif message.sequence > self.received:
                 self.received = message.sequence
                 await self._note(message)
+                if message.HasField("done"):  # as if no other site needed anything of it
+                    run = message.done
+                    self.say(release=control.Release(run_id=run.run_id, generation=run.generation))
 
     async def _note(self, message: control.AgentMessage) -> None:
         async with self._changed:

@@ -1,8 +1,11 @@
 """A site fails on the way: the others go on, lose no step, and end with the same bits."""
 
+import signal
 import time
 from collections import Counter
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
@@ -11,6 +14,9 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 DETECT_S = 5.0
 STEPS = 40
+LAST_ROUND = Path(__file__).parent / "scripts" / "user_last_round.py"
+LAST_ROUNDS_BYTES = 3 * 4 * 2048 * 4096
+"""What a site sends in all of that script's rounds."""
 
 
 def victim(run: Bench, role: str) -> int:
@@ -87,6 +93,43 @@ def test_what_is_not_reached_is_gone_around_or_dropped(
     lost = [each["site"] for each in events if each["kind"] == "site.lost"]
     assert lost == sorted(set("abc") - set(survivors))
     check_the_end(run, survivors)
+
+
+@pytest.mark.exhaustive
+def test_a_site_fails_in_the_last_round_after_another_was_done_with_it(run: Bench) -> None:
+    """Site a has all of the last round when c, which passes it on to b, is killed."""
+    topology = topology_yaml(
+        [(1, 1), (1, 1), (1, 1)], emulate=False, detect_within="15s", min_sites=1
+    )
+    text = job_yaml(entrypoint=str(LAST_ROUND), tree="star, hub: c")
+    job = run.write(topology, text + f"arguments: ['{run.folder}']\n")
+    process = run.start("launch", str(job), "--json")
+
+    def sent_bytes() -> float:
+        files = list(run.home.glob("runs/*/metrics.jsonl"))
+        links = (
+            each["values"]["sent_bytes"]
+            for each in (run.metrics() if files else [])
+            if each["kind"] == "link" and each["labels"]["source"] == "b"
+        )
+        return max(links, default=0.0)
+
+    run.wait_for("b's part", lambda: sent_bytes() > LAST_ROUNDS_BYTES)
+    (agent,) = run.pids("sites.agent", "--site b")
+    gateway = psutil.Process(run.children(agent, "sites.gateway")[0])
+    gateway.suspend()
+    (run.folder / "go").touch()
+    run.wait_for("site a", (run.folder / "a.hash").exists)
+    kill(victim(run, "gateway"))
+    gateway.send_signal(signal.SIGCONT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    hashes = [(run.folder / f"{site}.hash").read_text() for site in "ab"]
+    assert hashes[0] == hashes[1]
+    status = run.isthmus("status", "--json").check().envelope["data"]
+    assert status["state"] == "SUCCEEDED"
+    assert "sites lost on the way: c" in status["notes"]
+    run.wait_for_nothing_left(DETECT_S)
 
 
 def told(run: Bench) -> list[str]:

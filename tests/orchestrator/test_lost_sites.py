@@ -146,6 +146,42 @@ def test_a_second_failure_while_sites_settle_begins_anew(tmp_path: Path) -> None
     run_scenario(scenario())
 
 
+def test_a_site_that_is_done_hands_the_last_round_over_to_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            a, b, c = await active(bench, "a", "b", "c")
+            await a.say(done=pb.SiteDone())
+            await c.end(killed("c"))
+            await go_on_without_c(bench, a, b)
+            await b.say(done=pb.SiteDone())
+            for agent in (a, b):
+                await agent.hear("release")
+            await a.end(killed("a"))  # nobody needs anything of it
+            await b.end(succeeded=True)
+            run = await bench.ended()
+            assert run.state == pb.RUN_STATE_SUCCEEDED
+            assert "sites lost on the way: c" in run.notes
+
+    run_scenario(scenario())
+
+
+def test_the_run_ends_for_those_who_are_done_when_the_last_one_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, THREE) as bench:
+            agents = await active(bench, "a", "b", "c")
+            for agent in agents[:2]:
+                await agent.say(done=pb.SiteDone())
+            await agents[2].end(killed("c"))
+            for agent in agents[:2]:
+                await agent.hear("release")
+                await agent.end(succeeded=True)
+            run = await bench.ended()
+            assert run.state == pb.RUN_STATE_SUCCEEDED
+            assert "sites lost on the way: c" in run.notes
+
+    run_scenario(scenario())
+
+
 def test_an_operator_drops_a_site_and_adds_it_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with coordinating(tmp_path, THREE) as bench:

@@ -19,6 +19,7 @@ from orchestrator.core.membership import (
     SendResume,
     SendSettle,
     SessionLost,
+    SiteDone,
     SiteEnters,
     SiteFinished,
     SiteGone,
@@ -90,6 +91,22 @@ def test_a_lost_site_leaves_the_others_with_what_any_of_them_has_finished() -> N
     assert (epoch.number, epoch.members, epoch.from_round) == (1, ("ap", "eu"), 5)
     assert handovers == (Handover("ap", "eu", 5, 0, ((0, 1),)),)
     assert actions[-1] == LoseSite("sa", "rank 0 was killed")
+
+
+def test_a_site_that_is_done_is_asked_what_it_has_until_all_are() -> None:
+    core = machine()
+    assert core.handle(SiteDone("ap"), 10) == []
+    actions = lose_sa(core)
+    assert begun(actions)[1] == (Handover("ap", "eu", 5, 0, ((0, 1),)),)
+    assert core.handle(SiteDone("eu"), 12) == []
+    assert core.handle(SiteGone("ap", "its gateway was killed"), 13) == [], "nobody needs it"
+
+
+def test_who_is_lost_when_all_others_are_done_needs_no_epoch() -> None:
+    core = machine()
+    for name in ("ap", "eu"):
+        core.handle(SiteDone(name), 10)
+    assert core.handle(SiteGone("sa", "gone"), 11) == [LoseSite("sa", "gone")]
 
 
 def test_answers_to_other_proposals_and_of_strangers_count_nothing() -> None:

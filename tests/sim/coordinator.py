@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core.membership import (
@@ -17,6 +17,7 @@ from orchestrator.core.membership import (
     SendCancel,
     SendResume,
     SendSettle,
+    SiteDone,
     SiteEnters,
     SiteFinished,
     SiteHeard,
@@ -69,12 +70,13 @@ class SimCoordinator:
         journal: FakeJournal,
         send: Callable[[Send, int], None],
         on_end: Callable[[EndRun], None],
+        on_done: Callable[[Sequence[str]], None],
         say: Callable[[str], None],
         now_s: float,
         mutant: str,
     ) -> None:
         self._journal, self._send = journal, send
-        self._on_end, self._say = on_end, say
+        self._on_end, self._on_done, self._say = on_end, on_done, say
         forgets = mutant == "generation_not_persisted"
         journal.generation += not (forgets and journal.generation)
         self.generation = journal.generation
@@ -107,10 +109,15 @@ class SimCoordinator:
         if not isinstance(event, Ticked):
             self._say(f"generation {self.generation} hears {event}")
         try:
-            if isinstance(event, SiteFinished):
+            if isinstance(event, SiteFinished) and event.site in self.machine._leaving:
                 self._journal.append(RecordEvent("site.dropped", event.site))
+            if isinstance(event, SiteDone) and event.site in self.machine.epoch.members:
+                self._journal.append(RecordEvent("site.done", event.site))
             for action in self.machine.handle(event, now_s):
                 self._do(action)
+            if self.machine._is_over:
+                members = (self.machine._sites[each] for each in self.machine.epoch.members)
+                self._on_done([each.name for each in members if not each.gone])
         except CoordinatorDiedError:
             self.is_alive = False
             self.dead_since_s = now_s

@@ -10,8 +10,9 @@ import heapq
 import itertools
 import math
 import random
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from orchestrator.core.membership import (
     SendResume,
     SendSettle,
     SessionLost,
+    SiteDone,
     SiteEnters,
     SiteFinished,
     SiteGone,
@@ -58,6 +60,7 @@ MUTANTS = (
     "stale_residual",
     "ranges_twice",
     "generation_not_persisted",
+    "ends_at_once",
 )
 FAULTS_S = 60.0
 """Faults come within this; then everything that was cut is mended."""
@@ -70,6 +73,11 @@ FORKS = 0.01
 """Part of the faults that change what a site's results are."""
 REPEATED = 0.4
 """Part of the frames that come a second time, later."""
+SHORT = 0.3
+"""Part of the runs that are done with the job after so many rounds, or fewer:"""
+SHORT_ROUNDS = 25
+ROUND_S = 6.0
+"""More than a round takes on average once all is well."""
 STEP_S = 1.5
 """About what a rank computes before it posts a chunk."""
 FOLLOW_STEP_S = 0.3
@@ -135,7 +143,9 @@ class Simulation:
         """Epochs of which sites have saved different ones: a site was lost meanwhile."""
         self._answers: dict[tuple[int, str], Report] = {}
         """What sites have answered, by epoch and site."""
-        self.sites = {name: SimSite(name, self._outside, self._first) for name in self.names}
+        is_short = self.random.random() < SHORT
+        self._last_round = self.random.randint(1, SHORT_ROUNDS) if is_short else sys.maxsize
+        self.sites = {name: self._new_site(name) for name in self.names}
         self._sessions = dict.fromkeys(self.names, 0)
         self._wires = {way: Wire() for way in itertools.permutations((*self.names, ""), 2)}
         self._journal = FakeJournal(self._note_record)
@@ -145,6 +155,9 @@ class Simulation:
         """Who took a range of the data, and for which round; a site without a name: nobody yet."""
         self._is_over = False
         self.coordinator = self._start_coordinator()
+
+    def _new_site(self, name: str, *, returns: bool = False) -> SimSite:
+        return SimSite(name, self._outside, self._first, self._last_round, returns=returns)
 
     # ------------------------------------------------------------ clock and network
 
@@ -197,6 +210,7 @@ class Simulation:
             self._journal,
             self._send_control,
             self._note_end,
+            self._note_done,
             self._say,
             self.now_s,
             self.mutant,
@@ -266,6 +280,26 @@ class Simulation:
     def _resumed(self, site: SimSite, round_: int) -> None:
         self._tell(EntryBegun(site.name, site.epoch, round_), site)
 
+    def _tell_done(self, site: SimSite) -> None:
+        """The ranks of a site are done with the job."""
+        if site.completed < self._last_round or not site.is_alive or site.is_fenced:
+            return
+        if self.mutant == "ends_at_once":
+            site.is_fenced = True
+            self._tell(SiteFinished(site.name), site)
+        else:
+            self._tell(SiteDone(site.name), site)
+
+    def _note_done(self, done: Sequence[str]) -> None:
+        """All are done with the job, and may end: each has had the same rounds."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self.counts["done"] += 1
+        pasts = {name: self.sites[name].chains.get(self._last_round) for name in done}
+        if None in pasts.values() or len(set(pasts.values())) > 1:
+            raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
+
     def _left(self, site: SimSite) -> None:
         """A site that was dropped ends, once what others need of it has come."""
         site.has_left = True
@@ -309,6 +343,7 @@ class Simulation:
             self._tell(Suspected(name, other, is_gone, "still"), site)
         if not site.is_alive:
             self._tell(SiteGone(name, "its gateway has ended"), site)
+        self._tell_done(site)
 
     def _is_mute(self, name: str) -> bool:
         return self._wires[name, ""].is_cut or self._wires["", name].is_cut
@@ -327,6 +362,7 @@ class Simulation:
     def _check_round(self, site: SimSite, round_: int) -> None:
         self.counts["rounds"] += 1
         self._say(f"{site.name} has completed round {round_}")
+        self._tell_done(site)
         self.at(0.0, site.begin_if_due)
         self._give_state()
         if site.name not in self._members:
@@ -519,8 +555,8 @@ class Simulation:
         is_leaving = name in self.coordinator.machine._leaving
         if name in self._members or is_leaving or (site.is_alive and not site.is_fenced):
             return
-        again = SimSite(name, self._outside, self._first, returns=True, generation=site.generation)
-        again.is_started = False
+        again = self._new_site(name, returns=True)
+        again.generation, again.is_started = site.generation, False
         self.sites[name] = again
         self._sessions[name] += 1
         self.counts["came back"] += 1
@@ -626,7 +662,8 @@ class Simulation:
             pass
         self._calm_down()
         goal: int | None = None
-        deadline_s = self.now_s + CALM_S
+        num_left = min(self._last_round, SHORT_ROUNDS)
+        deadline_s = self.now_s + CALM_S + num_left * ROUND_S
         while not self._is_over:
             if self.now_s > deadline_s:
                 raise BrokenPromiseError(f"no rounds any more: {self._state()}")
@@ -637,7 +674,7 @@ class Simulation:
             least = min(site.completed for site in working)
             if goal is None:
                 goal = least + CALM_ROUNDS
-            if least >= goal:
+            if least >= goal and self._last_round == sys.maxsize:
                 break
         self._check_ranges()
         return self.counts

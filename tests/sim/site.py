@@ -103,6 +103,8 @@ class SimSite:
     name: str
     outside: Outside
     first: Epoch
+    last_round: int
+    """With which the job is done."""
     returns: bool = False
     """It comes back to a run that goes on."""
     is_alive: bool = True
@@ -175,6 +177,7 @@ class SimSite:
         """Begin the next round, if the one before is complete and nothing holds it back."""
         following = self.completed + 1
         is_due = self._takes_part and self.has_state and self.round < following
+        is_due &= following <= self.last_round
         if is_due and self.epochs.is_over(following):
             self.outside.on_left(self)
         if not is_due or not self.epochs.may_begin(following):

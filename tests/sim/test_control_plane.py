@@ -15,7 +15,7 @@ PER_TEST = 250
 MUTANT_SEEDS = 300
 EVERYTHING = (
     *("redone", "planned", "handovers", "lost", "holes", "came back", "states taken"),
-    *("ready while others settle", "forks found"),
+    *("ready while others settle", "forks found", "left", "done"),
     *("killed gateway", "killed agent", "killed machine"),
     *("coordinator now", "coordinator torn", "coordinator full", "coordinator kept"),
 )

@@ -248,6 +248,7 @@ class AgentMessage(google.protobuf.message.Message):
     REACHED_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
     STALL_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
@@ -280,6 +281,8 @@ class AgentMessage(google.protobuf.message.Message):
     def leave(self) -> global___Leave: ...
     @property
     def stall(self) -> global___Stall: ...
+    @property
+    def done(self) -> global___SiteDone: ...
     def __init__(
         self,
         *,
@@ -296,12 +299,13 @@ class AgentMessage(google.protobuf.message.Message):
         reached: global___Reached | None = ...,
         leave: global___Leave | None = ...,
         stall: global___Stall | None = ...,
+        done: global___SiteDone | None = ...,
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "resumed", b"resumed", "running", b"running", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "settled", "resumed", "suspect", "reached", "leave", "stall"] | None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "done", b"done", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "resumed", b"resumed", "running", b"running", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "done", b"done", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leave", b"leave", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "stall", b"stall", "suspect", b"suspect"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "settled", "resumed", "suspect", "reached", "leave", "stall", "done"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -317,6 +321,7 @@ class CoordinatorMessage(google.protobuf.message.Message):
     SETTLE_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
     CANCEL_SETTLE_FIELD_NUMBER: builtins.int
+    RELEASE_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
@@ -338,6 +343,8 @@ class CoordinatorMessage(google.protobuf.message.Message):
     def resume(self) -> global___Resume: ...
     @property
     def cancel_settle(self) -> global___CancelSettle: ...
+    @property
+    def release(self) -> global___Release: ...
     def __init__(
         self,
         *,
@@ -349,12 +356,13 @@ class CoordinatorMessage(google.protobuf.message.Message):
         settle: global___Settle | None = ...,
         resume: global___Resume | None = ...,
         cancel_settle: global___CancelSettle | None = ...,
+        release: global___Release | None = ...,
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "received", b"received", "resume", b"resume", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "settle", "resume", "cancel_settle"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "release", b"release", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "received", b"received", "release", b"release", "resume", b"resume", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "settle", "resume", "cancel_settle", "release"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage
 
@@ -619,6 +627,46 @@ class Stop(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["generation", b"generation", "grace_s", b"grace_s", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
 
 global___Stop = Stop
+
+@typing.final
+class SiteDone(google.protobuf.message.Message):
+    """Agent to coordinator: all ranks of the site are done with the job, or its probe is. Its gateways wait for Release."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id"]) -> None: ...
+
+global___SiteDone = SiteDone
+
+@typing.final
+class Release(google.protobuf.message.Message):
+    """Coordinator to agent: all sites are done, and nobody needs the gateways any more."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id"]) -> None: ...
+
+global___Release = Release
 
 @typing.final
 class SiteEnded(google.protobuf.message.Message):
