@@ -250,6 +250,8 @@ class ActiveRun:
             reported = link_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
+            if metric.kind == metrics.STATE:
+                self.handle(run_events.StateOffered(site))
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)
             if self._compares_data and gradient_hash and math.isfinite(gradient_hash):
                 self.handle(run_events.GradientReported(site, metric.step, int(gradient_hash)))

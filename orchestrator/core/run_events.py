@@ -215,6 +215,13 @@ class GradientReported:
 
 
 @dataclass(frozen=True, slots=True)
+class StateOffered:
+    """The site's script can give the run's state, and take it over: it calls `site.checkpoint`."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class StallReported:
     """Ranks of the site have not moved for failure.stall_within."""
 
@@ -301,6 +308,7 @@ Event = (
     | SiteEnded
     | DigestReported
     | GradientReported
+    | StateOffered
     | StallReported
     | CancelRequested
     | DropRequested

@@ -36,7 +36,12 @@ from topology.timeouts import Timeouts
 from topology.world import Topology
 
 FALLBACK = (
-    "emulating the WAN in user space: no slow start, congestion control or retransmission, because"
+    "emulating the WAN in user space: no slow start, congestion control or retransmission, and no lost "
+    "site comes back, because"
+)
+NO_STATE = (
+    "the script does not call `start = site.checkpoint(model, optimizer)`, by which a site takes over "
+    "the others' state"
 )
 _WHAT_IS_MISSING = {
     SiteState.ABSENT: "no agent has joined",
@@ -140,6 +145,8 @@ class RunMachine:
         self._gradients = SameDataWatch()
         self._refuses_same_data = refuses_same_data
         self._active_s: float | None = None
+        self._has_state = False
+        """The script has what a site needs that comes back."""
         self._is_released = False
         """All sites are done with the job, and have been told so."""
 
@@ -161,7 +168,16 @@ class RunMachine:
     @property
     def brings_back(self) -> bool:
         """Whether the run goes on, and a site that is lost now may come back."""
-        return self._may_return and self.is_going_on and not self._wan.uses_relay
+        return self.is_going_on and not self._return_problem
+
+    @property
+    def _return_problem(self) -> str:
+        """Why no site comes back; empty: it may."""
+        if not self._may_return:
+            return "no site comes back where `exchange.schedule: off`"
+        if self._wan.uses_relay:
+            return "no site comes back where a relay emulates the WAN: its gateways get other ports"
+        return "" if self._has_state else f"no site comes back: {NO_STATE}"
 
     def endpoints_of(self, site: str) -> tuple[Endpoint, ...]:
         """Return where a site's gateways listen."""
@@ -185,15 +201,13 @@ class RunMachine:
         """Return why a site cannot be started again; nothing if it can."""
         if not self.is_going_on:
             return f"the run is {self.state.lower()}"
-        if not self.brings_back:
-            return "no site comes back where `exchange.schedule: off`, or a relay emulates the WAN"
         if self._sites[site].is_leaving:
             return f"site {site} is about to leave"
         if not self._sites[site].is_out:
             return f"site {site} takes part"
         if self._sites[site].is_returning:
             return f"site {site} is coming back already"
-        return ""
+        return self._return_problem
 
     def is_returning(self, site: str) -> bool:
         """Whether a site is up again, and does not take part yet."""
@@ -235,6 +249,8 @@ class RunMachine:
                     self._sites[name].is_out = not self._sites[name].is_successful
                 for name in event.detail.get("leaves", ()):
                     self._sites[name].is_leaving = True
+            case "run.state_offered":
+                self._has_state = True
             case "run.cancel_requested":
                 self._ending.cancel(event.detail["message"])
             case "run.stopping":
@@ -337,6 +353,9 @@ class RunMachine:
                 return self._compared(event, now_s)
             case run_events.GradientReported():
                 return self._same_data(event, now_s)
+            case run_events.StateOffered():
+                is_first, self._has_state = not self._has_state, True
+                return [RecordEvent("run.state_offered")] if is_first else []
             case run_events.StallReported():
                 return self._stalled(event, now_s)
             case run_events.NamespacesOpened():
@@ -652,6 +671,8 @@ class RunMachine:
             site.state = SiteState.LOST
         first = first_failure(site.losses).message if site.losses else why
         note = f"the run goes on without site {site.name}: {first}"
+        if self._topology.failure.max_restarts and self._return_problem:
+            note += f"; {self._return_problem}"
         if site.is_dropped:
             note = f"site {site.name} was dropped, and the run goes on without it"
         actions = [self._gone(site, {"message": why, "note": note, "is_out": True}), *stop]

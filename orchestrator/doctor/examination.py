@@ -423,7 +423,8 @@ def _emulation(topology: Topology) -> list[Finding]:
             found=f"packets cannot be emulated here: {reason}",
             why="the topology asks for `emulator: netns`"
             if is_asked
-            else "connections pass through user space instead, without losses",
+            else "connections pass through user space instead: nothing is lost on the way, and no "
+            "lost site comes back",
             cure="isthmus launch JOB --emulator relay, or sudo sysctl -w "
             "kernel.unprivileged_userns_clone=1; sudo modprobe tun; ls -l /dev/net/tun",
         )

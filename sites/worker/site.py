@@ -422,6 +422,8 @@ class Site:
         named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
         objects = RunObjects(state, named, exchange)
         self._entry = EntryState(state, objects, self._data_state, lambda: self._lists)
+        if self.rank == 0:
+            self.record(metrics.STATE, self._steps.num_steps, {})
         if self.job.checkpoint is not None:
             self._checkpoints = self._make_checkpoints(
                 self.job.checkpoint, state, objects, exchange

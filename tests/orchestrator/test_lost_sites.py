@@ -189,6 +189,7 @@ def test_an_operator_drops_a_site_and_adds_it_again(tmp_path: Path) -> None:
             request = pb.SiteRequest(site="c")
             with pytest.raises(grpc.aio.AioRpcError, match="site c takes part"):
                 await bench.stub.AddSite(request, timeout=DEADLINE_S)
+            await a.say(metrics=pb.MetricBatch(metrics=[pb.Metric(kind="state")]))
             await bench.stub.DropSite(request, timeout=DEADLINE_S)
             for agent, round_ in ((a, 5), (b, 6), (c, 5)):
                 asked = await settle(agent, round_)

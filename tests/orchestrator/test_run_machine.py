@@ -395,6 +395,7 @@ def test_a_lost_site_is_started_again_and_is_out_until_it_has_entered() -> None:
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"))
     prepare = [each for each in lose_b(world) if isinstance(each, run_events.SendPrepare)]
     assert [(each.site, each.returns) for each in prepare] == [("b", True)]
     starts = [each for each in world.tell(prepared("b")) if isinstance(each, run_events.SendStart)]
@@ -414,6 +415,7 @@ def test_a_site_is_started_again_only_so_often() -> None:
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"))
     lose_b(world)
     world.tell(run_events.SiteEnded("b", False, (failure(world, "LAUNCH_FAILED", "b"),)))
     ended = [each for each in recorded_events(world) if each.kind == "site.ended"]
@@ -432,7 +434,22 @@ def test_the_end_of_the_others_ends_a_site_that_was_about_to_come_back() -> None
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"))
     lose_b(world)
     world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ac"))
     assert world.sent(run_events.SendStop) == ["b"]
     assert world.finish.state is RunState.SUCCEEDED
+
+
+def test_a_site_whose_script_cannot_take_the_state_over_is_not_started_again() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    lose_b(world)
+    world.wait(LEASE_S)
+    assert world.sent(run_events.SendPrepare).count("b") == 1
+    lost = [each for each in recorded_events(world) if each.kind == "site.lost"]
+    for told in (str(lost[0].detail["note"]), world.machine.add_problem("b")):
+        assert "does not call `start = site.checkpoint(model, optimizer)`" in told
+    world.tell(run_events.StateOffered("a"))
+    assert world.sent(run_events.SendPrepare).count("b") == 2, "it is later with it than the loss"
