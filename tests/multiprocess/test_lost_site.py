@@ -15,8 +15,6 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 DETECT_S = 5.0
 STEPS = 40
 LAST_ROUND = Path(__file__).parent / "scripts" / "user_last_round.py"
-LAST_ROUNDS_BYTES = 3 * 4 * 2048 * 4096
-"""What a site sends in all of that script's rounds."""
 
 
 def victim(run: Bench, role: str) -> int:
@@ -105,16 +103,19 @@ def test_a_site_fails_in_the_last_round_after_another_was_done_with_it(run: Benc
     job = run.write(topology, text + f"arguments: ['{run.folder}']\n")
     process = run.start("launch", str(job), "--json")
 
-    def sent_bytes() -> float:
-        files = list(run.home.glob("runs/*/metrics.jsonl"))
-        links = (
+    def has_sent() -> bool:
+        """Whether b has posted its last part, and nothing of it is left to be acknowledged."""
+        posts = run.folder / "b.posts"
+        sent = [
             each["values"]["sent_bytes"]
-            for each in (run.metrics() if files else [])
-            if each["kind"] == "link" and each["labels"]["source"] == "b"
-        )
-        return max(links, default=0.0)
+            for each in (run.metrics() if posts.exists() else [])
+            if each["kind"] == "link"
+            and (each["labels"]["source"], each["labels"]["target"]) == ("b", "c")
+            and each["wall_s"] > posts.stat().st_mtime
+        ]
+        return len(sent) > 4 and sent[0] < sent[-4] == sent[-1]
 
-    run.wait_for("b's part", lambda: sent_bytes() > LAST_ROUNDS_BYTES)
+    run.wait_for("b's part", has_sent)
     (agent,) = run.pids("sites.agent", "--site b")
     gateway = psutil.Process(run.children(agent, "sites.gateway")[0])
     gateway.suspend()

@@ -26,6 +26,8 @@ for step in range(STEPS):
     model(torch.randn(4, 2048)).square().mean().backward()
     while step == STEPS - 1 and site.name != "b" and not (folder / "go").exists():
         time.sleep(0.05)
+    if step == STEPS - 1:
+        (folder / f"{site.name}.posts").touch()
     optimizer.step()
 digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
 (folder / f"{site.name}.hash").write_text(digest)
