@@ -62,8 +62,8 @@ class TokenCount:
         """
         if self._counted is None and self._must_count:
             raise LocalProtocolError(
-                "count_tokens was not called before this backward pass, but for earlier steps, or "
-                'loss="sum" needs it: its gradient would weigh 1 token'
+                "count_tokens was called for earlier steps, or losses are sums that need it "
+                '(loss="sum"), but not before this backward pass: its gradient would weigh 1 token'
             )
         tokens = 1 if self._counted is None else self._counted
         self._counted = None

@@ -99,7 +99,7 @@ def test_a_sum_needs_its_tokens() -> None:
     assert bias is not None
     assert whole_of(bias).tolist() == [1.0], "the mean over tokens"
     optimizer.zero_grad()
-    with pytest.raises(LocalProtocolError, match=r'loss="sum" needs it'):
+    with pytest.raises(LocalProtocolError, match=r"losses are sums that need it"):
         backward(model(torch.ones(4, 3)).sum())
     site.leave()
 
