@@ -82,6 +82,8 @@ class ReplicaLearner:
     def __init__(self, site: Site, model: Gpt, corpus: Corpus) -> None:
         self._site, self._model, self._corpus = site, model, corpus
         if site.job.trainer.compile:
+            # Blocks lie within buckets: nothing has to be cut where a bucket ends.
+            torch._dynamo.config.optimize_ddp = False
             for block in model.blocks:
                 block.compile()
         self._parallel, self.optimizer = replicated(site, model)
