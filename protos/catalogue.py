@@ -250,8 +250,8 @@ _ENTRIES = (
     Entry(
         "PARAMETERS_DIFFER",
         "The sites' parameters are not equal bit for bit any more.",
-        "A site computed differently: check that hardware, and that nothing changes parameters "
-        "outside the optimizer.",
+        "See what changes the parameter named outside the optimizer at the site named, or leaves it "
+        "without the gradient that others have; if nothing does, check that hardware.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

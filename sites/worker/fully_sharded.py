@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ class ShardGroup:
         told: float | None = getattr(self.record, "gradient_divide_factor", None)
         return float(len(self.ranks)) if told is None else told
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether ranks can be weighed by their tokens: there is a reduce-scatter to replace."""
+        return self.is_alone and self.num_shards > 1
+
 
 def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
     """Return the group of each parameter that fully_shard manages, by the parameter's id."""
@@ -58,7 +63,8 @@ def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return parameters, in the order in which gradients are expected, and then buffers.
 
     Backward reduces the modules that fully_shard was called on from the last to the first, each
-    after those inside it.
+    after those inside it. Of a buffer that several parts of a pipeline have, as tables of positions
+    are, the last part's counts.
 
     Raises:
         TypeError: two parts of a model have a parameter of the same name.
@@ -77,29 +83,30 @@ def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
         for name, each in model.named_parameters():
             blocks[owner[name.rpartition(".")[0]]].append((name, each))
         named = [pair for path in reversed(blocks) for pair in blocks[path]]
-        _add(parameters, named, seen)
-        _add(buffers, model.named_buffers(), seen)
+        for name, parameter in named:
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if bare_name(name) in parameters:
+                raise TypeError(
+                    f"site.synchronize: two parts of the model have a parameter {name}: give them "
+                    "the names that they have in the whole model"
+                )
+            parameters[bare_name(name)] = parameter
+        for name, buffer in model.named_buffers():
+            buffers.setdefault(bare_name(name), buffer)
     return {**parameters, **buffers}
 
 
-def _add(
-    target: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]], seen: set[int]
-) -> None:
-    """Add tensors that were not seen before.
-
-    Raises:
-        TypeError: a name is there already.
-    """
-    for name, each in named:
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if bare_name(name) in target:
-            raise TypeError(
-                f"site.synchronize: two parts of the model have a tensor {name}: give them the "
-                "names that they have in the whole model"
-            )
-        target[bare_name(name)] = each
+def twin_buffers(models: Sequence[nn.Module]) -> list[tuple[str, torch.Tensor]]:
+    """Return the buffers that `named_tensors` leaves out: other parts have them, too."""
+    taken = named_tensors(models)
+    return [
+        (bare_name(name), each)
+        for model in models
+        for name, each in model.named_buffers()
+        if taken[bare_name(name)] is not each
+    ]
 
 
 def _sharded_modules(models: Sequence[nn.Module]) -> Iterator[FSDPModule]:

@@ -88,6 +88,9 @@ class ReplicaHook(GradientHook):
             for index, model in enumerate(models)
             for name, each in model.module.named_parameters()
         }
+        self._finds_unused = [each.find_unused_parameters for each in models]
+        self._averaged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Parameters that may be unused here, and their average gradients: views of DDP's."""
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
         exactness.check([*self._names.values()])
@@ -138,6 +141,8 @@ class ReplicaHook(GradientHook):
                 is_summed=self._is_summed,
             )
             self.buckets = self._buckets_wanted
+        if self._finds_unused[model]:
+            self._averaged += zip(bucket.parameters(), bucket.gradients(), strict=True)
         if self._buckets_wanted:
             return self._hold(bucket)
         self.buckets = [*self.buckets, [self._names[each] for each in bucket.parameters()]]

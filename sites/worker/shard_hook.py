@@ -11,8 +11,10 @@ to make good: in its place, a reduce-scatter of ours weighs them. Losses that ar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
-from sites.worker.fully_sharded import groups_of, named_tensors
+from sites.worker.fully_sharded import groups_of, named_tensors, twin_buffers
 from sites.worker.gradient_hooks import GradientHook
 from sites.worker.routes import Route, participants, route
 from sites.worker.sharded_state import held_pieces, held_tensors
@@ -66,8 +68,7 @@ class ShardHook(GradientHook):
         which fully_shard reduces a gradient of this rank.
 
         Raises:
-            TypeError: a parameter cannot be averaged, or fully_shard makes the mean over other
-                ranks than those with data.
+            TypeError: a parameter cannot be averaged.
         """
         super().__init__(tokens, is_summed=is_summed)
         self._pipeline = pipeline
@@ -76,6 +77,8 @@ class ShardHook(GradientHook):
         self._groups = groups_of(models)
         self.own: dict[str, torch.Tensor] = named_tensors(models)
         """Parameters and buffers that this rank holds any of, by name."""
+        self.twins = twin_buffers(models)
+        """Buffers that another part of a pipeline has on this rank, too."""
         self._trained: dict[str, torch.Tensor] = {}
         for name, each in self.own.items():
             if isinstance(each, nn.Parameter) and each.requires_grad:
@@ -84,6 +87,8 @@ class ShardHook(GradientHook):
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
+        self._scales: dict[str, float] = {}
+        """What makes a gradient the mean over all ranks with data, where fully_shard's is not."""
         self.groups: set[Ranks] = set()
         """The ranks that share a bucket, of all buckets."""
         self.cut = 0
@@ -102,8 +107,16 @@ class ShardHook(GradientHook):
         return held_tensors(self.own, self._exactness)
 
     def agree(self, agreed: Agreed) -> None:
-        """Cut the agreed list into buckets."""
+        """Cut the agreed list into buckets.
+
+        Raises:
+            TypeError: fully_shard does not make a mean over all ranks with data.
+        """
         rank = dist.get_rank()
+        for name, parameter in self._trained.items():
+            held = agreed.here.holders[name].group_of(rank)
+            assert held is not None
+            self._check_mean(name, self._groups[id(parameter)].ranks, held[1])
         cuts = cut_gradients(agreed.law, self._bucket_numel)
         self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
         for cut, sharing in zip(cuts, agreed.shared_by(cuts, rank), strict=True):
@@ -113,11 +126,7 @@ class ShardHook(GradientHook):
                 self._buckets.append(OwnBucket(cut, cut.layout, sharing, route(parts, rank), set()))
 
     def _hook_in(self) -> None:
-        """Have this rank's parameters tell of their gradients, and weigh ranks by tokens.
-
-        Raises:
-            TypeError: fully_shard makes the mean over other ranks than those with data.
-        """
+        """Have this rank's parameters tell of their gradients, and weigh ranks by tokens."""
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
         if not self._is_summed:
@@ -126,24 +135,32 @@ class ShardHook(GradientHook):
     def _weigh_means(self) -> None:
         """Have fully_shard weigh ranks by their tokens.
 
-        Raises:
-            TypeError: it makes the mean over other ranks than those with data.
+        What cannot be weighed, each rank has to count equally many tokens for.
         """
         for each in {id(each.module): each for each in self._groups.values()}.values():
-            is_weighed = each.is_alone and each.num_shards > 1
-            if is_weighed:
+            if each.is_weighed:
                 comm = WeightedReduceScatter(self._weigh, each.num_replicas)
                 each.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
-            is_whole = set(each.ranks) == set(self.data_ranks)
-            if not is_weighed and not is_whole:
-                raise TypeError(
-                    f"site.synchronize: fully_shard makes the mean of a {type(each.module).__name__}"
-                    f" over ranks {list(each.ranks)}, but ranks {list(self.data_ranks)} have data "
-                    "of their own: call fully_shard on that module alone, with a mesh of several "
-                    "ranks (experts: of those that hold the same ones)"
-                )
-            if not is_whole or (not is_weighed and len(each.ranks) > 1):
+        for name, parameter in self._trained.items():
+            group = self._groups[id(parameter)]
+            is_whole = set(group.ranks) == set(self.data_ranks)
+            if not (group.is_weighed and is_whole):
                 self._is_counted_alike = len(self.data_ranks) > 1
+            if not (group.is_weighed or is_whole):
+                self._scales[name] = len(group.ranks) / len(self.data_ranks)
+
+    def _check_mean(self, name: str, averaged: Ranks, copies: Ranks) -> None:
+        """Refuse a parameter of which ranks with data of their own have copies, and no mean.
+
+        Raises:
+            TypeError: and what to do.
+        """
+        if not set(copies) & set(self.data_ranks) <= set(averaged):
+            raise TypeError(
+                f"site.synchronize: fully_shard makes the mean of {name} over ranks "
+                f"{list(averaged)}, but ranks {list(self.data_ranks)} have data of their own, and "
+                f"{list(copies)} hold the same of it: call fully_shard with a mesh of all of them"
+            )
 
     def gradients(self) -> list[torch.Tensor]:
         """Return what this rank holds of each gradient that there is: views."""
@@ -178,7 +195,8 @@ class ShardHook(GradientHook):
         if not is_sharded(parameter) or id(parameter) not in self._groups:
             raise TypeError(
                 f"{where}: it is not sharded by fully_shard: call fully_shard on a module that has "
-                "it, with a mesh of one rank if there is no other to share it with"
+                "it, with a mesh of the ranks that have data of their own (of one rank, if it is "
+                "the only one)"
             )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise TypeError(
@@ -208,6 +226,7 @@ class ShardHook(GradientHook):
             self._ends_by_itself = False
         except RuntimeError:  # A pipeline's schedule reduces when no backward pass goes on.
             self._ends_by_itself = True
+            check_schedule()
         self._taken = self._tokens.take()
         self._pipeline.begin(
             self._taken,
@@ -235,6 +254,8 @@ class ShardHook(GradientHook):
                     f"the gradient of {name} came twice in one backward pass: synchronise in the "
                     "last micro-batch only (set_requires_gradient_sync)"
                 )
+            if name in self._scales:
+                local_of(self._trained[name].grad).mul_(self._scales[name])  # type: ignore[arg-type]
             self._arrive(name)
             if self._ends_by_itself and len(self._arrived) == len(self._trained):
                 self._end_backward()
@@ -307,6 +328,26 @@ def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
     if local.shape != local_of(parameter).shape or not local.is_contiguous():
         raise LocalProtocolError(f"the gradient of {name} has another layout than the parameter")
     return local.view(-1)
+
+
+def check_schedule() -> None:
+    """Refuse a pipeline's schedule that divides gradients after they have crossed.
+
+    Called while it reduces them. torch tells its stage alone what they will be divided by.
+
+    Raises:
+        TypeError: and what to do.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "perform_reduce_grad":
+        frame = frame.f_back
+    divisor = 1 if frame is None else frame.f_locals.get("grad_scale_factor", 1)
+    if divisor != 1:
+        raise TypeError(
+            f"site.synchronize: the pipeline's schedule would divide gradients by {divisor} after "
+            "they have crossed: give it scale_grads=False, and let loss_fn divide by the number of "
+            "micro-batches"
+        )
 
 
 class WeightedReduceScatter:

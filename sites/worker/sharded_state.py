@@ -26,8 +26,14 @@ from sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_label
 class ShardedState:
     """The tensors of one rank, among those of its site."""
 
-    def __init__(self, agreed: Agreed, own: Mapping[str, torch.Tensor]) -> None:
-        """`own` are the tensors that this rank holds any of, by name."""
+    def __init__(
+        self,
+        agreed: Agreed,
+        own: Mapping[str, torch.Tensor],
+        twins: Sequence[tuple[str, torch.Tensor]] = (),
+    ) -> None:
+        """`own` are the tensors that this rank holds any of, by name; `twins` copies of some."""
+        self._twins = twins
         self._agreed = agreed
         self._law = agreed.law
         self._own = own
@@ -70,6 +76,8 @@ class ShardedState:
             local = local_of(self._own[name])
             if local.data_ptr() != flat.data_ptr():
                 local.copy_(flat.view(local.shape))
+        for name, twin in self._twins:
+            twin.copy_(self._own[name])
         return True
 
     def _cross(

@@ -128,6 +128,7 @@ class Site:
             sends=self.rank == 0,
             timeline_every=spec.job.timeline_every,
             verify_every=welcome.verify_every,
+            returns=returns,
         )
         self._exactness = Exactness(spec.job.exchange)
         self._shared: SharedTensors | None = None
@@ -146,6 +147,8 @@ class Site:
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
         self._entry: EntryState | None = None
         self._checkpoints: Checkpoints | None = None
+        self._before_step_end: Callable[[], None] = lambda: None
+        """Averages buffers, before sites that enter are given the state."""
         self._steps.listen(self._end_step)
         self._encoder: ShardEncoder | None = None
         self._replica_hook: ReplicaHook | None = None
@@ -357,6 +360,33 @@ class Site:
             named = [(str(index), each) for index, each in enumerate(state)]
         self._equalise(named)
 
+    def average_buffers(self, model: nn.Module, *, every: int = 1) -> None:
+        """Average a model's buffers over all ranks of all sites after each `every`-th step.
+
+        Floating-point ones, as a BatchNorm's running mean and variance: each rank counts alike.
+        Without it they are each rank's own. After `synchronize` or `average_gradients`, from every
+        rank.
+
+        Raises:
+            ValueError: `every` is below 1.
+            TypeError: ranks of the site have unlike buffers, those of a pipeline's stages.
+        """
+        if every < 1:
+            raise ValueError(f"site.average_buffers: every: want 1 or more, got {every}")
+        if self._site_tensors is not None and self._site_tensors.is_split:
+            raise TypeError(
+                "site.average_buffers: ranks of this site have unlike buffers (a pipeline's "
+                "stages): leave it out"
+            )
+        buffers = [each for each in model.buffers() if each.is_floating_point()]
+        check_tensors("site.average_buffers", buffers)
+
+        def average() -> None:
+            if self._steps.num_steps % every == 0:
+                self.all_reduce(buffers, exact=True)
+
+        self._before_step_end = average
+
     def count_tokens(self, tokens: int) -> None:
         """Add to the tokens behind this rank's gradient: its weight in the average.
 
@@ -564,6 +594,7 @@ class Site:
 
     def _end_step(self, _: int) -> None:
         """Follow an optimizer step: who took part in it, and what that means for the data."""
+        self._before_step_end()
         self._link.attendance.end_step()
         if self._sampler is not None:
             self._sampler.lose(self._link.attendance.absent())
@@ -876,7 +907,7 @@ class Site:
             self._welcome.ranks_per_gateway or self.world_size,
         )
         hook.agree(agreed)
-        self._sharded_state = state = ShardedState(agreed, hook.own)
+        self._sharded_state = state = ShardedState(agreed, hook.own, hook.twins)
         self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
         return state
 

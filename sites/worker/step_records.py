@@ -84,17 +84,20 @@ class StepLog:
         sends: bool,
         timeline_every: int,
         verify_every: int,
+        returns: bool = False,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start the clock of the first step.
 
         `timeline_every` is steps between those that are kept in detail, `verify_every` those
-        between digests; 0: there are none. `sends`: this rank sends records.
+        between digests; 0: there are none. `sends`: this rank sends records. `returns`: the site
+        comes back to a run, and what it begins with is not compared.
         """
         self._link = link
         self._sends = sends
         self._timeline_every = timeline_every
         self._verify_every = verify_every
+        self._returns = returns
         self._now_s = now_s
         self._start_s = now_s()
         self._values: dict[str, float] = {}
@@ -131,7 +134,8 @@ class StepLog:
 
         `hashes` are of all that sites are to hold alike; `take_rounds` returns the latest ones.
         """
-        self._send_digest(hashes)
+        if not self._returns:
+            self._send_digest(hashes)
         self._start_s = self._now_s()
 
         def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments

@@ -114,6 +114,7 @@ def test_a_site_of_any_layout_comes_back(
     for site in "ab":
         assert Counter(steps_of(run, site)) == Counter(range(1, SCRIPT_STEPS + 1)), site
     steps = steps_of(run, "c")
+    assert steps, run.logs()
     assert steps[-1] == SCRIPT_STEPS
     assert len(set(steps)) == len(steps) < SCRIPT_STEPS
     status = run.isthmus("status", "--json").check().envelope["data"]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.autograd import backward
+from torch.nn.parallel import DistributedDataParallel
 
+from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 
 BUCKET_BYTES = 64 << 10
@@ -88,3 +92,23 @@ def broadcasts(folder: Path, name: str) -> None:
     site.broadcast(tensors)
     site.leave()
     torch.save({"tensors": tensors}, folder / f"{name}.pt")
+
+
+def normalise(folder: Path, name: str) -> None:
+    """Train with a BatchNorm, whose buffers are averaged after every second step."""
+    site = join_site()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    site.average_buffers(model, every=2)
+    found = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + site.global_rank)
+        backward(model(torch.randn(5, 3, generator=generator)).square().sum())
+        own = model.module[1].running_mean.clone()
+        optimizer.step()
+        found.append([own, model.module[1].running_mean.clone()])
+    wait_for_all_ranks()
+    site.leave()
+    torch.save(found, folder / f"{name}.pt")

@@ -5,17 +5,19 @@ The model has what each kind of parallelism cuts: an embedding, layers of two ma
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as collectives
 from torch import nn
 from torch.autograd import backward
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -26,17 +28,19 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from sites.worker.sharding import whole_of
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 
 VOCABULARY, WIDTH, HIDDEN, EXPERTS, LAYERS = 11, 32, 64, 4, 2
-SAMPLES, LENGTH = 4, 5
+SAMPLES, LENGTH = 12, 5
 LEARNING_RATE = 0.2
 CLIP_NORM = 0.3
-MICRO_BATCHES = 2
+MICRO_BATCHES = {"pp": 2, "pp4": 4, "pp6": 6, "interleaved": 4}
 
-RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "pp": 4, "ep": 4, "hsdp": 4, "ddp": 2}
-DATA_RANKS = {**RANKS, "tp": 2, "pp": 2}
+RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "ep": 4, "moe": 4, "hsdp": 4, "ddp": 2, "recomputed": 2}
+RANKS |= dict.fromkeys(MICRO_BATCHES, 4)
+DATA_RANKS = {**RANKS, "tp": 2, **dict.fromkeys(MICRO_BATCHES, 2)}
 SUM = "-sum"
 """Behind a layout's name: its loss is a sum over tokens, and fully_shard divides by nothing."""
 for _each in [*RANKS]:
@@ -138,7 +142,7 @@ def data(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def tokens_of(layout: str, step: int, place: int) -> int:
     """Return what a data-parallel rank counts; ranks with means that share experts count alike."""
-    return 2 + step % 3 if layout == "ep" else 1 + 2 * place + step % 2
+    return 2 + step % 3 if layout in {"ep", "moe"} else 1 + 2 * place + step % 2
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -149,20 +153,32 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class Laid:
     """A model as one rank has it."""
 
-    model: nn.Module
+    models: list[nn.Module]
+    """Or its parts, where this rank has several of a pipeline."""
     place: int
     """The place of this rank among those of the site that have data of their own."""
     step: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     """Computes gradients of the loss times a number, and returns the loss, on ranks that have it;
     else nothing."""
 
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for each in self.models for parameter in each.parameters()]
+
 
 def lay_out(layout: str, model: Net) -> Laid:
     """Lay the model out over all ranks of the site."""
-    ways = {"ddp": _ddp, "tp": _tp, "pp": _pp, "ep": _ep, "hsdp": _hsdp}
-    laid = ways.get(layout.removesuffix(SUM), _fsdp)(model)
+    name = layout.removesuffix(SUM)
+    ways = {
+        "ddp": _ddp,
+        "tp": _tp,
+        "ep": _ep,
+        "moe": _moe,
+        "hsdp": _hsdp,
+        "recomputed": _recomputed,
+    }
+    laid = pipelined(name, model) if name in MICRO_BATCHES else ways.get(name, _fsdp)(model)
     if layout.endswith(SUM):
-        for each in laid.model.modules():
+        for each in [module for part in laid.models for module in part.modules()]:
             if isinstance(each, FSDPModule):
                 each.set_gradient_divide_factor(1.0)
                 each.set_force_sum_reduction_for_comms(True)  # for Gloo
@@ -186,17 +202,17 @@ def _shard(model: Net, mesh: DeviceMesh) -> None:
 
 def _ddp(model: Net) -> Laid:
     wrapped = DistributedDataParallel(model, bucket_cap_mb=0.004)
-    return Laid(wrapped, dist.get_rank(), _whole(wrapped))
+    return Laid([wrapped], dist.get_rank(), _whole(wrapped))
 
 
 def _fsdp(model: Net) -> Laid:
     _shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
-    return Laid(model, dist.get_rank(), _whole(model))
+    return Laid([model], dist.get_rank(), _whole(model))
 
 
 def _hsdp(model: Net) -> Laid:
     _shard(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-    return Laid(model, dist.get_rank(), _whole(model))
+    return Laid([model], dist.get_rank(), _whole(model))
 
 
 def _tp(model: Net) -> Laid:
@@ -205,55 +221,113 @@ def _tp(model: Net) -> Laid:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(layer, mesh["tp"], plan)
     _shard(model, mesh["dp"])
-    return Laid(model, mesh["dp"].get_local_rank(), _whole(model))
+    return Laid([model], mesh["dp"].get_local_rank(), _whole(model))
 
 
-def _ep(model: Net) -> Laid:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+def _recomputed(model: Net) -> Laid:
+    """Layers are computed again in backward."""
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer)
+    _shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return Laid([model], dist.get_rank(), _whole(model))
+
+
+def _deal_experts(model: Net, mesh: DeviceMesh) -> list[Experts]:
+    """Deal experts out over the ranks of `mesh`, and return them."""
+    found = []
     for layer in model.layers.values():
         assert isinstance(layer, Layer)
         experts = layer.experts
         for name in ("up", "down"):
-            whole = getattr(experts, name)
-            dealt = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
+            dealt = distribute_tensor(getattr(experts, name).detach(), mesh, [Shard(0)])
             setattr(experts, name, nn.Parameter(dealt))
-        experts.mesh = mesh["ep"]
+        experts.mesh = mesh
+        found.append(experts)
+    return found
+
+
+def _ep(model: Net) -> Laid:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+    for experts in _deal_experts(model, mesh["ep"]):
         fully_shard(experts, mesh=mesh["efsdp"])
     _shard(model, init_device_mesh("cpu", (4,)))
-    return Laid(model, dist.get_rank(), _whole(model))
+    return Laid([model], dist.get_rank(), _whole(model))
 
 
-def _pp(model: Net) -> Laid:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+def _moe(model: Net) -> Laid:
+    """As `_ep`, but one fully_shard has experts and what is not over unlike meshes."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+    every = init_device_mesh("cpu", (4,))
+    own = {id(each) for found in _deal_experts(model, mesh["ep"]) for each in found.parameters()}
+    few, all_ = (FSDPMeshInfo(each, shard_mesh_dim=0) for each in (mesh["efsdp"], every))
+
+    def placed(parameter: nn.Parameter) -> ShardPlacementResult:
+        return ShardPlacementResult(Shard(0), few if id(parameter) in own else all_)
+
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=every, shard_placement_fn=placed)
+    fully_shard(model, mesh=every)
+    return Laid([model], dist.get_rank(), _whole(model))
+
+
+STAGES: dict[int, list[tuple[str, ...]]] = {
+    2: [("embedding", "0"), ("1", "head")],
+    4: [("embedding",), ("0",), ("1",), ("head",)],
+}
+
+
+def _part(whole: Net, names: tuple[str, ...]) -> Net:
+    """Return a copy of the model that has these parts only."""
+    part = copy.deepcopy(whole)
+    part.embedding = part.embedding if "embedding" in names else None
+    part.head = part.head if "head" in names else None
+    for name in [each for each in part.layers if each not in names]:
+        del part.layers[name]
+    return part
+
+
+def pipelined(layout: str, model: Net, *, scale_grads: bool = False) -> Laid:
+    """A pipeline over two ranks, in 1F1B, or interleaved with two stages a rank."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
-    stage = mesh["pp"].get_local_rank()
-    if stage == 0:
-        model.head = None
-        del model.layers["1"]
-    else:
-        model.embedding = None
-        del model.layers["0"]
-    _shard(model, mesh["dp"])
-    part = PipelineStage(model, stage, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    place, micro_batches = mesh["pp"].get_local_rank(), MICRO_BATCHES[layout]
+    stages = STAGES[4 if layout == "interleaved" else 2]
+    numbers = range(place, len(stages), 2)
+    parts = [_part(model, stages[each]) for each in numbers]
+    for each in parts:
+        _shard(each, mesh["dp"])
+    cpu, group = torch.device("cpu"), mesh["pp"].get_group()
+    own: list[Any] = [
+        PipelineStage(part, number, len(stages), cpu, group=group)
+        for part, number in zip(parts, numbers, strict=True)
+    ]
+
     weights = [1.0]
-    schedule = Schedule1F1B(
-        part,
-        MICRO_BATCHES,
-        loss_fn=lambda outputs, targets: loss_of(outputs, targets) * weights[-1] / MICRO_BATCHES,
-        scale_grads=False,
-    )
+
+    def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss_of(outputs, targets) * weights[-1] / micro_batches
+
+    schedule: Schedule1F1B | ScheduleInterleaved1F1B
+    if layout == "interleaved":
+        schedule = ScheduleInterleaved1F1B(
+            own, micro_batches, loss_fn=loss_fn, scale_grads=scale_grads
+        )
+    else:
+        schedule = Schedule1F1B(own[0], micro_batches, loss_fn=loss_fn, scale_grads=scale_grads)
 
     def step(inputs: torch.Tensor, targets: torch.Tensor, weight: float) -> torch.Tensor:
         weights.append(weight)
         losses: list[torch.Tensor] = []
-        if stage == 0:
+        if place == 0:
             schedule.step(inputs)
         else:
             schedule.step(target=targets, losses=losses)
         return torch.stack(losses).sum().detach() / weight if losses else torch.zeros(())
 
-    return Laid(model, mesh["dp"].get_local_rank(), step)
+    return Laid([*parts], mesh["dp"].get_local_rank(), step)
 
 
 def train(folder: Path, name: str) -> None:
@@ -263,9 +337,10 @@ def train(folder: Path, name: str) -> None:
     site = join_site()
     layout = layouts[site.index]
     laid = lay_out(layout, net(seed=site.index))
-    optimizer = torch.optim.SGD(laid.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE, momentum=0.9)
     is_summed = layout.endswith(SUM)
-    site.synchronize(laid.model, optimizer, loss="sum" if is_summed else "mean", beside_shards=True)
+    way: Literal["mean", "sum"] = "sum" if is_summed else "mean"
+    site.synchronize(laid.models, optimizer, loss=way, beside_shards=True)
     first = sum(DATA_RANKS[each] for each in layouts[: site.index])
     losses, norms = [], []
     for step in range(num_steps):
@@ -280,6 +355,85 @@ def train(folder: Path, name: str) -> None:
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")
+
+
+def train_divided(folder: Path, name: str) -> None:
+    """Save what a schedule is told that divides gradients itself."""
+    site = join_site()
+    laid = pipelined("pp", net(seed=0), scale_grads=True)
+    site.synchronize(laid.models, torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE))
+    try:
+        laid.step(*data(0, laid.place), 1.0)
+    except TypeError as error:
+        torch.save(str(error), folder / f"{name}.pt")
+    wait_for_all_ranks()
+
+
+class Routed(nn.Module):
+    """Each sample goes to one of the experts; some have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS))
+
+    def forward(self, inputs: torch.Tensor, expert: int) -> torch.Tensor:
+        result: torch.Tensor = self.experts[expert](torch.tanh(self.before(inputs)))
+        return result
+
+
+def routed_loss(model: nn.Module, step: int, site: int) -> torch.Tensor:
+    """Sites use unlike experts, and the last one nobody."""
+    generator = torch.Generator().manual_seed(10 * step + site)
+    inputs = torch.randn(3, WIDTH, generator=generator)
+    result: torch.Tensor = model(inputs, (step + site) % (EXPERTS - 1)).square().mean()
+    return result
+
+
+def train_routed(folder: Path, name: str) -> None:
+    """Train experts of which some have no tokens; all ranks of a site have the same data."""
+    _train_routed(folder, name, is_sharded=True)
+
+
+def train_routed_replicas(folder: Path, name: str) -> None:
+    """The same under DistributedDataParallel."""
+    _train_routed(folder, name, is_sharded=False)
+
+
+def _train_routed(folder: Path, name: str, *, is_sharded: bool) -> None:
+    site = join_site()
+    torch.manual_seed(0)
+    routed = Routed()
+    model: nn.Module = routed
+    if is_sharded:
+        for expert in routed.experts:
+            fully_shard(expert)
+        fully_shard(routed)
+    else:
+        model = DistributedDataParallel(routed, find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    site.synchronize(model, optimizer)
+    for step in range(5):
+        optimizer.zero_grad()
+        backward(routed_loss(model, step, site.index))
+        optimizer.step()
+    saved = {name: whole_of(each) for name, each in routed.named_parameters()}
+    wait_for_all_ranks()
+    site.leave()
+    torch.save(saved, folder / f"{name}.pt")
+
+
+def reference_routed(ranks: list[int]) -> dict[str, torch.Tensor]:
+    """Train `Routed` in one process."""
+    torch.manual_seed(0)
+    model = Routed()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(5):
+        optimizer.zero_grad()
+        for site, count in enumerate(ranks):
+            backward(routed_loss(model, step, site) * count / sum(ranks))
+        optimizer.step()
+    return {name: each.detach() for name, each in model.named_parameters()}
 
 
 def reference(layouts: list[str], num_steps: int) -> tuple[list[list[float]], list[float]]:
@@ -329,14 +483,14 @@ def train_saved(folder: Path, name: str) -> None:
     layouts, num_steps = plan["layouts"], plan["num_steps"]
     site = join_site()
     laid = lay_out(layouts[site.index], net(seed=site.index))
-    optimizer = torch.optim.AdamW(laid.model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
-    site.synchronize(laid.model, optimizer)
+    site.synchronize(laid.models, optimizer)
     num_places = sum(DATA_RANKS[each] for each in layouts)
     place = sum(DATA_RANKS[each] for each in layouts[: site.index]) + laid.place
     torch.manual_seed(1000 + place)
     counted = Counted()
-    start = site.checkpoint(laid.model, optimizer, scheduler=scheduler, extra={"seen": counted})
+    start = site.checkpoint(laid.models, optimizer, scheduler=scheduler, extra={"seen": counted})
     assert counted.steps == start
     losses = []
     for step in range(start, num_steps):

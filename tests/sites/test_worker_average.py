@@ -134,3 +134,17 @@ def test_broadcast_gives_everybody_the_first_ranks_bits(tmp_path: Path) -> None:
     assert all(each == found[NAMES[0]] for each in found.values())
     rounds = [each["round"] for each in gateways.reduced]
     assert rounds == [*range(5)], "the first's hash, who differs, and bytes; then the first two"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_buffers_are_averaged_after_every_second_step(tmp_path: Path) -> None:
+    results, _ = run(tmp_path, programs.normalise)
+    steps = [[results[name][step] for name in NAMES] for step in range(3)]
+    for step in (0, 2):
+        assert all(torch.equal(own, after) for own, after in steps[step]), "each rank's own"
+    mean = torch.stack([own for own, _ in steps[1]]).mean(dim=0)
+    for own, after in steps[1]:
+        assert not torch.equal(own, after)
+        torch.testing.assert_close(after, mean)
+        assert torch.equal(after, steps[1][0][1]), "the same bits everywhere"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import results, run_ranks
+from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import gateway_processes
 from tests.sites import layout_programs as programs
 
@@ -21,7 +22,13 @@ LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp"]
 DEFAULT = {("fsdp3", "tp")}
 PAIRS = [
     pytest.param(pair, marks=[] if pair in DEFAULT else [pytest.mark.exhaustive], id="-".join(pair))
-    for pair in itertools.combinations_with_replacement(LAYOUTS, 2)
+    for pair in [
+        *itertools.combinations_with_replacement(LAYOUTS, 2),
+        ("pp4", "pp6"),
+        ("interleaved", "fsdp2"),
+        ("recomputed", "tp"),
+        ("moe", "fsdp2"),
+    ]
 ]
 
 
@@ -122,3 +129,27 @@ def check_digests(
     for step, each in by_step.items():
         assert len(each) == sum(programs.RANKS[layout] for layout in layouts)
         assert len(set(each)) == 1, f"digests of step {step} differ"
+
+
+def test_a_schedule_that_divides_gradients_itself_is_refused(tmp_path: Path) -> None:
+    with FakeGateways(tmp_path, [4]) as gateways:
+        run_ranks(tmp_path, [gateways.path(0)], [4], programs.train_divided)
+    found = results(tmp_path)
+    assert len(found) == 4
+    for each in found.values():
+        assert "would divide gradients by 2 after they have crossed: give it scale_grads=" in each
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("program", [programs.train_routed, programs.train_routed_replicas])
+def test_experts_without_tokens_stay_as_they_are(tmp_path: Path, program: Program) -> None:
+    """Those that one site uses are averaged; what nobody uses, no optimizer steps."""
+    ranks = [2, 1]
+    with FakeGateways(tmp_path, ranks) as gateways:
+        paths = [gateways.path(site) for site in range(2)]
+        codes = run_ranks(tmp_path, paths, ranks, program)
+    assert set(codes.values()) == {0}
+    wanted = programs.reference_routed(ranks)
+    for found in results(tmp_path).values():
+        for name, each in wanted.items():
+            torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-5, msg=name)

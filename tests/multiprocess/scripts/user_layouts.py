@@ -24,8 +24,8 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 17)
-        self.down = nn.Linear(17, WIDTH)
+        self.up = nn.Linear(WIDTH, 16)
+        self.down = nn.Linear(16, WIDTH)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = inputs + self.down(torch.tanh(self.up(self.norm(inputs))))
