@@ -204,6 +204,18 @@ class ReplicaHook(GradientHook):
     def _end_backward(self) -> None:
         self._is_backward = False
         self._end_round(self._pipeline.wait(has_norm=True))
+        if self._averaged:  # DDP looks at the futures next, and then this runs
+            torch.autograd.Variable._execution_engine.queue_callback(self._give_unused)
+
+    def _give_unused(self) -> None:
+        """Give parameters that only other sites used their gradient, which DDP has left out.
+
+        It decides by the ranks of this site whether a parameter was used at all.
+        """
+        averaged, self._averaged = self._averaged, []
+        for parameter, grad in averaged:
+            if parameter.grad is None and bool(grad.any()):
+                parameter.grad = grad.clone().view_as(parameter)
 
     def _layout(self, bucket: GradBucket) -> int:
         parameters = bucket.parameters()
