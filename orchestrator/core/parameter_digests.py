@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 WINDOW_STEPS = 32
 """Steps that may be open, waiting for some rank's hashes; then the oldest is closed as it is."""
@@ -150,10 +151,20 @@ class DigestComparison:
         )
 
     def _majority(self, step: int, entry: _Step) -> _Hashes | None:
-        """Return what more than half of at least three replicas have, if they do."""
-        largest = max(entry.groups, key=lambda hashes: len(entry.groups[hashes]))
-        is_majority = 2 * len(entry.groups[largest]) > self._num_replicas(step) >= 3
-        return largest if is_majority else None
+        """Return what more than half have, of at least three replicas, if they do.
+
+        Each site has one vote, which its ranks share: those that hold shards of one whole all say
+        the same, however many they are.
+        """
+        if self._num_replicas(step) < 3:
+            return None
+        votes = {
+            hashes: sum(Fraction(1, self._ranks_per_site[site]) for site, _ in replicas)
+            for hashes, replicas in entry.groups.items()
+        }
+        largest = max(votes, key=lambda hashes: votes[hashes])
+        num_sites = sum(step >= self._since.get(site, 0) for site in self._ranks_per_site)
+        return largest if 2 * votes[largest] > num_sites else None
 
 
 def _difference(step: int, entry: _Step, majority: _Hashes | None) -> Difference:

@@ -57,6 +57,30 @@ class ShardedState:
         names = tuple(each.name for each in law)
         return ParameterHashes(names, tuple(own[each] for each in names))
 
+    def digest(self) -> ParameterHashes | None:
+        """Return hashes of all parameters for the sites to compare; None: others tell.
+
+        Where ranks of the site hold copies that are not equal, those who do speak, and the others
+        would only repeat what they heard of one of them. A collective of the site.
+        """
+        hashes = self.hashes(parameters_only=True)
+        holders = self._agreed.here.holders
+        if all(len(ranks) == 1 for each in holders.values() for _, ranks in each.groups):
+            return hashes
+        own = {
+            name: hash_of(local_of(self._own[name])) for name in hashes.names if name in self._own
+        }
+        told: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(told, own)
+        disputing = {
+            rank
+            for name in hashes.names
+            for _, ranks in holders[name].groups
+            if len({told[each][name] for each in ranks}) > 1
+            for rank in ranks
+        }
+        return hashes if not disputing or dist.get_rank() in disputing else None
+
     def equalise(self, initial: InitialState) -> bool:
         """Give every site the first site's values; return whether any ranks differed.
 

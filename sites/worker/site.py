@@ -847,11 +847,11 @@ class Site:
             self._settle(told).equalise(self._initial_state())
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(hook.finish)
-        self._steps.follow(optimizers[0], self._sharded_hashes, hook.take_rounds)
+        self._steps.follow(optimizers[0], self._sharded_digest, hook.take_rounds)
 
-    def _sharded_hashes(self) -> ParameterHashes:
+    def _sharded_digest(self) -> ParameterHashes | None:
         assert self._sharded_state is not None, "a step comes after the sites have settled"
-        return self._sharded_state.hashes(parameters_only=True)
+        return self._sharded_state.digest()
 
     def _sharing_sites(self) -> tuple[str, ...]:
         """Return the sites that tell each other of sharded tensors, this one among them."""

@@ -25,7 +25,8 @@ _WALL_OFFSET_S = time.time() - time.perf_counter()
 """From the pipeline's clock to the wall's. Taken once, so that times of one process never go
 back."""
 
-Hashes = Callable[[], ParameterHashes]
+Hashes = Callable[[], ParameterHashes | None]
+"""None: this rank has nothing to tell that others do not."""
 
 
 class TokenCount:
@@ -201,6 +202,8 @@ class StepLog:
         if self._verify_every == 0 or self.num_steps % self._verify_every != 0:
             return
         hashes = hashes_now()
+        if hashes is None:
+            return
         shown = hashes.bounded()
         self._link.send(
             Digest(

@@ -24,10 +24,10 @@ def test_equal_hashes_verify_a_step() -> None:
 
 
 def test_a_majority_names_the_odd_one_out() -> None:
-    digests = DigestComparison({"a": 2, "b": 1})
+    digests = DigestComparison({"a": 1, "b": 1, "c": 1})
     assert report(digests, "b", 0, 10, third=99) is None
     assert report(digests, "a", 0, 10) is None
-    found = report(digests, "a", 1, 10)
+    found = report(digests, "c", 0, 10)
     assert found is not None
     assert (found.step, found.tensor, found.sites) == (10, "2.weight", ("b",))
     assert found.replicas == (("b", 0),)
@@ -50,6 +50,22 @@ def test_without_a_majority_all_are_named() -> None:
     found = report(digests, "b", 1, 10, second=8)
     assert found is not None
     assert found.sites == ("a", "b")
+
+
+def test_many_ranks_of_one_site_do_not_outvote_others() -> None:
+    """Ranks that hold shards of one whole are all wrong if one of them is."""
+    digests = DigestComparison({"a": 4, "b": 1})
+    for rank in range(4):
+        assert report(digests, "a", rank, 10, second=8) is None
+    found = report(digests, "b", 0, 10)
+    assert found is not None
+    assert (found.sites, found.is_majority) == (("a", "b"), False)
+    of_three = DigestComparison({"a": 4, "b": 1, "c": 1})
+    assert report(of_three, "a", 0, 10, second=8) is None
+    assert report(of_three, "b", 0, 10) is None
+    found = report(of_three, "c", 0, 10)
+    assert found is not None
+    assert (found.sites, found.is_majority) == (("a",), True)
 
 
 def test_hashes_that_do_not_tell_tensors_still_differ() -> None:

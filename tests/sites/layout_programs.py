@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.sharding import whole_of
+from sites.worker.sharding import local_of, whole_of
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 
@@ -367,6 +367,24 @@ def train_divided(folder: Path, name: str) -> None:
     except TypeError as error:
         torch.save(str(error), folder / f"{name}.pt")
     wait_for_all_ranks()
+
+
+def flip_a_bit(folder: Path, name: str) -> None:
+    """Train; after a step a bit of a parameter flips at one rank, as the plan says."""
+    plan = json.loads((folder / "layouts.json").read_text())
+    site = join_site()
+    laid = lay_out(plan["layouts"][site.index], net(seed=0))
+    optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
+    site.synchronize(laid.models, optimizer)
+    for step in range(2):
+        optimizer.zero_grad()
+        laid.step(*data(step, 10 * site.index + laid.place))
+        if (step, name) == (1, plan["rank"]):
+            parameter = dict(laid.models[0].named_parameters())[plan["parameter"]]
+            local_of(parameter).view(-1).view(torch.int32)[0] ^= 1 << 20
+        optimizer.step()
+    wait_for_all_ranks()
+    site.leave()
 
 
 class Routed(nn.Module):

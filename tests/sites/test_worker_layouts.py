@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.core.parameter_digests import DigestComparison
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import gateway_processes
@@ -153,3 +154,36 @@ def test_experts_without_tokens_stay_as_they_are(tmp_path: Path, program: Progra
     for found in results(tmp_path).values():
         for name, each in wanted.items():
             torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("parameter", "replicas"),
+    [
+        # Held twice at the site: whoever holds the wrong copy is known.
+        ("layers.0.norm.weight", (("site0", 1),)),
+        # Held once: all ranks of the site have it in the whole that they hash.
+        ("layers.0.up.weight", tuple(("site0", rank) for rank in range(4))),
+    ],
+)
+def test_a_flipped_bit_is_found_and_named(
+    tmp_path: Path, parameter: str, replicas: tuple[tuple[str, int], ...]
+) -> None:
+    """At one rank of four under tensor parallelism, beside two sites of one rank."""
+    ranks = [4, 1, 1]
+    plan = {"layouts": ["tp", "fsdp1", "fsdp1"], "rank": "site0-rank1", "parameter": parameter}
+    (tmp_path / "layouts.json").write_text(json.dumps(plan))
+    with FakeGateways(tmp_path, ranks, verify_every=1) as gateways:
+        paths = [gateways.path(site) for site in range(3)]
+        codes = run_ranks(tmp_path, paths, ranks, programs.flip_a_bit)
+    assert set(codes.values()) == {0}
+    comparison = DigestComparison(dict(zip(gateways.names, ranks, strict=True)))
+    found = [
+        comparison.report(
+            site, rank, each["step"], each["combined"], tuple(each["tensors"]), tuple(each["names"])
+        )
+        for site, rank, each in sorted(gateways.digests, key=lambda it: (it[2]["step"], *it[:2]))
+    ]
+    (difference,) = {each for each in found if each is not None}
+    assert (difference.step, difference.tensor) == (2, parameter)
+    assert (difference.sites, difference.replicas) == (("site0",), replicas)
