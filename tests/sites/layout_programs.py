@@ -378,7 +378,7 @@ def flip_a_bit(folder: Path, name: str) -> None:
     site.synchronize(laid.models, optimizer)
     for step in range(2):
         optimizer.zero_grad()
-        laid.step(*data(step, 10 * site.index + laid.place))
+        laid.step(*data(step, 10 * site.index + laid.place), 1.0)
         if (step, name) == (1, plan["rank"]):
             parameter = dict(laid.models[0].named_parameters())[plan["parameter"]]
             local_of(parameter).view(-1).view(torch.int32)[0] ^= 1 << 20
