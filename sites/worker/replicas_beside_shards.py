@@ -62,8 +62,9 @@ class ReplicaBesideShardsHook(GradientHook):
         # Backward comes to them from the last to the first.
         named = [*reversed(parameters), *model.module.named_buffers()]
         self.own: dict[str, torch.Tensor] = {bare_name(name): each for name, each in named}
-        self.twins: list[tuple[str, torch.Tensor]] = []
         """Parameters and buffers, by name."""
+        self.twins: list[tuple[str, torch.Tensor]] = []
+        """Buffers that a pipeline's parts share: here there are none."""
         self.data_ranks: Ranks = tuple(range(dist.get_world_size()))
         self.groups: set[Ranks] = {self.data_ranks}
         self.cut = 0
