@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protos.frame import pack, unpack
 from sites.codecs.codec import Floats
-from sites.codecs.registry import codec_named
+from sites.codecs.registry import EXACT
 from sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
@@ -33,8 +33,8 @@ from sites.gateway.reduction.chunk_reduction import (
     Own,
     Received,
     Send,
-    roles,
 )
+from sites.gateway.reduction.epochs import in_force
 from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
 from sites.trainer.corpus import Corpus, load_corpus
@@ -55,8 +55,9 @@ from topology.epoch import Epoch, Finished, numbers_of
 from topology.json_fields import read_json
 from topology.run_spec import RunSpec
 
-FIRST_GRADIENTS = 2
-"""The rounds before them compare the initial state of all sites, which is the same."""
+FIRST_GRADIENTS = 4
+"""The rounds before them compare the text of all sites, and their initial state: two each, for they
+are the same."""
 
 
 def step_of(round_: int, entries: Sequence[int]) -> int:
@@ -310,20 +311,25 @@ class Replay:
         self, epoch: Epoch, round_: int, index: int, numel: int, *, is_exact: bool
     ) -> dict[int, BucketReduction]:
         """Return each member's machines of a bucket."""
-        plan = epoch.reduction.plan
-        names = epoch.reduction.codecs
-        codecs = tuple(map(codec_named, ("fp32",) * len(names) if is_exact else names))
+        reduction = epoch.reduction
         cut = grid(numel, self.spec.chunk_bytes // 4, self.ranks)
-        bucket = Bucket(epoch.number, round_, index, 0, codecs, cut, time.thread_time)
-        return {
-            site: BucketReduction(
-                bucket,
-                plan,
-                roles(plan, site),
+        found = {}
+        for site in map(self.names.index, epoch.members):
+            ruling = in_force(
+                reduction.plan,
+                reduction.codecs,
+                site,
+                epoch=epoch.number,
+                from_round=epoch.from_round,
+            ).of_bucket(numel)
+            codecs = (EXACT,) * len(ruling.codecs) if is_exact else ruling.codecs
+            found[site] = BucketReduction(
+                Bucket(epoch.number, round_, index, 0, codecs, cut, time.thread_time),
+                ruling.plan,
+                ruling.roles,
                 None if is_exact else self._residuals[site].bucket(index, 0, numel),
             )
-            for site in map(self.names.index, epoch.members)
-        }
+        return found
 
 
 def reduced(members: dict[int, BucketReduction], chunk: int, own: dict[int, Own]) -> Floats:
