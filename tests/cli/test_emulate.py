@@ -214,7 +214,8 @@ def test_what_cannot_be_emulated_is_refused_in_a_line(
     auto = isthmus("emulate", path)
     assert auto.code == 3
     assert (
-        "no slow start, congestion control or retransmission, because there is no TUN" in auto.err
+        "no slow start, congestion control or retransmission, and no lost site comes back, because there is no TUN"
+        in auto.err
     )
     assert "--serve" in auto.err
     paused = isthmus("emulate", path, "--emulator", "relay", "--faults", faults)
