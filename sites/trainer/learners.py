@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.trainer import sampler
+from sites.trainer.compiling import compile_blocks
 from sites.trainer.corpus import Corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import (
@@ -82,10 +83,7 @@ class ReplicaLearner:
     def __init__(self, site: Site, model: Gpt, corpus: Corpus) -> None:
         self._site, self._model, self._corpus = site, model, corpus
         if site.job.trainer.compile:
-            # Blocks lie within buckets: nothing has to be cut where a bucket ends.
-            torch._dynamo.config.optimize_ddp = False
-            for block in model.blocks:
-                block.compile()
+            compile_blocks(model.blocks)
         self._parallel, self.optimizer = replicated(site, model)
         self.saved: nn.Module | None = self._parallel
 

@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from sites.trainer.compiling import compile_blocks
 from sites.trainer.experts import Experts
 from sites.trainer.gpt import Attention, Block, Gpt, Part
 from sites.trainer.pipeline import Pipeline
@@ -166,9 +167,8 @@ def rework_blocks(part: nn.Module, recompute: str, *, compiled: bool) -> None:
     for name, module in [*part.named_modules()]:
         if isinstance(module, again.get(recompute, ())):
             part.set_submodule(name, checkpoint_wrapper(module))
-    for block in part.get_submodule("blocks").children():
-        if compiled:
-            block.compile()
+    if compiled:
+        compile_blocks(part.get_submodule("blocks").children())
 
 
 def shard(part: nn.Module, cut: Parallel, config: Trainer, mesh: DeviceMesh) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from protos import metrics
+from sites.trainer.compiling import as_written, check_can_compile
 from sites.trainer.corpus import Corpus, load_corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learners import CutLearner, Learner, ReplicaLearner, replicated
@@ -129,6 +130,8 @@ def _check_job(site: Site) -> None:
     if site.job.trainer.offload and site.device.type == "cpu":
         message = f"site {site.name} computes on the host: there is nothing to offload from"
         raise ConfigError([Problem("job", 0, 0, message, "trainer.offload")])
+    if site.job.trainer.compile:
+        check_can_compile(site.name)
 
 
 def _make_deterministic(device: torch.device) -> None:
@@ -174,7 +177,9 @@ def _log_evaluation(site: Site, step: int, learner: Learner, corpus: Corpus) -> 
     """Evaluate where text is held out; send what was found, and what the text is."""
     values = {metrics.UNIGRAM_ENTROPY: corpus.unigram_entropy}
     if len(corpus.held_out):
-        held_out_loss = _site_mean(site, *learner.evaluate())
+        with as_written(site.job.trainer):
+            found = learner.evaluate()
+        held_out_loss = _site_mean(site, *found)
         values[metrics.HELD_OUT_LOSS] = held_out_loss
         entropy = f"(counting bytes: {corpus.unigram_entropy:.3f})"
         _say(site, f"step {step}: held-out loss {held_out_loss:.3f} {entropy}")

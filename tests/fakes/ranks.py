@@ -53,6 +53,8 @@ def run_ranks(
     ranks_per_site: Sequence[int],
     program: Program,
     job: Sequence[str] = (),
+    *,
+    within_s: float = RANKS_S,
 ) -> dict[str, int | None]:
     """Run `program` in every rank of every site; return exit codes by the ranks' names.
 
@@ -62,6 +64,7 @@ def run_ranks(
         ranks_per_site: in site order.
         program: what ranks run.
         job: settings that the job file has not, as `exchange.codec=int8`.
+        within_s: who has not ended by then is killed.
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -74,7 +77,7 @@ def run_ranks(
             processes[name] = context.Process(
                 target=_rank, args=(program, folder, name, environ, barrier), daemon=True
             )
-    deadline_s = time.monotonic() + RANKS_S
+    deadline_s = time.monotonic() + within_s
     try:
         for process in processes.values():
             process.start()

@@ -18,15 +18,26 @@ from topology.documents.load import load_job
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.exhaustive]
 
 STEPS = 12
+COMPILED = "trainer.compile=true"
+SHARDED = (
+    "placement=[{site: site0, sequences: 8, parallel: {data: 2, zero_stage: 3}}, "
+    "{site: site1, sequences: 5}]"
+)
+COMPILING_S = 250.0
+"""By then a busy machine has compiled everything, too: in 70 to 100 s, mostly."""
 
 
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [
         # bf16 has 8 bits: a logit is off by 0.4 %, a loss of 4.4 by less.
         (("trainer.precision=bf16",), 2e-2),
+        ((COMPILED,), 1e-5),
+        ((COMPILED, SHARDED), 1e-5),
+        ((COMPILED, "trainer.precision=bf16"), 2e-2),
     ],
-    ids=["bf16"],
+    ids=["bf16", "compiled", "compiled-fsdp", "compiled-bf16"],
 )
 def test_an_option_changes_what_is_learnt_by_rounding_only(
     tmp_path: Path, settings: tuple[str, ...], tolerance: float
@@ -35,7 +46,7 @@ def test_an_option_changes_what_is_learnt_by_rounding_only(
     (tmp_path / "settings.txt").write_text("\n".join(settings))
     with FakeGateways(tmp_path, [2, 1]) as gateways:
         sockets = [gateways.path(site) for site in range(2)]
-        codes = run_ranks(tmp_path, sockets, [2, 1], programs.train_told)
+        codes = run_ranks(tmp_path, sockets, [2, 1], programs.train_told, within_s=COMPILING_S)
     assert set(codes.values()) == {0}, [path.read_text() for path in tmp_path.glob("*.error")]
     alone = train_alone(load_job(JOB_TEXT, "job.yaml", programs.JOB), tmp_path)
     steps = [message for _, _, message in gateways.metrics if message["kind"] == "step"]
@@ -46,6 +57,7 @@ def test_an_option_changes_what_is_learnt_by_rounding_only(
         assert loss == pytest.approx(alone.losses[step - 1], rel=tolerance)
     digests = {(message["step"], message["combined"]) for _, _, message in gateways.digests}
     assert len(digests) == STEPS + 1, "equal at all ranks"
+    assert any((tmp_path / "compiled").rglob("*.so")) == (COMPILED in settings)
 
 
 def test_where_there_is_nothing_to_offload_from_the_trainer_says_so(tmp_path: Path) -> None:

@@ -85,10 +85,12 @@ def _run(folder: Path, overrides: tuple[str, ...]) -> None:
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
     sys.argv = ["trainer"]
     warnings.simplefilter("error")
     # torch.compile's own, of torch 2.13.
     warnings.filterwarnings("ignore", message=".*torch.jit.script_method.*")
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     error_file = folder / f"{os.environ['ISTHMUS_SITE']}-{os.environ['RANK']}.error"
     try:
         main()
