@@ -37,6 +37,7 @@ PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
 MAX_LABEL = 200
 """Characters of a metric's kind and labels."""
+_DROPPED = "dropped by an operator"
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class ActiveRun:
             with self._writing():
                 self._epochs.handle(event)
 
-    def drop(self, site: str, why: str) -> None:
+    def drop(self, site: str) -> None:
         """Go on without a site, and do not start it again.
 
         Raises:
@@ -195,8 +196,8 @@ class ActiveRun:
         """
         if problem := self._machine.drop_problem(site):
             raise StateConflictError(problem)
-        self.handle(run_events.DropRequested(site, why))
-        self.tell_epochs(membership.DropWanted(site, why))
+        self.handle(run_events.DropRequested(site, _DROPPED))
+        self.tell_epochs(membership.DropWanted(site, _DROPPED))
 
     def add(self, site: str) -> None:
         """Start a site again that takes no part.
@@ -368,6 +369,12 @@ class ActiveRun:
             self.tell_epochs(membership.SiteDone(site))
         for site in self._machine.successful:
             self.tell_epochs(membership.SiteFinished(site))
+        epoch = self._epochs.epoch
+        for site in set(epoch.members) - set(epoch.follows):
+            if self._machine.is_returning(site):  # the coordinator before could not say so any more
+                self.handle(run_events.SiteEntered(site, epoch.from_round))
+        for site in self._machine.awaits_drop:
+            self.tell_epochs(membership.DropWanted(site, _DROPPED))
 
     def _take_outcome(self, outcome: Outcome) -> None:
         """Do what follows for the run from what became of its epoch."""
@@ -382,6 +389,8 @@ class ActiveRun:
             case membership.EndChange(change=membership.DropWanted(site=site)):
                 if outcome.epoch is not None:
                     self.handle(run_events.SiteLeaves(site))
+                else:
+                    self.handle(run_events.DropRefused(site, outcome.why))
             case membership.EndChange():
                 self.replan(outcome)
             case membership.EndRun():

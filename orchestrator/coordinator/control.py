@@ -406,7 +406,7 @@ class Control:
             NotFoundError: there is no such run.
             StateConflictError: there is no such site, or it cannot be done without.
         """
-        self._going_on(run_id, site).drop(site, "dropped by an operator")
+        self._going_on(run_id, site).drop(site)
         return self.message(self.find(run_id))
 
     def add_site(self, run_id: str, site: str) -> control_pb2.Run:

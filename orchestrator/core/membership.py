@@ -439,8 +439,8 @@ class Membership:
                     for name in epoch.members:
                         self._sites[name].gone = ""
                     self._number, self._is_unfinished = epoch.number, False
-                case "site.done" if each.site in self._sites:
-                    self._sites[each.site].is_done = True
+                case "site.done" | "site.returning" if each.site in self._sites:
+                    self._sites[each.site].is_done = each.kind == "site.done"
                 case "site.lost" | "site.dropped" if each.site in self._sites:
                     self._leaving.discard(each.site)
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
@@ -678,7 +678,7 @@ class Membership:
             if isinstance(change, SiteEnters | DropWanted) and self._sites[change.site].is_live:
                 self._changes.append(change)
                 refused = []
-            if isinstance(change, SiteLevel):
+            if isinstance(change, SiteLevel | DropWanted):
                 refused = []
             return [*refused, *self._propose_redo(members, now_s)]
         missing = [site for site in proposal.asked if site not in proposal.answers]
@@ -729,7 +729,8 @@ class Membership:
         if is_done and num_done >= max(1, self._limits.min_sites):
             self._is_over = True
             lost = [site for site in members if self._is_gone(site) and not site.has_finished]
-            return None, [LoseSite(site.name, self._why_lost(site.name)) for site in lost]
+            lose = [LoseSite(site.name, self._why_lost(site.name)) for site in lost]
+            return None, [*self._alone_at_the_end(left), *lose]
         if not left:
             return None, self._too_few(num_finished)
         best = max(self._parts(now_s), key=self._size, default=())
@@ -756,6 +757,12 @@ class Membership:
         if num_best < self._limits.min_sites or not best:
             return None, [*actions, *self._too_few(num_best)]
         return best, actions
+
+    def _alone_at_the_end(self, left: Sequence[_Site]) -> list[Action]:
+        """Have those that follow count where only they are left, with the results of all rounds."""
+        names, follows = [site.name for site in left], self.epoch.follows
+        is_alone = bool(names) and set(names) <= set(follows)
+        return [EndChange(SiteEnters(name), self.epoch) for name in names if is_alone]
 
     def _second_chance(self, left: Sequence[_Site], now_s: float) -> None:
         """Where nobody else is left, ask those again who could not go on or were not to.
@@ -992,6 +999,9 @@ class Membership:
                     self._links_of(change.reduction) & self._dead_links(now_s)
                 ):
                     pass
+                case DropWanted() if change.site in members:
+                    why = "no other site has the whole training state"
+                    return [EndChange(change, None, why=why)]
                 case _:
                     return [EndChange(change, None, why="it makes no sense any more")]
             return self._propose(wanted, change, now_s)
@@ -1014,7 +1024,7 @@ class Membership:
         detail = {"epoch": proposal.number, "why": why}
         cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
         cancelled: list[Action] = [RecordEvent("epoch.cancelled", site, detail), *cancel]
-        if isinstance(change, SiteLevel):  # it says so again
+        if isinstance(change, SiteLevel | DropWanted):  # it says so again; it is lost
             return cancelled
         return [*cancelled, EndChange(change, None, site, why, must_keep_codecs)]
 

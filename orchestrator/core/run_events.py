@@ -270,6 +270,14 @@ class SiteLeaves:
 
 
 @dataclass(frozen=True, slots=True)
+class DropRefused:
+    """A site that was to be dropped stays, for the others cannot do without it."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteEntered:
     """A site that was lost takes part again."""
 
@@ -315,6 +323,7 @@ Event = (
     | AddRequested
     | SiteLeaves
     | SiteDropped
+    | DropRefused
     | SiteEntered
     | CannotGoOn
     | Ticked

@@ -185,7 +185,8 @@ class RunMachine:
 
     def drop_problem(self, site: str) -> str:
         """Return why a site cannot be dropped; nothing if it can."""
-        left = [each for each in self._all() if not each.is_out and each.name != site]
+        stay = [each for each in self._all() if not (each.is_out or each.is_dropped)]
+        left = [each for each in stay if each.name != site]
         fewest = self._topology.failure.min_sites
         if not self.is_going_on:
             return f"the run is {self.state.lower()}"
@@ -196,6 +197,15 @@ class RunMachine:
         if not self._sites[site].is_out and len(left) < fewest:
             return f"without site {site} {len(left)} would be left, want at least {fewest}"
         return ""
+
+    @property
+    def awaits_drop(self) -> tuple[str, ...]:
+        """The sites that an operator has dropped, and that have not been told when they leave."""
+        return tuple(
+            site.name
+            for site in self._all()
+            if site.is_dropped and not (site.is_out or site.is_leaving)
+        )
 
     def add_problem(self, site: str) -> str:
         """Return why a site cannot be started again; nothing if it can."""
@@ -249,6 +259,8 @@ class RunMachine:
                     self._sites[name].is_out = not self._sites[name].is_successful
                 for name in event.detail.get("leaves", ()):
                     self._sites[name].is_leaving = True
+                for name in event.detail["members"]:  # else it enters, or follows
+                    self._sites[name].is_returning = self._sites[name].is_out
             case "run.state_offered":
                 self._has_state = True
             case "run.cancel_requested":
@@ -261,7 +273,7 @@ class RunMachine:
             self._recall_site(site, event)
             if event.kind == "site.returning":
                 site.returns_s.append(happened_s)
-                site.is_wanted = False
+                site.is_wanted = site.is_done = False
 
     def recall_verified(self, steps: int) -> None:
         """Go on counting the steps after which all ranks were seen to be equal."""
@@ -287,20 +299,24 @@ class RunMachine:
             case "site.done":
                 site.is_done = True
             case "site.ended":
-                site.state = SiteState.ENDED
+                site.state, site.is_returning = SiteState.ENDED, False
                 site.is_successful = bool(event.detail["succeeded"])
             case "site.drop_requested":
                 site.is_dropped, site.is_wanted = True, False
             case "site.add_requested":
                 site.is_dropped, site.is_wanted = False, True
+            case "site.drop_refused":
+                site.is_dropped = False
             case "site.returned":
-                site.state, site.is_out = SiteState.RUNNING, False
+                site.state, site.is_out, site.is_returning = SiteState.RUNNING, False, False
             case "site.lost" | "site.gone":
-                site.state = SiteState.LOST
+                site.state, site.is_returning = SiteState.LOST, False
                 site.is_out |= bool(event.detail.get("is_out"))
+                site.is_done &= not site.is_out
             case "site.dropped":
                 site.state = SiteState(event.detail["state"])
                 site.is_out, site.is_leaving, site.is_successful = True, False, False
+                site.is_returning = site.is_done = False
 
     def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -379,6 +395,8 @@ class RunMachine:
                 return []
             case run_events.SiteDropped():
                 return self._dropped(event, now_s)
+            case run_events.DropRefused():
+                return self._drop_refused(event)
             case run_events.SiteEntered():
                 return self._entered(event)
             case run_events.CannotGoOn():
@@ -409,7 +427,7 @@ class RunMachine:
         site = self._sites[event.site]
         site.has_agent = True
         recorded = RecordEvent("agent.returned", site.name, {"host": event.host})
-        if site.is_out:
+        if site.is_out and not site.is_returning:
             site.state = SiteState.LOST
         elif self.is_going_on:
             site.losses.clear()  # it was only silent
@@ -480,7 +498,8 @@ class RunMachine:
 
     def _done(self, event: run_events.SiteDone, now_s: float) -> list[Action]:
         site = self._sites[event.site]
-        if site.is_done or site.is_out or not site.may_have_processes:
+        has_part = site.is_returning or not site.is_out
+        if site.is_done or not has_part or not site.may_have_processes:
             return []
         site.is_done = True
         return [RecordEvent("site.done", site.name), *self._activate(now_s)]
@@ -646,6 +665,15 @@ class RunMachine:
         asked = RecordEvent("site.drop_requested", site.name, {"message": event.message})
         return [asked, *(self._give_return_up(site, event.message) if site.is_out else [])]
 
+    def _drop_refused(self, event: run_events.DropRefused) -> list[Action]:
+        """Take a drop back that nobody has begun with."""
+        site = self._sites[event.site]
+        if site.name not in self.awaits_drop:
+            return []
+        site.is_dropped = False
+        note = f"site {site.name} is not dropped: {event.why}"
+        return [RecordEvent("site.drop_refused", site.name, {"note": note})]
+
     def _add_requested(self, event: run_events.AddRequested) -> list[Action]:
         """Have a site started again, whatever became of it before."""
         site = self._sites[event.site]
@@ -694,7 +722,7 @@ class RunMachine:
         site = self._sites[event.site]
         if not site.is_returning:
             return []
-        site.is_out = site.is_returning = site.is_done = False
+        site.is_out = site.is_returning = False
         site.losses.clear()
         self._digests.regain(site.name)
         note = f"site {site.name} takes part again"
@@ -726,7 +754,7 @@ class RunMachine:
                 site.is_wanted = False
                 site.returns_s = [*lately, now_s]
                 site.state, site.is_returning = SiteState.JOINED, True
-                site.is_told_to_start = site.is_told_to_stop = False
+                site.is_told_to_start = site.is_told_to_stop = site.is_done = False
                 note = f"site {site.name} is started again"
                 actions.append(RecordEvent("site.returning", site.name, {"note": note}))
                 namespace = (self._wan.namespaces or {}).get(site.name)

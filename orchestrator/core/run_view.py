@@ -34,6 +34,7 @@ _NOTED = frozenset(
         "data.same",
         "site.lost",
         "site.dropped",
+        "site.drop_refused",
         "site.returning",
         "site.returned",
         "run.waiting",

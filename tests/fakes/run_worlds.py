@@ -33,8 +33,12 @@ class World:
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
-        if may_return:
-            failure = dataclasses.replace(described.failure, max_restarts=3)
+        if may_return or not needs_all:
+            failure = dataclasses.replace(
+                described.failure,
+                max_restarts=3 if may_return else described.failure.max_restarts,
+                min_sites=described.failure.min_sites if needs_all else 1,
+            )
             described = dataclasses.replace(described, failure=failure)
         self.machine = RunMachine(
             described, self.now_s, may_return=may_return, refuses_same_data=refuses_same_data

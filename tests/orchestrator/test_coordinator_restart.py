@@ -11,6 +11,7 @@ from orchestrator.core.run_view import RecordedEvent
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
 from tests.fakes.worlds import topology_text
+from topology.epoch import Epoch
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +141,29 @@ def test_a_run_that_was_being_stopped_is_stopped_again(tmp_path: Path) -> None:
                 await agent.hear("stop")
                 await agent.end()
             assert (await bench.ended()).state == pb.RUN_STATE_CANCELLED
+
+    run_scenario(scenario())
+
+
+def test_a_drop_that_was_asked_for_is_not_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        topology = topology_text(3, min_sites=1)
+        async with coordinating(tmp_path, topology) as bench:
+            old = await active(bench, "a", "b", "c")
+            await bench.stub.DropSite(pb.SiteRequest(site="c"), timeout=20)
+            await old[0].hear("settle")
+        async with coordinating(tmp_path, topology) as bench:
+            agents = [await come_back(bench, each) for each in old]
+            for stops in (True, False):  # what the coordinator before had begun ends first
+                for each in agents:
+                    asked = (await each.hear("settle")).settle
+                    assert (asked.stops, list(asked.lost)) == (stops, [])
+                for each in agents:
+                    answer = pb.Settled(epoch=asked.epoch, round=5, chain=7, chain_round=4)
+                    await each.say(settled=answer)
+                resumes = [(await each.hear("resume")).resume for each in agents]
+            last = Epoch.from_bytes(resumes[-1].record)
+            assert (last.members, last.from_round) == (("a", "b"), 6)
 
     run_scenario(scenario())
 

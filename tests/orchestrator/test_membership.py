@@ -509,3 +509,39 @@ def test_a_coordinator_that_begins_anew_gives_an_entry_up() -> None:
     assert isinstance(actions[1], SendSettle)
     assert actions[1].epoch == 3
     assert kinds(again.handle(SiteHeard("sa", 0), 51)) == ["LoseSite"]
+
+
+def test_a_site_that_follows_and_has_had_all_rounds_ends_the_run_well_where_it_is_alone() -> None:
+    core = machine(names=("ap", "eu"))
+    core.handle(SiteGone("eu", "gone"), 0)
+    core.handle(settled("ap", 1, 7), 1)
+    core.handle(SiteEnters("eu"), 20)
+    core.handle(settled("ap", 2, 9), 21)
+    core.handle(EntryBegun("ap", 2, 75), 30)
+    assert core.handle(SiteDone("eu"), 40) == []
+    actions = core.handle(SiteGone("ap", "gone"), 41)
+    assert actions == [EndChange(SiteEnters("eu"), core.epoch), LoseSite("ap", "gone")]
+
+
+def test_the_next_coordinator_knows_that_a_site_which_came_back_is_not_done_again() -> None:
+    core = machine()
+    core.restore(
+        [
+            RecordEvent("site.done", "sa"),
+            RecordEvent("site.lost", "sa"),
+            RecordEvent("site.returning", "sa"),
+        ]
+    )
+    assert not core._sites["sa"].is_done
+
+
+def test_the_last_site_that_has_the_whole_state_is_not_dropped() -> None:
+    core = machine(names=("ap", "eu"))
+    core.handle(SiteGone("eu", "gone"), 0)
+    core.handle(settled("ap", 1, 7), 1)
+    core.handle(SiteEnters("eu"), 20)
+    core.handle(settled("ap", 2, 9), 21)
+    core.handle(EntryBegun("ap", 2, 75), 30)
+    drop = DropWanted("ap", "by an operator")
+    why = "no other site has the whole training state"
+    assert core.handle(drop, 40) == [EndChange(drop, None, why=why)]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.core import run_events
-from orchestrator.core.run_events import Endpoint, RunState
+from orchestrator.core.run_events import Endpoint, RecordEvent, RunState
+from orchestrator.core.run_view import RecordedEvent
 from tests.fakes.run_worlds import (
     COLLECT_S,
     GRACE_S,
@@ -453,3 +454,87 @@ def test_a_site_whose_script_cannot_take_the_state_over_is_not_started_again() -
         assert "does not call `start = site.checkpoint(model, optimizer)`" in told
     world.tell(run_events.StateOffered("a"))
     assert world.sent(run_events.SendPrepare).count("b") == 2, "it is later with it than the loss"
+
+
+def let_b_come_back(world: World) -> None:
+    """Lose a site, and have it up again; it follows once that is written down."""
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"))
+    lose_b(world)
+    world.tell(prepared("b"), run_events.SiteRunning("b"))
+    world.actions.append(epoch_begun("b"))
+
+
+def epoch_begun(*follows: str) -> RecordEvent:
+    detail = {"lost": [], "members": ["a", "b", "c"], "record": {"follows": list(follows)}}
+    return RecordEvent("epoch.begun", detail=detail)
+
+
+def restarted(world: World) -> World:
+    """Return the world with a coordinator that has read what was written down."""
+    later = World(3, needs_all=False, may_return=True)
+    for number, each in enumerate(recorded_events(world)):
+        event = RecordedEvent(
+            sequence=number,
+            wall_s=0.0,
+            run_id="run",
+            generation=1,
+            kind=each.kind,
+            site=each.site,
+            detail=each.detail,
+        )
+        later.machine.recall(event, later.now_s, later.now_s)
+    return later
+
+
+def test_a_site_that_follows_goes_on_under_the_next_coordinator() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    let_b_come_back(world)
+    later = restarted(world)
+    later.tell(*(run_events.SiteReturned(site, "h", 2) for site in "abc"))
+    assert later.sent(run_events.SendStop) == []
+    later.tell(run_events.SiteEntered("b", 75))
+    assert [each.kind for each in recorded_events(later)][-1] == "site.returned"
+
+
+def test_a_site_that_came_back_is_not_done_again_for_the_next_coordinator() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"), run_events.SiteDone("b"))
+    lose_b(world)
+    assert restarted(world).machine.done == ()
+
+
+def test_a_site_that_follows_to_the_end_is_waited_for_where_the_others_are_lost() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    let_b_come_back(world)
+    world.tell(run_events.SiteDone("b"))
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "ac"))
+    world.tell(run_events.SiteEntered("b", 75))
+    world.tell(*(run_events.SiteDropped(site, "lost") for site in "ac"))
+    assert world.sent(run_events.SendRelease) == ["b"]
+    world.tell(run_events.SiteEnded("b", succeeded=True))
+    assert world.finish.state is RunState.SUCCEEDED
+
+
+def test_sites_that_are_about_to_leave_do_not_count_as_left() -> None:
+    world = World(3, needs_all=False)
+    world.activate()
+    world.tell(run_events.DropRequested("c", "by an operator"))
+    assert world.machine.drop_problem("b") == ""
+    world.tell(run_events.DropRequested("b", "by an operator"))
+    assert "0 would be left" in world.machine.drop_problem("a")
+
+
+def test_a_drop_that_cannot_be_is_taken_back_and_told() -> None:
+    world = World(3, needs_all=False)
+    world.activate()
+    world.tell(run_events.DropRequested("c", "by an operator"))
+    assert world.machine.awaits_drop == ("c",)
+    (told,) = world.tell(run_events.DropRefused("c", "no other has the state"))
+    assert isinstance(told, RecordEvent)
+    assert told.detail["note"] == "site c is not dropped: no other has the state"
+    assert world.machine.awaits_drop == ()
+    assert world.machine.drop_problem("c") == ""
