@@ -267,3 +267,16 @@ def test_frames_without_a_payload_are_bounded_too() -> None:
         sites.deliver(1, 0, frames[-1])
     with pytest.raises(RemoteProtocolError):
         sites.deliver(1, 0, b"")
+
+
+def test_results_of_an_epoch_that_never_begins_here_do_not_fill_the_memory() -> None:
+    # The coordinator may end before it tells a site that comes back the epoch of the others.
+    bench = Exchanges(PLANS["star"], "fp32", RANKS, chunk_bytes=CHUNK_BYTES)
+    exchange, payload = bench.exchanges[0], bytes(CHUNK_BYTES)
+    exchange._ahead_bytes = 8 * CHUNK_BYTES
+    for round_ in range(75, 90):
+        key = ChunkKey(round_, 0, 0, 1, Kind.RESULT)
+        exchange.receive((1, 0), Frame(key, 2, 0, 0, 0, NUMEL, 1.0, payload))
+    assert bench.failures
+    assert bench.failures[0].code == "PEER_LOST"
+    assert "results that may lie here" in bench.failures[0].message

@@ -152,6 +152,8 @@ class Executor:
         self._ahead: dict[tuple[GatewayId, ChunkKey, int], Frame] = {}
         """Frames of epochs that have not begun here, by sender, key and epoch."""
         self._held_ahead = self._nothing_held()
+        self._results_ahead_bytes = 0
+        """Of the results among them."""
         self._due: deque[tuple[ChunkOrder, int, tuple[object, ...]]] = deque()
         """Chunks that are to be handed over, to which site, and their frames."""
         self._num_working = 0
@@ -291,6 +293,7 @@ class Executor:
         """Return the frames that waited for an epoch; the lock is held."""
         ahead, self._ahead = self._ahead, {}
         self._held_ahead = self._nothing_held()
+        self._results_ahead_bytes = 0
         return ahead
 
     def _receive_again(self, ahead: Mapping[tuple[GatewayId, ChunkKey, int], Frame]) -> None:
@@ -594,13 +597,19 @@ class Executor:
             return
         if key.kind is Kind.CONTRIBUTION:
             self._held_ahead.keep(sender, (key.round, key.bucket, key.chunk), size_bytes)
+        else:
+            self._results_ahead_bytes += size_bytes
+            self._check_level()
         self._ahead[sender, key, frame.epoch] = frame
 
     def _check_level(self) -> None:
         """Give up where the ranks of a site that comes back do not get nearer to the others'."""
-        if self._history.has_followed and self._held.num_bytes > self._ahead_bytes:
+        held_bytes = self._held.num_bytes if self._history.has_followed else 0
+        if held_bytes + self._results_ahead_bytes > self._ahead_bytes:
+            has_begun = self._history.has_followed
+            behind = "its ranks are" if has_begun else "the coordinator's word to it is"
             why = (
-                "this site came back, and its ranks are further behind than the "
+                f"this site came back, and {behind} further behind than the "
                 f"{self._ahead_bytes} bytes of results that may lie here"
             )
             self._on_failure(failure_of(PeerLostError(why, self._config.site)))
