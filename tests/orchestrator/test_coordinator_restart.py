@@ -154,15 +154,17 @@ def test_a_drop_that_was_asked_for_is_not_forgotten(tmp_path: Path) -> None:
             await old[0].hear("settle")
         async with coordinating(tmp_path, topology) as bench:
             agents = [await come_back(bench, each) for each in old]
+            told: list[Epoch] = []
             for stops in (True, False):  # what the coordinator before had begun ends first
                 for each in agents:
                     asked = (await each.hear("settle")).settle
                     assert (asked.stops, list(asked.lost)) == (stops, [])
-                for each in agents:
                     answer = pb.Settled(epoch=asked.epoch, round=5, chain=7, chain_round=4)
                     await each.say(settled=answer)
-                resumes = [(await each.hear("resume")).resume for each in agents]
-            last = Epoch.from_bytes(resumes[-1].record)
+                told = [
+                    Epoch.from_bytes((await each.hear("resume")).resume.record) for each in agents
+                ]
+            last = told[-1]
             assert (last.members, last.from_round) == (("a", "b"), 6)
 
     run_scenario(scenario())
