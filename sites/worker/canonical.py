@@ -85,7 +85,7 @@ class SiteTensors:
 
         Raises:
             TypeError: ranks do not hold each element once, or all of them the same, or parts of a
-                pipeline share a parameter.
+                pipeline share a parameter, or one of them has none that is trained.
         """
         found: list[list[Held]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, [*own])
@@ -100,6 +100,7 @@ class SiteTensors:
         Raises:
             TypeError: as `gather`.
         """
+        _check_all_train(ranks)
         _check_untied(ranks)
         by_name: dict[str, list[tuple[int, Held]]] = {}
         for rank in reversed(range(len(ranks))):
@@ -294,6 +295,20 @@ def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterabl
 
 def _numbered(cut: Iterable[tuple[list[Slice], bool]]) -> list[BucketCut]:
     return [BucketCut(number, tuple(slices), exact) for number, (slices, exact) in enumerate(cut)]
+
+
+def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:
+    """Refuse a rank that would never begin a round, for which the others would wait.
+
+    Raises:
+        TypeError: there is one; names it.
+    """
+    trains = [any(each.entry.kind == "trained" for each in held) for held in ranks]
+    if any(trains) and not all(trains):
+        raise TypeError(
+            f"site.synchronize: rank {trains.index(False)} has no parameter that is trained, and "
+            "others have: give each stage of a pipeline one at least"
+        )
 
 
 def _check_untied(ranks: Sequence[Sequence[Held]]) -> None:

@@ -5,7 +5,7 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -205,17 +205,11 @@ class ReplicaHook(GradientHook):
         self._is_backward = False
         self._end_round(self._pipeline.wait(has_norm=True))
         if self._averaged:  # DDP looks at the futures next, and then this runs
-            torch.autograd.Variable._execution_engine.queue_callback(self._give_unused)
+            torch.autograd.Variable._execution_engine.queue_callback(self._give_averaged)
 
-    def _give_unused(self) -> None:
-        """Give parameters that only other sites used their gradient, which DDP has left out.
-
-        It decides by the ranks of this site whether a parameter was used at all.
-        """
+    def _give_averaged(self) -> None:
         averaged, self._averaged = self._averaged, []
-        for parameter, grad in averaged:
-            if parameter.grad is None and bool(grad.any()):
-                parameter.grad = grad.clone().view_as(parameter)
+        give_averaged(averaged)
 
     def _layout(self, bucket: GradBucket) -> int:
         parameters = bucket.parameters()
@@ -223,6 +217,18 @@ class ReplicaHook(GradientHook):
         if key not in self._layouts:
             self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
         return self._layouts[key]
+
+
+def give_averaged(averaged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give parameters that only other sites used their average gradient, which DDP has left out.
+
+    It decides by the ranks of this site whether a parameter was used at all.
+    """
+    for parameter, grad in averaged:
+        if parameter.grad is not None:
+            parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
+        elif bool(grad.any()):
+            parameter.grad = grad.clone().view_as(parameter)
 
 
 def memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, memory_of
+from sites.worker.gradient_hooks import GradientHook, give_averaged, memory_of
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import layout_of_labels
@@ -51,6 +51,9 @@ class ReplicaBesideShardsHook(GradientHook):
         if len(models) != 1:
             raise TypeError("site.synchronize: beside shards, want one DistributedDataParallel")
         (model,) = models
+        self._finds_unused = model.find_unused_parameters
+        self._averaged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Parameters that may be unused here, and their average gradients: views of DDP's."""
         parameters = [*model.module.named_parameters()]
         self._names = {each: bare_name(name) for name, each in parameters}
         for each, name in self._names.items():
@@ -114,6 +117,8 @@ class ReplicaBesideShardsHook(GradientHook):
         )
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._held.append((buffer, future))
+        if self._finds_unused:
+            self._averaged += zip(bucket.parameters(), bucket.gradients(), strict=True)
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._arrived[self._names[parameter]] = memory_of(grad, buffer)
         latest = self._submit()
@@ -164,3 +169,9 @@ class ReplicaBesideShardsHook(GradientHook):
     def _end_backward(self) -> None:
         self._is_backward = False
         self._end_round(self._pipeline.wait(has_norm=True))
+        if self._averaged:  # DDP looks at the futures next, and then this runs
+            torch.autograd.Variable._execution_engine.queue_callback(self._give_averaged)
+
+    def _give_averaged(self) -> None:
+        averaged, self._averaged = self._averaged, []
+        give_averaged(averaged)

@@ -12,13 +12,14 @@ to make good: in its place, a reduce-scatter of ours weighs them. Losses that ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
@@ -84,6 +85,14 @@ class ShardHook(GradientHook):
             if isinstance(each, nn.Parameter) and each.requires_grad:
                 self._check(name, each)
                 self._trained[name] = each
+        self._meshes: dict[tuple[DeviceMesh, bool], list[str]] = {}
+        """Names of parameters by the ranks that hold any of them, and whether fully_shard reduces
+        them over just these."""
+        for name, each in self._trained.items():
+            assert is_sharded(each)
+            mesh = each.device_mesh
+            is_alike = {*mesh.mesh.flatten().tolist()} == {*self._groups[id(each)].ranks}
+            self._meshes.setdefault((mesh, is_alike), []).append(name)
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
@@ -174,7 +183,7 @@ class ShardHook(GradientHook):
 
     def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """Return the parameter of which one of these is a shard, or of whose gradient."""
-        memory = {each.untyped_storage().data_ptr() for each in tensors}
+        memory = {each.untyped_storage().data_ptr() for each in tensors if each.numel()}
         for name, each in self._trained.items():
             for of in (each, each.grad):
                 if (
@@ -222,7 +231,7 @@ class ShardHook(GradientHook):
         if self._is_open:
             return
         try:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_after_others)
             self._ends_by_itself = False
         except RuntimeError:  # A pipeline's schedule reduces when no backward pass goes on.
             self._ends_by_itself = True
@@ -291,9 +300,17 @@ class ShardHook(GradientHook):
         )
         self._futures.append(future)
 
+    def _end_after_others(self) -> None:
+        """End the round once every model has reduced what fully_shard leaves to its own callback.
+
+        Of several models, a later one's may have been queued after ours.
+        """
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
     def _end_backward(self) -> None:
         unused = [name for name in self._trained if name not in self._arrived]
-        for name in unused:
+        made = {name for name in unused if self._trained[name].grad is None}
+        for name in made:
             self._trained[name].grad = torch.zeros_like(self._trained[name], requires_grad=False)
         for name in unused:
             self._arrive(name)
@@ -302,18 +319,30 @@ class ShardHook(GradientHook):
         self._end_round(self._pipeline.wait(has_norm=True))
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
-        for name in unused:
-            self._forget_zeros(self._trained[name])
+        self._forget_zeros(made)
 
-    def _forget_zeros(self, parameter: torch.Tensor) -> None:
-        """Leave a parameter that no rank of any site has used without a gradient, as it was."""
-        assert is_sharded(parameter)
-        is_used = local_of(parameter.grad).any().float()  # type: ignore[arg-type]
-        mesh = parameter.device_mesh
-        for axis in range(mesh.ndim):
-            dist.all_reduce(is_used, op=dist.ReduceOp.MAX, group=mesh.get_group(axis))
-        if not is_used:
-            parameter.grad = None
+    def _forget_zeros(self, made: Set[str]) -> None:
+        """Leave parameters that no rank of any site has used without a gradient, as they were.
+
+        `made` are those that had none at this rank. Ranks that fully_shard reduces a parameter over
+        have all used it, or none has. Where others hold parts of it, as of experts, they tell each
+        other each time.
+        """
+        for (mesh, is_alike), names in self._meshes.items():
+            told = [name for name in names if name in made or not is_alike]
+            if not told:
+                continue
+            used = torch.ones(len(told), device=mesh.device_type)
+            for place, name in enumerate(told):
+                if name in made:
+                    used[place] = local_of(self._trained[name].grad).any()  # type: ignore[arg-type]
+            for axis in range(mesh.ndim):
+                dist.all_reduce(used, op=dist.ReduceOp.MAX, group=mesh.get_group(axis))
+            if made.isdisjoint(told):
+                continue  # on CUDA, this rank need not wait for what it does not ask
+            for name, is_used in zip(told, used.tolist(), strict=True):
+                if not is_used:
+                    self._trained[name].grad = None
 
 
 def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:

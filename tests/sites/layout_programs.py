@@ -410,32 +410,79 @@ def routed_loss(model: nn.Module, step: int, site: int) -> torch.Tensor:
 
 def train_routed(folder: Path, name: str) -> None:
     """Train experts of which some have no tokens; all ranks of a site have the same data."""
-    _train_routed(folder, name, is_sharded=True)
+    _train_routed(folder, name, sharded=(0, 1))
 
 
 def train_routed_replicas(folder: Path, name: str) -> None:
     """The same under DistributedDataParallel."""
-    _train_routed(folder, name, is_sharded=False)
+    _train_routed(folder, name, sharded=())
 
 
-def _train_routed(folder: Path, name: str, *, is_sharded: bool) -> None:
+def train_routed_beside_shards(folder: Path, name: str) -> None:
+    """The same under DistributedDataParallel at the second site alone."""
+    _train_routed(folder, name, sharded=(0,))
+
+
+def _train_routed(folder: Path, name: str, *, sharded: tuple[int, ...]) -> None:
     site = join_site()
     torch.manual_seed(0)
     routed = Routed()
     model: nn.Module = routed
-    if is_sharded:
+    if site.index in sharded:
         for expert in routed.experts:
             fully_shard(expert)
         fully_shard(routed)
     else:
         model = DistributedDataParallel(routed, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.synchronize(model, optimizer, beside_shards=bool(sharded))
     for step in range(5):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
         backward(routed_loss(model, step, site.index))
         optimizer.step()
     saved = {name: whole_of(each) for name, each in routed.named_parameters()}
+    wait_for_all_ranks()
+    site.leave()
+    torch.save(saved, folder / f"{name}.pt")
+
+
+class Dealt(nn.Module):
+    """One expert computes for all samples; ranks that have others leave these out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5)
+        self.mesh: DeviceMesh | None = None
+
+    def forward(self, inputs: torch.Tensor, expert: int) -> torch.Tensor:
+        if self.mesh is None:
+            return inputs @ self.up[expert]
+        up = local_with_grad(self.up)
+        place = expert - self.mesh.get_local_rank() * len(up)
+        part = inputs @ up[place] if 0 <= place < len(up) else inputs * 0
+        return _sum(part, self.mesh.get_group())
+
+
+def train_dealt(folder: Path, name: str) -> None:
+    """Train experts that a site's ranks share, and of which some ranks use none."""
+    site = join_site()
+    torch.manual_seed(0)
+    experts = Dealt()
+    model = nn.ModuleList([nn.Linear(WIDTH, WIDTH), experts])
+    mesh = init_device_mesh("cpu", (1, site.world_size), mesh_dim_names=("efsdp", "ep"))
+    experts.up = nn.Parameter(distribute_tensor(experts.up.detach(), mesh["ep"], [Shard(0)]))
+    experts.mesh = mesh["ep"]
+    fully_shard(experts, mesh=mesh["efsdp"])
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (site.world_size,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    site.synchronize([model[0], experts], optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(step)
+        hidden = torch.tanh(model[0](torch.randn(3, WIDTH, generator=generator)))
+        backward(experts(hidden, 2 * (step % 2)).square().mean() * (1 + site.index))
+        optimizer.step()
+    saved = {name: whole_of(each) for name, each in model.named_parameters()}
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")
@@ -447,7 +494,7 @@ def reference_routed(ranks: list[int]) -> dict[str, torch.Tensor]:
     model = Routed()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(5):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
         for site, count in enumerate(ranks):
             backward(routed_loss(model, step, site) * count / sum(ranks))
         optimizer.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -29,9 +31,9 @@ def _entry(name: str, *shape: int, kind: str = "trained") -> Entry:
     return Entry(name, shape, "torch.float32", 4, kind, exact=False)
 
 
-def _held(name: str, mesh: tuple[int, ...], place: int) -> Held:
+def _held(name: str, mesh: tuple[int, ...], place: int, kind: str = "trained") -> Held:
     holding = Holding.of((4, 2), [Dealt(0, len(mesh), place)])
-    return Held(_entry(name, 4, 2), holding, mesh, content=place)
+    return Held(_entry(name, 4, 2, kind=kind), holding, mesh, content=place)
 
 
 def test_a_gradient_that_comes_twice_is_named() -> None:
@@ -110,6 +112,37 @@ def test_a_parameter_that_parts_of_a_pipeline_share_is_refused() -> None:
     with pytest.raises(TypeError, match=r"ranks 0 and 1 have unlike parts .* embedding in both"):
         SiteTensors.of([first, last])
     assert len(SiteTensors.of([first, last[:1]]).entries) == 3
+
+
+def test_a_pipeline_stage_that_trains_nothing_is_refused() -> None:
+    stages = [[_held("embedding", (0,), 0, "frozen")], [_held("head", (1,), 0)]]
+    with pytest.raises(TypeError, match=r"rank 0 has no parameter that is trained, and others"):
+        SiteTensors.of(stages)
+
+
+def test_empty_tensors_are_nobodys_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    site.synchronize(model, optimizer)
+    # As of a bias with fewer elements than there are ranks.
+    monkeypatch.setattr("sites.worker.shard_hook.local_of", lambda each: torch.empty(0))
+    site.all_reduce([torch.empty(0)])
+    site.leave()
+
+
+def test_what_an_earlier_pass_left_stays_where_the_next_uses_a_parameter_no_more() -> None:
+    site = lone_site(RecordingLink())
+    model = nn.ModuleList(
+        nn.Sequential(OrderedDict({name: nn.Linear(3, 1)})) for name in ("first", "second")
+    )
+    for each in model:
+        fully_shard(each, mesh=init_device_mesh("cpu", (1,)))
+    site.synchronize([*model], torch.optim.SGD(model.parameters(), lr=0.1))
+    for each in model:
+        backward(each(torch.ones(2, 3)).sum())
+    grads = [whole_of(each.grad).tolist() for each in model.parameters() if each.grad is not None]
+    assert grads == [[[2.0, 2.0, 2.0]], [2.0]] * 2, "the first one's are there yet"
+    site.leave()
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,14 @@ def test_a_schedule_that_divides_gradients_itself_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("program", [programs.train_routed, programs.train_routed_replicas])
+@pytest.mark.parametrize(
+    "program",
+    [
+        programs.train_routed,
+        programs.train_routed_replicas,
+        programs.train_routed_beside_shards,
+    ],
+)
 def test_experts_without_tokens_stay_as_they_are(tmp_path: Path, program: Program) -> None:
     """Those that one site uses are averaged; what nobody uses, no optimizer steps."""
     ranks = [2, 1]
@@ -154,6 +161,18 @@ def test_experts_without_tokens_stay_as_they_are(tmp_path: Path, program: Progra
     for found in results(tmp_path).values():
         for name, each in wanted.items():
             torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.exhaustive
+def test_a_rank_whose_experts_have_no_tokens_holds_nobody_up(tmp_path: Path) -> None:
+    with FakeGateways(tmp_path, [2, 1]) as gateways:
+        paths = [gateways.path(site) for site in range(2)]
+        codes = run_ranks(tmp_path, paths, [2, 1], programs.train_dealt)
+    assert set(codes.values()) == {0}
+    found = [*results(tmp_path).values()]
+    for each in found[1:]:
+        for name, value in found[0].items():
+            assert torch.equal(each[name], value), name
 
 
 @pytest.mark.exhaustive
