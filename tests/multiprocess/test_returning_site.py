@@ -76,6 +76,8 @@ def test_a_script_of_any_kind_comes_back(run: Bench, kind: str) -> None:
     assert len(set(steps)) == len(steps) < SCRIPT_STEPS
     status = run.isthmus("status", "--json").check().envelope["data"]
     assert status["totals"]["verified_steps"] >= SCRIPT_STEPS - 20
+    events = run.isthmus("events", "--json").check().envelope["data"]["events"]
+    assert "site.returned" in {each["kind"] for each in events}
     rates: dict[int, set[float]] = {}
     for each in run.metrics():
         if each["kind"] == "step" and "learning_rate" in each["values"]:

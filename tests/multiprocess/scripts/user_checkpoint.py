@@ -65,4 +65,5 @@ for _, (batch, targets) in zip(
     scheduler.step()
     seen.steps += 1
     site.log(loss=loss, learning_rate=scheduler.get_last_lr()[0])
-    time.sleep(0.01)  # so that there is time to be killed in
+    if start == 0:
+        time.sleep(0.02)  # so that there is time to be killed, come back, and get level in
