@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from protos.control.v1 import control_pb2 as control
+from protos.versions import CONTROL_PROTOCOL_MAX
 from tests.fakes.agent_bench import AgentBench, agent_bench, job_yaml, prepare, topology_yaml
 from tests.fakes.agent_coordinator import AgentCoordinator, agent_coordinator
 from tests.fakes.waiting import until
@@ -106,7 +107,7 @@ def test_a_site_that_is_still_taken_is_asked_for_again(tmp_path: Path) -> None:
             await _wait_log(bench, "an older session holds the site")
             coordinator.refuses_with = None
             hello = (await coordinator.wait_message("hello")).hello
-            assert (hello.site, hello.protocol_max) == ("a", 3)
+            assert (hello.site, hello.protocol_max) == ("a", CONTROL_PROTOCOL_MAX)
             assert len(hello.topology_hash) == 64
 
     play(story)
