@@ -28,6 +28,7 @@ def plan(job: Path) -> Path:
     return job.parent / "plan.yaml"
 
 
+@pytest.mark.exhaustive
 def test_people_get_the_degrees_explained(isthmus: Isthmus, job: Path) -> None:
     done = isthmus("plan", job)
     assert done.code == 0, done.err
@@ -36,6 +37,7 @@ def test_people_get_the_degrees_explained(isthmus: Isthmus, job: Path) -> None:
     assert max(map(len, done.out.splitlines())) <= 110
 
 
+@pytest.mark.exhaustive
 def test_degrees_are_compared_by_site(isthmus: Isthmus, job: Path, plan: Path) -> None:
     assert isthmus("plan", job, "--diff", plan).out.strip() == f"no difference to {plan}"
     wish = "workload.at_most.zero_stage=0"
