@@ -119,7 +119,7 @@ class Snapshot:
 
 
 _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
-"""Of a rank: what went wrong, the files that it has written, and its `other_state`."""
+"""A rank's report: what went wrong, the files that it has written, and its `other_state`."""
 
 
 class CheckpointWriter:

@@ -60,6 +60,38 @@ class GradientHook:
         return rounds
 
 
+class HeldBuckets:
+    """Buckets of DistributedDataParallel that get their averages together."""
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+
+    def hold(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Take a bucket; return what DDP waits for."""
+        devices: list[int | str | torch.device] = (
+            [] if buffer.device.type == "cpu" else [buffer.device]
+        )
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._held.append((buffer, future))
+        return future
+
+    def complete_after(self, last: torch.futures.Future[torch.Tensor]) -> None:
+        """Give DDP all that are held once `last` is done, or its error."""
+        held, self._held = self._held, []
+
+        def complete(last: torch.futures.Future[torch.Tensor]) -> None:
+            for buffer, future in held:
+                try:
+                    last.value()
+                except Exception as error:  # noqa: BLE001 - as DDP's own bucket would tell it
+                    future.set_exception(error)  # type: ignore[arg-type] # torch's own is wrong
+                else:
+                    future.set_result(buffer)
+
+        last.then(complete)
+
+
 class ReplicaHook(GradientHook):
     """Sends each bucket of DistributedDataParallel to the other sites while backward goes on.
 
@@ -98,7 +130,7 @@ class ReplicaHook(GradientHook):
         self.buckets: list[list[str]] = []
         """Names of the parameters of each bucket of the latest round, in the order of crossing."""
         self._buckets_wanted: list[list[str]] = []
-        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._held = HeldBuckets()
         self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         """Parameter, gradient, and where in a bucket that lies, flat."""
 
@@ -166,11 +198,7 @@ class ReplicaHook(GradientHook):
     def _hold(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Keep a bucket until all are there, then cut them into those that are wanted."""
         buffer = bucket.buffer()
-        devices: list[int | str | torch.device] = (
-            [] if buffer.device.type == "cpu" else [buffer.device]
-        )
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        self._held.append((buffer, future))
+        future = self._held.hold(buffer)
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._held_grads[self._names[parameter]] = parameter, grad, memory_of(grad, buffer)
         if bucket.is_last():
@@ -178,7 +206,6 @@ class ReplicaHook(GradientHook):
         return future
 
     def _submit_wanted(self) -> None:
-        held, self._held = self._held, []
         grads, self._held_grads = self._held_grads, {}
         wanted, self._buckets_wanted = self._buckets_wanted, []
         futures = []
@@ -189,17 +216,8 @@ class ReplicaHook(GradientHook):
                 pieces = [grads[name][2] for name, _ in group]
                 futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
 
-        def complete(last: torch.futures.Future[torch.Tensor]) -> None:
-            for buffer, future in held:
-                try:
-                    last.value()
-                except Exception as error:  # noqa: BLE001 - as DDP's own bucket would tell it
-                    future.set_exception(error)  # type: ignore[arg-type] # torch's own is wrong
-                else:
-                    future.set_result(buffer)
-
         # Buckets are completed in the order in which they were submitted.
-        futures[-1].then(complete)
+        self._held.complete_after(futures[-1])
 
     def _end_backward(self) -> None:
         self._is_backward = False

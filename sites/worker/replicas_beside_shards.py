@@ -20,7 +20,7 @@ from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, give_averaged, memory_of
+from sites.worker.gradient_hooks import GradientHook, HeldBuckets, give_averaged, memory_of
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import layout_of_labels
@@ -76,7 +76,7 @@ class ReplicaBesideShardsHook(GradientHook):
         self._num_submitted = 0
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
-        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._held = HeldBuckets()
         self._arrived: dict[str, torch.Tensor] = {}
         """Where in DDP's buckets a gradient lies, flat."""
         model.register_comm_hook(None, self.reduce)
@@ -112,11 +112,7 @@ class ReplicaBesideShardsHook(GradientHook):
             self._pipeline.begin(self._tokens.take(), is_gradient=True, is_summed=self._is_summed)
             self._num_submitted = 0
         buffer = bucket.buffer()
-        devices: list[int | str | torch.device] = (
-            [] if buffer.device.type == "cpu" else [buffer.device]
-        )
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        self._held.append((buffer, future))
+        future = self._held.hold(buffer)
         if self._finds_unused:
             self._averaged += zip(bucket.parameters(), bucket.gradients(), strict=True)
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -131,7 +127,8 @@ class ReplicaBesideShardsHook(GradientHook):
                     "sites train"
                 )
             assert latest is not None, "the last gradient completes the last bucket"
-            self._complete_after(latest)
+            self._arrived = {}
+            self._held.complete_after(latest)  # buckets come back in order
         return future
 
     def _submit(self) -> torch.futures.Future[torch.Tensor] | None:
@@ -149,22 +146,6 @@ class ReplicaBesideShardsHook(GradientHook):
             )
             self._num_submitted += 1
         return latest
-
-    def _complete_after(self, last: torch.futures.Future[torch.Tensor]) -> None:
-        """Give DDP its buckets once the last agreed one is back: they come back in order."""
-        held, self._held = self._held, []
-        self._arrived = {}
-
-        def complete(last: torch.futures.Future[torch.Tensor]) -> None:
-            for buffer, future in held:
-                try:
-                    last.value()
-                except Exception as error:  # noqa: BLE001 - as DDP's own bucket would tell it
-                    future.set_exception(error)  # type: ignore[arg-type] # torch's own is wrong
-                else:
-                    future.set_result(buffer)
-
-        last.then(complete)
 
     def _end_backward(self) -> None:
         self._is_backward = False

@@ -526,7 +526,7 @@ def reference(layouts: list[str], num_steps: int) -> tuple[list[list[float]], li
 
 
 SAVED_SAMPLES = 24
-"""Of all data-parallel ranks together: 2, 3 or 4 of them share these evenly."""
+"""Samples of all data-parallel ranks together: 2, 3 or 4 of them share these evenly."""
 
 
 class Counted:

@@ -6,8 +6,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from sites.node.stream import GREETING
 from tests.fakes.certified import certify, speak_tls
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 30.0
@@ -42,20 +42,13 @@ def served(site: str, folder: Path) -> Iterator[tuple[psutil.Process, str]]:
             stderr=file,
         )
     try:
-        wait_until(lambda: "may dial" in log.read_text())
+        wait_for(lambda: "may dial" in log.read_text())
         found = re.search(r"may dial (\S+)", log.read_text())
         assert found is not None
         yield psutil.Process(process.pid), found[1]
     finally:
         process.terminate()
         assert process.wait(WITHIN_S) in (0, -15)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def dialled(site: str, address: str, **env: str) -> subprocess.Popen[bytes]:

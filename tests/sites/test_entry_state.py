@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.run_objects import RunObjects
 from sites.checkpoint.training_state import TrainingState
 from sites.worker.member_history import Following
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -45,10 +45,7 @@ class Training:
 
 
 def wait_written(folder: Path) -> None:
-    deadline_s = time.monotonic() + 30
-    while not (folder / "index.json").exists():
-        assert time.monotonic() < deadline_s, "the state is not written"
-        time.sleep(0.01)
+    wait_for((folder / "index.json").exists, "the state, written")
 
 
 def test_what_one_site_has_another_takes_over(tmp_path: Path) -> None:

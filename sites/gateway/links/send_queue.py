@@ -69,7 +69,7 @@ class LinkTotals:
     raw_bytes: int = 0
     sent_frames: int = 0
     longest_bytes: int = 0
-    """Of the longest frame."""
+    """Length of the longest frame."""
     busy_s: float = 0.0
     rtt_s: float = float("inf")
     """Smallest time from a frame's sending to its acknowledgement; infinite before the first."""

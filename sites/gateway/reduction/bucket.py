@@ -105,7 +105,7 @@ class Shard:
     remaining: int
     """Chunks that are not finished."""
     squares: int | None = 0
-    """Of those that are finished, in units (sites/local/squares.py)."""
+    """Sum over the finished chunks of their squares, in units (sites/local/squares.py)."""
     wire_bytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0

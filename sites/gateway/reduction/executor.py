@@ -90,7 +90,7 @@ _OUTCOME_CHECK_S = 1.0
 _LEVEL_EVERY = 16
 """Rounds between two attempts of a site that follows to take part."""
 _FOLLOW_SHARE = 0.25
-"""Of a machine's memory: the most that may lie there of results for ranks that are behind."""
+"""The part of a machine's memory that results may take which wait for ranks that are behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Executor:
         """Frames of epochs that have not begun here, by sender, key and epoch."""
         self._held_ahead = self._nothing_held()
         self._results_ahead_bytes = 0
-        """Of the results among them."""
+        """How much memory the results among those frames take."""
         self._due: deque[tuple[ChunkOrder, int, tuple[object, ...]]] = deque()
         """Chunks that are to be handed over, to which site, and their frames."""
         self._num_working = 0
