@@ -18,12 +18,12 @@ from orchestrator.coordinator.control_messages import (
 )
 from orchestrator.coordinator.journal import Journal, JournalError
 from orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
-from orchestrator.coordinator.run_epochs import Outcome, RunEpochs
+from orchestrator.coordinator.run_epochs import begin_epochs, epoch_message
 from orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from orchestrator.coordinator.submission import Submission
-from orchestrator.core import membership, replan_machine, run_events
-from orchestrator.core.first_failure import first_failure
+from orchestrator.core import membership, replan_machine, run_events, run_lead
 from orchestrator.core.run_events import RunState
+from orchestrator.core.run_lead import RunLead
 from orchestrator.core.run_machine import RunMachine
 from orchestrator.core.run_metrics import RunMetrics, summarise
 from orchestrator.core.run_view import RecordedEvent, RunView, fold
@@ -37,7 +37,6 @@ PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
 MAX_LABEL = 200
 """Characters of a metric's kind and labels."""
-_DROPPED = "dropped by an operator"
 
 log = logging.getLogger(__name__)
 
@@ -90,17 +89,16 @@ class ActiveRun:
         )
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
-        self._epochs: RunEpochs | None = None
-        """Set once the run is active."""
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
         job = submission.spec.job
-        self._machine = RunMachine(
+        run = RunMachine(
             topology,
             time.monotonic(),
             may_return=job.exchange.schedule != "off",
             refuses_same_data=job.same_data == "refuse",
         )
+        self._lead = RunLead(run, lambda: begin_epochs(submission.spec))
         self._compares_data = job.exchange.schedule != "off"
         self._progress_failing = Failing(f"{journal.path}: progress")
         self._logs_failing = Failing(f"{folder}: logs")
@@ -118,7 +116,8 @@ class ActiveRun:
         now_s, now_wall_s = time.monotonic(), time.time()
         for event in recorded:
             self.view.apply(event)
-            self._machine.recall(event, now_s - max(0.0, now_wall_s - event.wall_s), now_s)
+        happened_s = (now_s - max(0.0, now_wall_s - event.wall_s) for event in recorded)
+        missed = self._lead.recall(recorded, happened_s, now_s)
         try:
             for each in read_metrics(self._files.folder / METRICS):
                 if each["site"] in self.view.sites:
@@ -128,11 +127,11 @@ class ActiveRun:
         except (MetricsError, LookupError, TypeError) as error:
             log.warning("what was measured before is not counted: %s", error)
         totals = self._journal.progress(self.run_id).get("totals", {})
-        self._machine.recall_verified(int(totals.get("verified_steps", 0)))
+        self._lead.run.recall_verified(int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
-        if self.view.state is RunState.ACTIVE:
-            self._begin_epochs(recorded)
-            self._watch_links()
+        for action in missed:
+            self._do(action)
+        self._watch_links()
 
     @property
     def occupies(self) -> frozenset[str]:
@@ -143,12 +142,12 @@ class ActiveRun:
     @property
     def awaited(self) -> list[str]:
         """Sites where something of the run may be alive."""
-        return self._machine.awaited
+        return self._lead.run.awaited
 
     @property
     def brings_back(self) -> bool:
         """Whether the run goes on, and a site that is lost now may come back."""
-        return self._machine.brings_back
+        return self._lead.run.brings_back
 
     @property
     def has_ended(self) -> bool:
@@ -159,7 +158,7 @@ class ActiveRun:
         """Return the run as operators see it now."""
         return run_message(self.view, self._progress())
 
-    def handle(self, event: run_events.Event) -> None:
+    def handle(self, event: run_lead.Event) -> None:
         """Let the core decide on an event, and do what it says.
 
         Raises:
@@ -167,25 +166,10 @@ class ActiveRun:
                 the coordinator cannot go on, even if the disk recovers: `tick` raises it too.
         """
         with self._writing():
-            for action in self._machine.handle(event, time.monotonic()):
+            for action in self._lead.handle(event, time.monotonic()):
                 self._do(action)
-        told = _told_to_epochs(event)
-        if isinstance(event, run_events.SiteRunning) and self._machine.is_returning(event.site):
-            told = membership.SiteEnters(event.site)
-        if told is not None:
-            self.tell_epochs(told)
         if isinstance(event, run_events.Ticked):
             self.replan(event)
-
-    def tell_epochs(self, event: membership.Event) -> None:
-        """Let the core decide who takes part from now on, for as long as the run goes on.
-
-        Raises:
-            JournalError: as for `handle`.
-        """
-        if self._epochs is not None and self._machine.is_going_on:
-            with self._writing():
-                self._epochs.handle(event)
 
     def drop(self, site: str) -> None:
         """Go on without a site, and do not start it again.
@@ -194,10 +178,9 @@ class ActiveRun:
             StateConflictError: it cannot be done without.
             JournalError: as for `handle`.
         """
-        if problem := self._machine.drop_problem(site):
+        if problem := self._lead.run.drop_problem(site):
             raise StateConflictError(problem)
-        self.handle(run_events.DropRequested(site, _DROPPED))
-        self.tell_epochs(membership.DropWanted(site, _DROPPED))
+        self.handle(run_events.DropRequested(site, run_lead.DROPPED))
 
     def add(self, site: str) -> None:
         """Start a site again that takes no part.
@@ -206,20 +189,9 @@ class ActiveRun:
             StateConflictError: it takes part, or cannot.
             JournalError: as for `handle`.
         """
-        if problem := self._machine.add_problem(site):
+        if problem := self._lead.run.add_problem(site):
             raise StateConflictError(problem)
         self.handle(run_events.AddRequested(site))
-
-    def note_resumed(self, site: str, resumed: control_pb2.Resumed) -> None:
-        """A site uses another epoch.
-
-        Raises:
-            JournalError: as for `handle`.
-        """
-        with self._writing():
-            detail = {"epoch": resumed.epoch, "round": resumed.round}
-            self._record("site.resumed", site, detail)
-        self.tell_epochs(membership.EntryBegun(site, resumed.epoch, resumed.round))
 
     def replan(self, event: replan_machine.Event) -> None:
         """Let the core decide whether the plan is made again, for as long as the run is active.
@@ -307,13 +279,12 @@ class ActiveRun:
 
     # ------------------------------------------------------------ actions
 
-    def _do(self, action: run_events.Action) -> None:
+    def _do(self, action: run_lead.Action) -> None:
         match action:
             case run_events.RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
                 if action.kind == "run.active":
                     self._wan.play()
-                    self._begin_epochs()
                     self._watch_links()
             case run_events.SendPrepare():
                 self._send(action.site, self._prepare(action))
@@ -337,6 +308,12 @@ class ActiveRun:
                     grace_s=action.grace_s,
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(stop=stop))
+            case membership.SendSettle() | membership.SendResume() | membership.SendCancel():
+                endpoints_of = self._lead.run.endpoints_of
+                message = epoch_message(action, self.run_id, self.generation, endpoints_of)
+                self._send(action.site, message)
+            case replan_machine.EpochBegun() | membership.EndChange():
+                self.replan(action)
             case run_events.FinishRun():
                 self._finish()
 
@@ -354,59 +331,18 @@ class ActiveRun:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _begin_epochs(self, recorded: Sequence[RecordedEvent] = ()) -> None:
-        self._epochs = RunEpochs(
-            {"run_id": self.run_id, "generation": self.generation},
-            self._submission.spec,
-            send=self._send,
-            record=self._record,
-            on_outcome=self._take_outcome,
-            on_epoch=lambda *begun: self.replan(replan_machine.EpochBegun(*begun)),
-            endpoints_of=self._machine.endpoints_of,
-            recorded=recorded,
-        )
-        for site in self._machine.done:
-            self.tell_epochs(membership.SiteDone(site))
-        for site in self._machine.successful:
-            self.tell_epochs(membership.SiteFinished(site))
-        epoch = self._epochs.epoch
-        for site in set(epoch.members) - set(epoch.follows):
-            if self._machine.is_returning(site):  # the coordinator before could not say so any more
-                self.handle(run_events.SiteEntered(site, epoch.from_round))
-        for site in self._machine.awaits_drop:
-            self.tell_epochs(membership.DropWanted(site, _DROPPED))
-
-    def _take_outcome(self, outcome: Outcome) -> None:
-        """Do what follows for the run from what became of its epoch."""
-        match outcome:
-            case membership.LoseSite():
-                self.handle(run_events.SiteDropped(outcome.site, outcome.why))
-            case membership.EndChange(change=membership.SiteEnters(site=site)):
-                if outcome.epoch is None:
-                    self.handle(run_events.SiteDropped(site, outcome.why))
-                else:
-                    self.handle(run_events.SiteEntered(site, outcome.epoch.from_round))
-            case membership.EndChange(change=membership.DropWanted(site=site)):
-                if outcome.epoch is not None:
-                    self.handle(run_events.SiteLeaves(site))
-                else:
-                    self.handle(run_events.DropRefused(site, outcome.why))
-            case membership.EndChange():
-                self.replan(outcome)
-            case membership.EndRun():
-                self.handle(run_events.CannotGoOn(outcome.code, outcome.why))
-
     def _watch_links(self) -> None:
-        submission = self._submission
+        submission, epoch = self._submission, self._lead.epoch
         spec = submission.spec
-        assert self._epochs is not None, "a run has epochs once it is active"
+        if epoch is None:  # the run is not active
+            return
         if spec.replan is not None:
             self._replanning = Replanning(
                 spec,
-                self._epochs.epoch,
+                epoch,
                 Replanner(spec, submission.described, on_answer=self.replan),
                 record=self._record,
-                want=self.tell_epochs,
+                want=self.handle,
             )
 
     def _prepare(self, action: run_events.SendPrepare) -> control_pb2.CoordinatorMessage:
@@ -446,7 +382,7 @@ class ActiveRun:
             self.view,
             self._metrics,
             active_s=progress["active_s"],
-            verified_steps=self._machine.verified_steps,
+            verified_steps=self._lead.run.verified_steps,
         )
         self._files.write_summary(summary)
         if self._closing is None:
@@ -454,34 +390,8 @@ class ActiveRun:
 
     def _progress(self) -> dict[str, Any]:
         progress = self._metrics.progress()
-        progress["totals"]["verified_steps"] = float(self._machine.verified_steps)
-        return {**progress, "active_s": self._machine.active_for_s(time.monotonic())}
-
-
-def _told_to_epochs(event: run_events.Event) -> membership.Event | None:
-    """Return what an event of the run means for who takes part; None: nothing."""
-    match event:
-        case run_events.Ticked():
-            return membership.Ticked()
-        case run_events.SiteDone():
-            return membership.SiteDone(event.site)
-        case run_events.SiteEnded() if event.succeeded and not event.failures:
-            return membership.SiteFinished(event.site)
-        case run_events.SiteEnded():
-            why = first_failure(event.failures).reason if event.failures else "it has ended"
-            return membership.SiteGone(event.site, why)
-        case run_events.SiteLost() if event.silent_s > 0:
-            return membership.LeaseEnded(event.site, event.message)
-        case run_events.SiteLost():
-            return membership.SiteGone(event.site, event.message)
-        case run_events.SessionBroken():
-            return membership.SessionLost(event.site, event.message)
-        case run_events.SessionResumed():
-            return membership.SiteHeard(event.site)
-        case run_events.SiteJoined() | run_events.SiteReturned():
-            return membership.SiteHeard(event.site, event.epoch)
-        case _:
-            return None
+        progress["totals"]["verified_steps"] = float(self._lead.run.verified_steps)
+        return {**progress, "active_s": self._lead.run.active_for_s(time.monotonic())}
 
 
 def _short(labels: dict[str, str]) -> dict[str, str]:

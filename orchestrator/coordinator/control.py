@@ -18,9 +18,9 @@ from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Connection, Session, Sessions
 from orchestrator.coordinator.submission import Submission, decided, submitted_before
-from orchestrator.core import run_events
+from orchestrator.core import run_events, run_lead
 from orchestrator.core.leases import Leases
-from orchestrator.core.membership import Reached
+from orchestrator.core.membership import EntryBegun, Reached
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_queue import MAX_WAITING, RunQueue, Waiting
 from orchestrator.core.run_view import RecordedEvent
@@ -100,8 +100,6 @@ class Control:
         self._journal = journal
         self._runs_folder = runs
         self._faults = faults
-        self._unmet: set[str] = set()
-        """Runs that were gone on with, and no agent of which has come back yet."""
         self._checked_s = time.monotonic()
         self._record("coordinator.started", {"topology_hash": self._topology_hash})
         for run_id in journal.unfinished():
@@ -140,7 +138,6 @@ class Control:
             recorded=events,
         )
         self._put(run)
-        self._unmet.add(run_id)
         for site in run.awaited:
             self._leases.hear(site, time.monotonic())
         log.info("run %s goes on: %s are awaited", run_id, ", ".join(run.awaited))
@@ -214,23 +211,22 @@ class Control:
         site, report = session.site, hello.run
         if report.run_id:
             self._stop_if_stale(session, report.run_id, report.generation)
-        run = self._run_of(site)
-        if run is None:
-            return
-        if site in run.awaited and (hello.session or not report.run_id):
-            self._unmet.discard(run.run_id)
-            if hello.session:
-                run.handle(run_events.SiteReturned(site, session.host, report.epoch))
-                return
-            self._lost(site, f"site {site}: its agent began anew")
-        run.handle(run_events.SiteJoined(site, session.host, report.epoch))
+        came = run_events.AgentCame(
+            site,
+            session.host,
+            report.epoch,
+            had_session=bool(hello.session),
+            has_run=bool(report.run_id),
+            but=self._stall_note(),
+        )
+        self._tell(site, came)
 
     def _tell_suspects(self, site: str, report: control_pb2.RunReport) -> None:
         """Take what a site thinks of others, of which this coordinator may not have heard."""
         run = self._runs.get(report.run_id)
         if run is not None and run.generation == report.generation:
             for each in report.suspects:
-                run.tell_epochs(suspected_from(site, each))
+                run.handle(suspected_from(site, each))
 
     def broke(self, connection: Connection) -> None:
         """A connection is gone. Unless its agent has left, its lease goes on: it may come back."""
@@ -330,13 +326,13 @@ class Control:
                     )
                 )
             case "settled":
-                run.tell_epochs(settled_from(site, message.settled))
+                run.handle(settled_from(site, message.settled))
             case "resumed":
-                run.note_resumed(site, message.resumed)
+                run.handle(EntryBegun(site, message.resumed.epoch, message.resumed.round))
             case "suspect":
-                run.tell_epochs(suspected_from(site, message.suspect))
+                run.handle(suspected_from(site, message.suspect))
             case "reached":
-                run.tell_epochs(Reached(site, message.reached.site))
+                run.handle(Reached(site, message.reached.site))
             case "stall":
                 run.handle(stall_from(site, message.stall))
 
@@ -622,38 +618,31 @@ class Control:
             session = self._sessions.get(site)
             self._leases.drop(site)
             if session is None:
-                self._not_returned(site, silent_s)
+                missed = run_events.AgentMissed(site, silent_s, self._stall_note())
+                self._tell(site, missed)
                 continue
             self._sessions.remove(session)
             message = f"site {site}: its agent was silent for {silent_s:.1f} s"
             session.close(StaleGenerationError(f"{message}: its lease has ended"))
             self._lost(site, message, silent_s)
 
-    def _not_returned(self, site: str, silent_s: float) -> None:
-        """The lease is over of a site that was awaited when this coordinator began."""
-        run = self._run_of(site)
-        if run is not None and run.run_id in self._unmet:
-            self._unmet.discard(run.run_id)
-            message = "the coordinator ended while the run went on, and no agent came back"
-            run.handle(run_events.NobodyReturned(message))
-        else:
-            message = f"site {site}: its agent has not come back to this coordinator"
-            self._lost(site, message, silent_s)
-
     def _lost(self, site: str, message: str, silent_s: float = 0.0) -> None:
-        stall_s = self._leases.stall_s(time.monotonic())
-        if stall_s > 0:
-            message = (
-                f"{message}, after this coordinator had itself stood still for {stall_s:.1f} s"
-            )
+        message += self._stall_note()
         log.info("%s", message)
         self._tell(site, run_events.SiteLost(site, message, silent_s))
+
+    def _stall_note(self) -> str:
+        """Return what may excuse an agent that is given up."""
+        stall_s = self._leases.stall_s(time.monotonic())
+        if stall_s <= 0:
+            return ""
+        return f", after this coordinator had itself stood still for {stall_s:.1f} s"
 
     def _run_of(self, site: str) -> ActiveRun | None:
         """Return the run that goes on at a site, or was the last there."""
         return next((run for run in self._runs.values() if site in run.view.sites), None)
 
-    def _tell(self, site: str, event: run_events.Event) -> None:
+    def _tell(self, site: str, event: run_lead.Event) -> None:
         if (run := self._run_of(site)) is not None:
             run.handle(event)
 

@@ -116,6 +116,32 @@ class SiteReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentCame:
+    """An agent has joined that this coordinator has not known, or not lately."""
+
+    site: str
+    host: str
+    epoch: int = 0
+    """The latest that has begun there."""
+    had_session: bool = False
+    """It was in a session before, with this coordinator or an earlier one."""
+    has_run: bool = False
+    """A run goes on there."""
+    but: str = ""
+    """What may excuse an agent that is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMissed:
+    """The lease is over of an agent that was awaited when this coordinator began."""
+
+    site: str
+    silent_s: float
+    but: str = ""
+    """What may excuse an agent that is given up."""
+
+
+@dataclass(frozen=True, slots=True)
 class NobodyReturned:
     """No agent has come back to a coordinator that was started again."""
 
