@@ -2,7 +2,9 @@
 
 Each site knows its own tensors, and which of its ranks hold what of them. The first site's list is
 law: its order, and what crosses exactly. All sites then cut the same buckets: whole tensors one
-after another, each counted row by row, whatever any site's shards are.
+after another, each counted row by row, whatever any site's shards are. Tensors that all sites'
+ranks hold alike are in buckets of their own, in rank-major order: first all that one rank holds,
+and so on, so that nothing has to move inside a site.
 
 The order is that in which gradients are expected. It is decided beforehand: where gradients come in
 another one, they wait for their turn.
@@ -15,16 +17,24 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Self
 
 import torch.distributed as dist
+import xxhash
 
 from protos.errors import LayoutMismatchError
 from sites.worker.bucket_pipeline import SharedBy
 from sites.worker.holdings import Holding, problem_of
-from sites.worker.routes import Holders, Part, participants
+from sites.worker.routes import (
+    Holders,
+    Part,
+    Route,
+    participants,
+    rank_major_route,
+    route,
+)
 from sites.worker.tensor_average import Packer
 from sites.worker.tensor_hashes import layout_of_labels
 
@@ -126,6 +136,7 @@ class SiteTensors:
             "entries": [asdict(each) for each in self.entries],
             "groups": groups,
             "held_by": [groups.index(each) for each in ranks],
+            "shards": [_hash_of_shards(self.holders[each.name]) for each in self.entries],
         }
         return zlib.compress(json.dumps(value).encode())
 
@@ -136,6 +147,9 @@ class SiteList:
 
     entries: tuple[Entry, ...]
     ranks: tuple[tuple[int, ...], ...]
+    shards: Mapping[str, int]
+    """Hash of which rank holds which elements of a tensor, by name, of those that may be in
+    rank-major order."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -143,7 +157,12 @@ class SiteList:
         value = json.loads(zlib.decompress(data))
         groups = [tuple(each) for each in value["groups"]]
         entries = [Entry(**{**each, "shape": tuple(each["shape"])}) for each in value["entries"]]
-        return cls(tuple(entries), tuple(groups[each] for each in value["held_by"]))
+        hashes = zip(entries, value["shards"], strict=True)
+        return cls(
+            tuple(entries),
+            tuple(groups[each] for each in value["held_by"]),
+            {entry.name: shards for entry, shards in hashes if shards is not None},
+        )
 
     def ranks_of(self) -> dict[str, tuple[int, ...]]:
         """Return who has any of a tensor, by its name."""
@@ -164,6 +183,15 @@ class Agreed:
 
     ranks_per_gateway: int
     """How many of this site's ranks a gateway serves."""
+    rank_major: Set[str] = frozenset()
+    """Names of the tensors that cross in rank-major order."""
+
+    def cut_gradients(self, bucket_numel: int) -> list[BucketCut]:
+        """Cut all gradients into buckets, in the order of crossing."""
+        holders = self.here.holders
+        return cut_gradients(
+            self.law, bucket_numel, {name: holders[name] for name in self.rank_major}
+        )
 
     def shared_by(
         self, cuts: Sequence[BucketCut], rank: int, *, in_planes: bool = False
@@ -198,7 +226,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The elements [start, stop) of a tensor of the list."""
+    """The elements [start, stop) of a tensor of the list; in rank-major order, of each shard."""
 
     entry: Entry
     start: int
@@ -220,11 +248,13 @@ class BucketCut:
     number: int
     slices: tuple[Slice, ...]
     exact: bool
+    is_rank_major: bool = False
 
     @property
     def layout(self) -> int:
         """What has to be equal at all sites."""
-        return layout_of_labels(f"{each.entry.label} from {each.start}" for each in self.slices)
+        of = "shards from" if self.is_rank_major else "from"
+        return layout_of_labels(f"{each.entry.label} {of} {each.start}" for each in self.slices)
 
     @property
     def num_planes(self) -> int:
@@ -242,30 +272,48 @@ class BucketCut:
             Part(tensors.holders[each.entry.name], each.start, each.stop) for each in self.slices
         )
 
+    def route(self, tensors: SiteTensors, rank: int) -> Route:
+        """Return the route of one of the ranks that share it."""
+        parts = self.parts(tensors)
+        return rank_major_route(parts, rank) if self.is_rank_major else route(parts, rank)
 
-def cut_gradients(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
-    """Cut all gradients into buckets, those that cross exactly apart, in the order of crossing."""
-    trained = [each for each in law if each.kind == "trained"]
-    packers: dict[bool, Packer[Slice]] = {exact: Packer(bucket_numel) for exact in (False, True)}
-    cut: list[tuple[list[Slice], bool]] = []
-    for each in trained:
-        packer = packers[each.exact]
-        cut += [(full, each.exact) for full in packer.add(Slice(each, 0, each.numel))]
-    cut += [(rest, exact) for exact, packer in packers.items() if (rest := packer.take())]
+
+def cut_gradients(
+    law: Sequence[Entry], bucket_numel: int, rank_major: Mapping[str, Holders]
+) -> list[BucketCut]:
+    """Cut all gradients into buckets, in the order of crossing.
+
+    Those that cross exactly are apart, and so are those in rank-major order, of each group of ranks
+    that share them: who holds these is in `rank_major`.
+    """
+    packers: dict[tuple[bool, tuple[int, ...]], Packer[Slice]] = {}
+    cut: list[tuple[list[Slice], bool, bool]] = []
+    for each in law:
+        if each.kind != "trained":
+            continue
+        holders = rank_major.get(each.name)
+        ranks = () if holders is None else holders.ranks
+        numel = each.numel if holders is None else holders.shard_numel
+        shard_numel = max(1, bucket_numel // max(1, len(ranks)))
+        packer = packers.setdefault((each.exact, ranks), Packer(shard_numel))
+        cut += [(full, each.exact, bool(ranks)) for full in packer.add(Slice(each, 0, numel))]
+    for (exact, ranks), packer in packers.items():
+        if rest := packer.take():
+            cut.append((rest, exact, bool(ranks)))
     return _numbered(cut)
 
 
 def cut_state(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
     """Cut all tensors into buckets, those with elements of one size together."""
-    cut: list[tuple[list[Slice], bool]] = []
+    cut: list[tuple[list[Slice], bool, bool]] = []
     for _, entries in itertools.groupby(
         sorted(law, key=lambda each: each.item_bytes), key=lambda each: each.item_bytes
     ):
         packer: Packer[Slice] = Packer(bucket_numel)
         for each in entries:
-            cut += [(full, True) for full in packer.add(Slice(each, 0, each.numel))]
+            cut += [(full, True, False) for full in packer.add(Slice(each, 0, each.numel))]
         if rest := packer.take():
-            cut.append((rest, True))
+            cut.append((rest, True, False))
     return _numbered(cut)
 
 
@@ -293,8 +341,50 @@ def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterabl
                 )
 
 
-def _numbered(cut: Iterable[tuple[list[Slice], bool]]) -> list[BucketCut]:
-    return [BucketCut(number, tuple(slices), exact) for number, (slices, exact) in enumerate(cut)]
+def rank_major_names(
+    site: str, tensors: SiteTensors, lists: Sequence[SiteList | None]
+) -> frozenset[str]:
+    """Return the tensors that the ranks of all sites hold alike, so that they cross as they lie.
+
+    Args:
+        site: whose `tensors` these are.
+        tensors: what its ranks hold now.
+        lists: what each site has told; None: one that was lost before. It may hold them in any way,
+            so then there are none.
+
+    Raises:
+        LayoutMismatchError: the site comes back, and holds one in another way than it told.
+    """
+    first, *others = lists
+    if first is None or None in others:
+        return frozenset()
+    alike = {
+        name: shards
+        for name, shards in first.shards.items()
+        if all(each is not None and each.shards.get(name) == shards for each in others)
+    }
+    for name, shards in alike.items():
+        if _hash_of_shards(tensors.holders[name]) != shards:
+            raise LayoutMismatchError(
+                f"site {site} comes back with {name} divided among its ranks in another way than "
+                "at all sites when the run began: come back with the layout that it began with"
+            )
+    return frozenset(alike)
+
+
+def _hash_of_shards(holders: Holders) -> int | None:
+    """Return what tells apart who holds what of a tensor; None: it has no rank-major order."""
+    if not holders.is_rank_major:
+        return None
+    held = [(ranks, holding.held) for holding, ranks in holders.groups]
+    return xxhash.xxh3_64_intdigest(repr(sorted(held)).encode())
+
+
+def _numbered(cut: Iterable[tuple[list[Slice], bool, bool]]) -> list[BucketCut]:
+    return [
+        BucketCut(number, tuple(slices), exact, is_rank_major)
+        for number, (slices, exact, is_rank_major) in enumerate(cut)
+    ]
 
 
 def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
+from sites.worker.canonical import Agreed, BucketCut, Held
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
 from sites.worker.gradient_hooks import GradientHook, HeldBuckets, give_averaged, memory_of
@@ -87,7 +87,7 @@ class ReplicaBesideShardsHook(GradientHook):
 
     def agree(self, agreed: Agreed) -> None:
         """Cut the agreed list into buckets."""
-        cuts = cut_gradients(agreed.law, self._bucket_numel)
+        cuts = agreed.cut_gradients(self._bucket_numel)
         self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
         self._cuts = [*zip(cuts, agreed.shared_by(cuts, dist.get_rank()), strict=True)]
 

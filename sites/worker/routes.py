@@ -5,6 +5,9 @@ hold any of it share it: the j-th of them, its participants, hands over the elem
 s = ceil(numel / participants). An all-to-all brings each element there, and another one brings it
 back to every rank that holds it: twice a shard's size, where the fabric is fast.
 
+Where the ranks of all sites hold a tensor alike, and each element once, its buckets are in
+rank-major order: first what the first participant holds, and so on. Then nothing moves.
+
 Where several ranks hold the same, all of them have the same bits: whoever hands an element over
 takes its own copy if it has one, and else all give in turn.
 
@@ -18,6 +21,9 @@ from dataclasses import dataclass
 
 from sites.worker.holdings import Block, Holding, Runs, Span, blocks_of
 
+_MOST_PADDING = 1 / 64
+"""Zeros that cross with a tensor in rank-major order, at most, to its elements."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holders:
@@ -30,6 +36,22 @@ class Holders:
         """All ranks that hold any of it, ascending."""
         return tuple(sorted(rank for _, ranks in self.groups for rank in ranks))
 
+    @property
+    def shard_numel(self) -> int:
+        """Elements of the largest shard."""
+        return max(holding.numel for holding, _ in self.groups)
+
+    @property
+    def is_rank_major(self) -> bool:
+        """Whether a bucket may have it in rank-major order: ranks hold almost equally many.
+
+        Each element is held once, then. What is lacking to a full shard crosses as zeros.
+        """
+        if len(self.groups) == 1 or any(len(ranks) > 1 for _, ranks in self.groups):
+            return False
+        numel = sum(holding.numel for holding, _ in self.groups)
+        return len(self.groups) * self.shard_numel - numel <= _MOST_PADDING * numel
+
     def group_of(self, rank: int) -> tuple[Holding, tuple[int, ...]] | None:
         """Return what a rank holds, and which ranks hold the same; None: nothing."""
         return next((each for each in self.groups if rank in each[1]), None)
@@ -37,7 +59,7 @@ class Holders:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The elements [start, stop) of a tensor, in a bucket."""
+    """The elements [start, stop) of a tensor, in a bucket: in rank-major order, of each shard."""
 
     holders: Holders
     start: int
@@ -70,8 +92,10 @@ class Route:
     """This rank among them."""
     held: tuple[Span, ...]
     """What this rank holds of each part, in its memory of the part's tensor; (0, 0): nothing."""
-    there: Way
-    back: Way
+    there: Way | None
+    """None: what this rank holds is its shard of the bucket, but for padding."""
+    back: Way | None
+    """None where `there` is."""
 
     @property
     def shard_numel(self) -> int:
@@ -87,6 +111,7 @@ def shard_numel(numel: int, participants: int) -> int:
 def route(parts: tuple[Part, ...], rank: int) -> Route:
     """Return a participant's route of a bucket that consists of `parts`, one after another."""
     ranks = participants(parts)
+    is_alone = len(ranks) == 1
     numel = sum(each.stop - each.start for each in parts)
     size = shard_numel(numel, len(ranks))
     own = ranks.index(rank)
@@ -104,8 +129,27 @@ def route(parts: tuple[Part, ...], rank: int) -> Route:
         ranks=ranks,
         index=own,
         held=tuple(held),
-        there=_way(given, taken),
-        back=_way(outgoing, incoming),
+        there=None if is_alone else _way(given, taken),
+        back=None if is_alone else _way(outgoing, incoming),
+    )
+
+
+def rank_major_route(parts: tuple[Part, ...], rank: int) -> Route:
+    """Return a participant's route of a bucket in rank-major order."""
+    ranks = participants(parts)
+    held = []
+    for each in parts:
+        group = each.holders.group_of(rank)
+        assert group is not None, "all participants hold a shard"
+        held.append((min(each.start, group[0].numel), min(each.stop, group[0].numel)))
+    return Route(
+        numel=len(ranks) * sum(each.stop - each.start for each in parts),
+        held_numel=sum(stop - start for start, stop in held),
+        ranks=ranks,
+        index=ranks.index(rank),
+        held=tuple(held),
+        there=None,
+        back=None,
     )
 
 

@@ -24,12 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Held, cut_gradients
+from sites.worker.canonical import Agreed, BucketCut, Held
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import groups_of, named_tensors, twin_buffers
 from sites.worker.gradient_hooks import GradientHook
-from sites.worker.routes import Route, participants, route
+from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
 from sites.worker.sharding import is_sharded, local_of
 from sites.worker.step_records import TokenCount
@@ -99,7 +99,7 @@ class ShardHook(GradientHook):
         self._scales: dict[str, float] = {}
         """What makes a gradient the mean over all ranks with data, where fully_shard's is not."""
         self.groups: set[Ranks] = set()
-        """The ranks that share a bucket, of all buckets."""
+        """The ranks that share a bucket whose elements move among them, of all buckets."""
         self.cut = 0
         """What tells apart how all are cut into buckets, and which ranks share each."""
         self._buckets: list[OwnBucket] = []
@@ -126,13 +126,15 @@ class ShardHook(GradientHook):
             held = agreed.here.holders[name].group_of(rank)
             assert held is not None
             self._check_mean(name, self._groups[id(parameter)].ranks, held[1])
-        cuts = cut_gradients(agreed.law, self._bucket_numel)
+        cuts = agreed.cut_gradients(self._bucket_numel)
         self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
         for cut, sharing in zip(cuts, agreed.shared_by(cuts, rank), strict=True):
-            parts = cut.parts(agreed.here)
-            self.groups.add(participants(parts))
-            if rank in participants(parts):
-                self._buckets.append(OwnBucket(cut, cut.layout, sharing, route(parts, rank), set()))
+            ranks = participants(cut.parts(agreed.here))
+            if not cut.is_rank_major:
+                self.groups.add(ranks)
+            if rank in ranks:
+                way = cut.route(agreed.here, rank)
+                self._buckets.append(OwnBucket(cut, cut.layout, sharing, way, set()))
 
     def _hook_in(self) -> None:
         """Have this rank's parameters tell of their gradients, and weigh ranks by tokens."""
@@ -293,7 +295,7 @@ class ShardHook(GradientHook):
             held_pieces(bucket.cut, bucket.route, flats),
             bucket.layout,
             exact=bucket.cut.exact,
-            route=None if dist.get_world_size() == 1 else bucket.route,
+            route=bucket.route,
             number=bucket.cut.number,
             sharing=bucket.sharing,
             factors=[self._groups[id(self._trained[name])].divisor for name in flats],

@@ -18,7 +18,7 @@ from sites.worker.canonical import PLANES, Agreed, BucketCut, Entry, Held, cut_s
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness
 from sites.worker.initial_state import BLOCK_NUMEL, BLOCKS_IN_FLIGHT, InitialState
-from sites.worker.routes import Route, participants, route
+from sites.worker.routes import Route, participants
 from sites.worker.sharding import holding_of, is_sharded, local_of
 from sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_labels
 
@@ -118,10 +118,9 @@ class ShardedState:
         pipeline.begin(weight)
         shared_by = self._agreed.shared_by(cuts, rank, in_planes=True)
         for cut, sharing in zip(cuts, shared_by, strict=True):
-            parts = cut.parts(self._agreed.here)
-            if rank not in participants(parts):
+            if rank not in participants(cut.parts(self._agreed.here)):
                 continue
-            way = route(parts, rank)
+            way = cut.route(self._agreed.here, rank)
             pieces = held_pieces(cut, way, flats)
             planes = _planes_of(torch.cat([_bytes_of(each) for each in pieces]), cut)
             sent.append((pieces, planes))
@@ -131,7 +130,7 @@ class ShardedState:
                         [plane],
                         cut.layout,
                         exact=True,
-                        route=way if dist.get_world_size() > 1 else None,
+                        route=way,
                         number=PLANES * cut.number + index,
                         sharing=sharing,
                     )

@@ -869,7 +869,7 @@ class Site:
         Raises:
             LayoutMismatchError: this site's tensors, or another's, are not those of the law.
         """
-        from sites.worker.canonical import Agreed, SiteList, check_alike
+        from sites.worker.canonical import Agreed, SiteList, check_alike, rank_major_names
         from sites.worker.sharded_state import ShardedState
 
         hook, tensors = self._shard_hook, self._site_tensors
@@ -905,6 +905,7 @@ class Site:
             tuple(told[name].ranks_of() if name in told else {} for name in names),
             (self.world_size,) if is_off else self._welcome.ranks_per_site,
             self._welcome.ranks_per_gateway or self.world_size,
+            rank_major_names(self.name, tensors, [told.get(name) for name in names]),
         )
         hook.agree(agreed)
         self._sharded_state = state = ShardedState(agreed, hook.own, hook.twins)

@@ -1,7 +1,8 @@
 """Moves a bucket from the ranks into shared memory, and back: on the host, and on CUDA.
 
 Inside a site, a bucket that every rank has is reduce-scattered and all-gathered. One of which each
-rank holds a part already is brought into place, and back, by all-to-alls: routes.py.
+rank holds a part already is brought into place, and back, by all-to-alls: routes.py. Where these
+parts are the shards, nothing moves.
 
 On the host, the reduce-scatter's output is the shared memory itself.
 
@@ -43,7 +44,7 @@ class Sizes(NamedTuple):
     def of(cls, numel: int, route: Route | None, world_size: int) -> Sizes:
         """Return the sizes of a bucket of `numel` elements over P ranks."""
         if route is not None:
-            return cls(numel, route.held_numel, route.shard_numel)
+            return cls(numel, route.held_numel if route.there else 0, route.shard_numel)
         return cls(numel, *padded_shape(numel, world_size))
 
     def hold(self, other: Sizes) -> bool:
@@ -63,7 +64,7 @@ class Slot:
     """Elements of the bucket."""
     padded: torch.Tensor
     """float32[P s] on the rank's device: the scaled bucket, later all sites' mean. Where there is a
-    route, only what this rank holds of it."""
+    route, only what this rank holds of it; a view of `shard` where that does not move."""
     shard: torch.Tensor
     """float32[s] on the device: what this rank reduces over sites."""
     region: torch.Tensor
@@ -93,10 +94,14 @@ class Slot:
     def cut(self, sizes: Sizes, route: Route | None) -> Slot:
         """Return views of these buffers, which are large enough, for a bucket."""
         numel, padded_numel, shard_numel = sizes
+        shard = self.shard[:shard_numel]
+        padded = self.padded[:padded_numel]
+        if route is not None and route.there is None:
+            padded = shard[: route.held_numel]
         return Slot(
             numel,
-            self.padded[:padded_numel],
-            self.shard[:shard_numel],
+            padded,
+            shard,
             self.region[:shard_numel],
             route=route,
             region_id=self.region_id,
@@ -194,9 +199,9 @@ class CudaTransfer(Transfer):
 
     def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
         """Allocate on the device, and page-lock the region so that copies are asynchronous."""
-        padded = torch.zeros(sizes.padded_numel, device=self.device)
+        shard = torch.zeros(sizes.shard_numel, device=self.device)
         alone = self._collectives.world_size == 1
-        shard = padded if alone else torch.zeros(sizes.shard_numel, device=self.device)
+        padded = shard if alone else torch.zeros(sizes.padded_numel, device=self.device)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(region.data_ptr(), region.nbytes, 0))
         return Slot(sizes.numel, padded, shard, region)
@@ -285,6 +290,9 @@ def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
     if slot.route is None:
         return collectives.reduce_scatter(slot.shard, slot.padded)
     ranks, way = slot.route.ranks, slot.route.there
+    if way is None:
+        slot.shard[slot.padded.numel() :].zero_()  # padding
+        return None
     leaving = torch.cat([slot.padded[start:stop] for start, stop in way.spans] or _nothing(slot))
     slot.arriving = leaving.new_empty(sum(way.received))
     return collectives.all_to_all(
@@ -294,7 +302,7 @@ def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
 
 def _end_in(slot: Slot) -> None:
     """Put what has come into `slot.shard`, unless it lies there already."""
-    if slot.route is None:
+    if slot.route is None or slot.route.there is None:
         return
     assert slot.arriving is not None, "start_in comes first"
     place = 0
@@ -312,6 +320,8 @@ def _bring_back(collectives: Collectives, slot: Slot) -> None:
         wait(collectives.all_gather(slot.padded, slot.shard))
         return
     ranks, way = slot.route.ranks, slot.route.back
+    if way is None:
+        return
     leaving = torch.cat(
         [_view(slot.shard, block).reshape(-1) for block in way.blocks] or _nothing(slot)
     )

@@ -28,6 +28,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from sites.worker.collectives import Collectives
+from sites.worker.routes import Holders
 from sites.worker.sharding import local_of, whole_of
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
@@ -355,6 +357,41 @@ def train(folder: Path, name: str) -> None:
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")
+
+
+def train_alike(folder: Path, name: str) -> None:
+    """Train what ranks hold alike at all sites; save parameters, and how often elements moved."""
+    plan = json.loads((folder / "alike.json").read_text())
+    if not plan["is_rank_major"]:
+        Holders.is_rank_major = property(lambda _: False)  # type: ignore[assignment,method-assign]
+    site = join_site()
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(), Layer())
+    mesh = init_device_mesh("cpu", (site.world_size,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    site.synchronize(model, optimizer)
+    num_moves = 0
+    move: Any = Collectives.all_to_all
+
+    def counted(*args: object, **kwargs: object) -> object:
+        nonlocal num_moves
+        num_moves += 1
+        return move(*args, **kwargs)
+
+    Collectives.all_to_all = counted  # type: ignore[assignment,method-assign]
+    for step in range(4):
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + site.global_rank)
+        backward(model(torch.randn(3, LENGTH, WIDTH, generator=generator)).square().mean())
+        optimizer.step()
+    saved = {name: whole_of(each) for name, each in model.named_parameters()}
+    wait_for_all_ranks()
+    norm = site.grad_norm
+    site.leave()
+    torch.save({"saved": saved, "norm": norm, "num_moves": num_moves}, folder / f"{name}.pt")
 
 
 def train_divided(folder: Path, name: str) -> None:

@@ -100,7 +100,9 @@ def test_buckets_have_each_element_once(
         Entry(f"p{index}", shape, "any", size, "trained" if trained else "buffer", exact)
         for index, (shape, size, trained, exact) in enumerate(drawn)
     ]
-    check_covers([each for each in law if each.kind == "trained"], cut_gradients(law, bucket_numel))
+    check_covers(
+        [each for each in law if each.kind == "trained"], cut_gradients(law, bucket_numel, {})
+    )
     state = cut_state(law, bucket_numel)
     check_covers(law, state)
     for cut in state:

@@ -119,6 +119,41 @@ def test_under_a_codec_that_rounds_unlike_sites_stay_equal(
     check_digests(layouts, 6, [line for line in lines if line["op"] == "digest"])
 
 
+def train_alike(folder: Path, codec: str, *, is_rank_major: bool) -> list[dict[str, Any]]:
+    """Train at two sites of two ranks that shard alike; return what each rank saved."""
+    folder.mkdir()
+    (folder / "alike.json").write_text(json.dumps({"is_rank_major": is_rank_major}))
+    job = ["exchange.bucket=64KiB", f"exchange.codec={codec}"]
+    with gateway_processes(folder, codec, (2, 2)) as (processes, paths):
+        codes = run_ranks(folder, paths, [2, 2], programs.train_alike, job)
+        assert [process.end() for process in processes] == [0, 0]
+    assert set(codes.values()) == {0}
+    found = [*results(folder).values()]
+    for each in found:
+        assert each["norm"] == found[0]["norm"], "the same bits"
+        for name, value in found[0]["saved"].items():
+            assert torch.equal(each["saved"][name], value), name
+    return found
+
+
+@pytest.mark.parametrize("codec", ["fp32", pytest.param("int8", marks=pytest.mark.exhaustive)])
+def test_nothing_moves_inside_sites_that_shard_alike(tmp_path: Path, codec: str) -> None:
+    """fp32 comes to the same bits in either order; blocks of int8 have other elements."""
+    lies, moves = (
+        train_alike(tmp_path / str(each), codec, is_rank_major=each) for each in (True, False)
+    )
+    assert {each["num_moves"] for each in lies} == {0}
+    assert all(each["num_moves"] > 20 for each in moves)
+    assert lies[0]["norm"] == pytest.approx(
+        moves[0]["norm"], rel=1e-12 if codec == "fp32" else 0.05
+    )
+    for name, value in moves[0]["saved"].items():
+        if codec == "fp32":
+            assert torch.equal(lies[0]["saved"][name], value), name
+        else:
+            torch.testing.assert_close(lies[0]["saved"][name], value, rtol=0.1, atol=0.02)
+
+
 def check_digests(
     layouts: tuple[str, ...], num_steps: int, digests: Sequence[Mapping[str, Any]]
 ) -> None:

@@ -14,7 +14,15 @@ import numpy.typing as npt
 import pytest
 
 from sites.worker.holdings import Block, Dealt, Holding, blocks_of, problem_of
-from sites.worker.routes import Holders, Part, Route, Way, participants, route
+from sites.worker.routes import (
+    Holders,
+    Part,
+    Route,
+    Way,
+    participants,
+    rank_major_route,
+    route,
+)
 
 Integers = npt.NDArray[np.int64]
 SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 12]
@@ -103,15 +111,20 @@ def test_every_element_arrives_and_comes_back(seed: int) -> None:
     ranks_of_bucket = participants(tuple(parts))
     routes = {rank: route(tuple(parts), rank) for rank in ranks_of_bucket}
     held = {rank: _held(routes[rank], rank, locals_) for rank in ranks_of_bucket}
+    if len(ranks_of_bucket) == 1:
+        (alone,) = routes.values()
+        assert (alone.numel, alone.held_numel) == (len(bucket), len(bucket)), f"{seed=}"
+        assert (alone.there, alone.back) == (None, None), "nothing moves"
+        return
     size = routes[ranks_of_bucket[0]].shard_numel
     shards = {}
     for index, rank in enumerate(ranks_of_bucket):
         each = routes[rank]
         assert (each.numel, each.held_numel) == (len(bucket), len(held[rank])), f"{seed=}"
-        arriving = [_cut(held[source], routes[source].there, index) for source in ranks_of_bucket]
-        assert tuple(map(len, arriving)) == each.there.received, f"{seed=}"
+        arriving = [_cut(held[source], _there(routes[source]), index) for source in ranks_of_bucket]
+        assert tuple(map(len, arriving)) == _there(each).received, f"{seed=}"
         shard = np.full(size, -1)
-        shard[_numbers(each.there.blocks)] = np.concatenate(arriving)
+        shard[_numbers(_there(each).blocks)] = np.concatenate(arriving)
         wanted = bucket[index * size : (index + 1) * size]
         assert shard[: len(wanted)].tolist() == wanted.tolist(), f"{seed=}"
         assert set(shard[len(wanted) :]) <= {-1}, "padding stays as it was"
@@ -120,15 +133,57 @@ def test_every_element_arrives_and_comes_back(seed: int) -> None:
         back = np.full(len(held[rank]), -1)
         leaving = [
             np.split(
-                shards[window][_numbers(routes[window].back.blocks)],
-                np.cumsum(routes[window].back.received),
+                shards[window][_numbers(_back(routes[window]).blocks)],
+                np.cumsum(_back(routes[window]).received),
             )[index]
             for window in ranks_of_bucket
         ]
-        assert tuple(map(len, leaving)) == routes[rank].back.sent, f"{seed=}"
-        places = [np.arange(*span) for span in routes[rank].back.spans]
+        assert tuple(map(len, leaving)) == _back(routes[rank]).sent, f"{seed=}"
+        places = [np.arange(*span) for span in _back(routes[rank]).spans]
         back[np.concatenate([np.zeros(0, np.int64), *places])] = np.concatenate(leaving)
         assert back.tolist() == held[rank].tolist(), f"{seed=}"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_in_rank_major_order_each_rank_hands_over_what_it_holds(seed: int) -> None:
+    """Several tensors of one mesh, cut into buckets along the ranks' shards."""
+    draw = random.Random(seed)
+    ranks = draw.randint(2, 4)
+    holders, locals_ = [], []
+    for index in range(draw.randint(1, 3)):
+        shape = (draw.choice(SIZES), draw.choice(SIZES))
+        holdings = [Holding.of(shape, [Dealt(0, ranks, rank)]) for rank in range(ranks)]
+        whole = 10_000 * (index + 1) + np.arange(math.prod(shape)).reshape(shape)
+        each = Holders(tuple((one, (rank,)) for rank, one in enumerate(holdings)))
+        most = max(one.numel for one in holdings)
+        is_padded_much = ranks * most > whole.size * 65 / 64
+        assert each.is_rank_major == (not is_padded_much)
+        holders.append(each)
+        locals_.append({rank: _local(whole, one) for rank, one in enumerate(holdings)})
+    found: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
+    edge = draw.randint(0, holders[0].shard_numel)
+    first, rest = holders[0], [Part(each, 0, each.shard_numel) for each in holders[1:]]
+    for parts in [Part(first, 0, edge)], [Part(first, edge, first.shard_numel), *rest]:
+        size = sum(each.stop - each.start for each in parts)
+        for rank in range(ranks):
+            way = rank_major_route((*parts,), rank)
+            assert (way.there, way.back) == (None, None)
+            assert (way.index, way.shard_numel, way.numel) == (rank, size, ranks * size)
+            assert way.held_numel <= size
+            found[rank] += _held(way, rank, locals_[: len(parts)]).tolist()
+    for rank in range(ranks):
+        wanted = [number for each in locals_ for number in each[rank].tolist()]
+        assert found[rank] == wanted, f"{seed=}"
+
+
+def _there(each: Route) -> Way:
+    assert each.there is not None
+    return each.there
+
+
+def _back(each: Route) -> Way:
+    assert each.back is not None
+    return each.back
 
 
 def _held(each: Route, rank: int, locals_: list[dict[int, Integers]]) -> Integers:
