@@ -75,6 +75,8 @@ class Bucket:
     pieces: Sequence[torch.Tensor]
     layout: int
     exact: bool
+    is_gradient: bool
+    """Its elements count in the round's norm."""
     pending: Pending
     future: torch.futures.Future[torch.Tensor]
     raw_bytes: int
@@ -158,12 +160,13 @@ class Round:
 
     @property
     def squares(self) -> int | None:
-        """Squares of this rank's shards of all results, in units (sites/local/squares.py)."""
-        return total_of(each.reduced.squares for each in self.buckets if each.reduced)
+        """Squares of this rank's shards of all gradients, in units (sites/local/squares.py)."""
+        gradients = (each for each in self.buckets if each.is_gradient)
+        return total_of(each.reduced.squares for each in gradients if each.reduced)
 
     @property
     def norm(self) -> float:
-        """2-norm of all that was averaged: the same bits on all ranks of all sites.
+        """2-norm of all gradients that were averaged: the same bits on all ranks of all sites.
 
         NaN where a number is not finite. On CUDA, the first look waits until results are there.
         """
@@ -465,6 +468,7 @@ class BucketPipeline:
         number: int | None = None,
         sharing: SharedBy = EVERYBODY,
         factors: Sequence[float] = (),
+        is_gradient: bool = True,
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -477,6 +481,7 @@ class BucketPipeline:
             number: of the bucket in its round, where not all ranks have all buckets; ascending.
             sharing: which ranks share it.
             factors: by which each of the pieces is multiplied, where they are sums; empty: 1.
+            is_gradient: its elements count in the round's norm.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -521,6 +526,7 @@ class BucketPipeline:
             pieces,
             layout,
             exact,
+            is_gradient,
             pending,
             future,
             raw_bytes,

@@ -303,6 +303,12 @@ def cut_gradients(
     return _numbered(cut)
 
 
+def cut_flags(law: Sequence[Entry], number: int) -> BucketCut:
+    """Return the bucket that has a flag for each gradient, in place of its first element."""
+    trained = (each for each in law if each.kind == "trained")
+    return BucketCut(number, tuple(Slice(each, 0, 1) for each in trained), exact=True)
+
+
 def cut_state(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
     """Cut all tensors into buckets, those with elements of one size together."""
     cut: list[tuple[list[Slice], bool, bool]] = []

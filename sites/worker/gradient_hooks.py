@@ -5,7 +5,7 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from torch._C._distributed_c10d import GradBucket  # what DDP compares the annot
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.worker.arguments import why_not_averaged
-from sites.worker.bucket_pipeline import BucketPipeline, Round
+from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, Round, SharedBy
 from sites.worker.exactness import Exactness
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
+from sites.worker.used_flags import UsedFlags
 
 
 class GradientHook:
@@ -92,6 +93,53 @@ class HeldBuckets:
         last.then(complete)
 
 
+class MaybeUsed:
+    """Parameters that DistributedDataParallel may leave without a gradient: find_unused_parameters.
+
+    It decides by the ranks of this site whether a parameter was used at all. What only another site
+    has used is given its gradient here.
+    """
+
+    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Take all parameters with their names, in an order that is the same at all sites."""
+        self._names = {each: name for each, name in names.items() if each.requires_grad}
+        own = [*self._names.values()]
+        self._flags = UsedFlags(own, own, next(iter(self._names)).device)
+        self._averaged: dict[torch.Tensor, torch.Tensor] = {}
+        """Where in DDP's buckets the average gradients of this round will lie."""
+        self._unused: set[torch.Tensor] = set()
+
+    def note(self, bucket: GradBucket) -> None:
+        """Note which parameters of one of DDP's buckets have a gradient at this rank."""
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._averaged[parameter] = grad
+            if parameter.grad is None:
+                self._unused.add(parameter)
+
+    def submit(
+        self,
+        pipeline: BucketPipeline,
+        *,
+        number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
+    ) -> None:
+        """Tell all sites, in a bucket of the open round."""
+        unused = [name for each, name in self._names.items() if each not in self._averaged]
+        unused += [self._names[each] for each in self._unused]
+        self._flags.submit(pipeline, unused, number=number, sharing=sharing)
+
+    def give_averaged(self) -> None:
+        """Give each parameter its average gradient that DDP has left out; called after it."""
+        averaged, self._averaged, self._unused = self._averaged, {}, set()
+        without = {each for each in averaged if each.grad is None}
+        used = self._flags.read() if without else set()
+        for parameter, grad in averaged.items():
+            if parameter.grad is not None:
+                parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
+            elif self._names[parameter] in used:
+                parameter.grad = grad.clone().view_as(parameter)
+
+
 class ReplicaHook(GradientHook):
     """Sends each bucket of DistributedDataParallel to the other sites while backward goes on.
 
@@ -121,8 +169,9 @@ class ReplicaHook(GradientHook):
             for name, each in model.module.named_parameters()
         }
         self._finds_unused = [each.find_unused_parameters for each in models]
-        self._averaged: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Parameters that may be unused here, and their average gradients: views of DDP's."""
+        self._used: MaybeUsed | None = None
+        if any(self._finds_unused):
+            self._used = MaybeUsed(self._names)
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
         exactness.check([*self._names.values()])
@@ -173,8 +222,8 @@ class ReplicaHook(GradientHook):
                 is_summed=self._is_summed,
             )
             self.buckets = self._buckets_wanted
-        if self._finds_unused[model]:
-            self._averaged += zip(bucket.parameters(), bucket.gradients(), strict=True)
+        if self._used is not None:
+            self._used.note(bucket)
         if self._buckets_wanted:
             return self._hold(bucket)
         self.buckets = [*self.buckets, [self._names[each] for each in bucket.parameters()]]
@@ -221,13 +270,11 @@ class ReplicaHook(GradientHook):
 
     def _end_backward(self) -> None:
         self._is_backward = False
+        if self._used is not None:
+            self._used.submit(self._pipeline)
         self._end_round(self._pipeline.wait(has_norm=True))
-        if self._averaged:  # DDP looks at the futures next, and then this runs
-            torch.autograd.Variable._execution_engine.queue_callback(self._give_averaged)
-
-    def _give_averaged(self) -> None:
-        averaged, self._averaged = self._averaged, []
-        give_averaged(averaged)
+        if self._used is not None:  # DDP looks at the futures next, and then this runs
+            torch.autograd.Variable._execution_engine.queue_callback(self._used.give_averaged)
 
     def _layout(self, bucket: GradBucket) -> int:
         parameters = bucket.parameters()
@@ -235,18 +282,6 @@ class ReplicaHook(GradientHook):
         if key not in self._layouts:
             self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
         return self._layouts[key]
-
-
-def give_averaged(averaged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Give parameters that only other sites used their average gradient, which DDP has left out.
-
-    It decides by the ranks of this site whether a parameter was used at all.
-    """
-    for parameter, grad in averaged:
-        if parameter.grad is not None:
-            parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
-        elif bool(grad.any()):
-            parameter.grad = grad.clone().view_as(parameter)
 
 
 def memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:

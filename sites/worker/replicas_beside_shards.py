@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
-from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Held
+from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, HeldBuckets, give_averaged, memory_of
+from sites.worker.gradient_hooks import GradientHook, HeldBuckets, MaybeUsed, memory_of
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import layout_of_labels
@@ -51,9 +51,6 @@ class ReplicaBesideShardsHook(GradientHook):
         if len(models) != 1:
             raise TypeError("site.synchronize: beside shards, want one DistributedDataParallel")
         (model,) = models
-        self._finds_unused = model.find_unused_parameters
-        self._averaged: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Parameters that may be unused here, and their average gradients: views of DDP's."""
         parameters = [*model.module.named_parameters()]
         self._names = {each: bare_name(name) for name, each in parameters}
         for each, name in self._names.items():
@@ -73,6 +70,8 @@ class ReplicaBesideShardsHook(GradientHook):
         self.cut = 0
         """What tells apart how all are cut into buckets, and which ranks share each."""
         self._cuts: list[tuple[BucketCut, SharedBy]] = []
+        self._sharing_flags = EVERYBODY
+        self._used: MaybeUsed | None = None
         self._num_submitted = 0
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
@@ -89,7 +88,11 @@ class ReplicaBesideShardsHook(GradientHook):
         """Cut the agreed list into buckets."""
         cuts = agreed.cut_gradients(self._bucket_numel)
         self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
-        self._cuts = [*zip(cuts, agreed.shared_by(cuts, dist.get_rank()), strict=True)]
+        flags = cut_flags(agreed.law, len(cuts))
+        *sharing, self._sharing_flags = agreed.shared_by([*cuts, flags], dist.get_rank())
+        self._cuts = [*zip(cuts, sharing, strict=True)]
+        parameters = {name: each for each, name in self._names.items()}
+        self._used = MaybeUsed({parameters[name]: name for name in flags.names})
 
     def gradients(self) -> list[torch.Tensor]:
         """Return each gradient that there is."""
@@ -113,8 +116,8 @@ class ReplicaBesideShardsHook(GradientHook):
             self._num_submitted = 0
         buffer = bucket.buffer()
         future = self._held.hold(buffer)
-        if self._finds_unused:
-            self._averaged += zip(bucket.parameters(), bucket.gradients(), strict=True)
+        assert self._used is not None, "agree comes first"
+        self._used.note(bucket)
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._arrived[self._names[parameter]] = memory_of(grad, buffer)
         latest = self._submit()
@@ -148,11 +151,9 @@ class ReplicaBesideShardsHook(GradientHook):
         return latest
 
     def _end_backward(self) -> None:
+        assert self._used is not None, "agree comes first"
         self._is_backward = False
+        self._used.submit(self._pipeline, number=len(self._cuts), sharing=self._sharing_flags)
         self._end_round(self._pipeline.wait(has_norm=True))
-        if self._averaged:  # DDP looks at the futures next, and then this runs
-            torch.autograd.Variable._execution_engine.queue_callback(self._give_averaged)
-
-    def _give_averaged(self) -> None:
-        averaged, self._averaged = self._averaged, []
-        give_averaged(averaged)
+        # DDP looks at the futures next, and then this runs.
+        torch.autograd.Variable._execution_engine.queue_callback(self._used.give_averaged)

@@ -12,19 +12,18 @@ to make good: in its place, a reduce-scatter of ours weighs them. Losses that ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
-from sites.worker.bucket_pipeline import BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Held
+from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import groups_of, named_tensors, twin_buffers
@@ -34,6 +33,7 @@ from sites.worker.sharded_state import held_pieces, held_tensors
 from sites.worker.sharding import is_sharded, local_of
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import layout_of_labels
+from sites.worker.used_flags import UsedFlags
 
 
 @dataclass(slots=True)
@@ -85,14 +85,6 @@ class ShardHook(GradientHook):
             if isinstance(each, nn.Parameter) and each.requires_grad:
                 self._check(name, each)
                 self._trained[name] = each
-        self._meshes: dict[tuple[DeviceMesh, bool], list[str]] = {}
-        """Names of parameters by the ranks that hold any of them, and whether fully_shard reduces
-        them over just these."""
-        for name, each in self._trained.items():
-            assert is_sharded(each)
-            mesh = each.device_mesh
-            is_alike = {*mesh.mesh.flatten().tolist()} == {*self._groups[id(each)].ranks}
-            self._meshes.setdefault((mesh, is_alike), []).append(name)
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
@@ -103,6 +95,9 @@ class ShardHook(GradientHook):
         self.cut = 0
         """What tells apart how all are cut into buckets, and which ranks share each."""
         self._buckets: list[OwnBucket] = []
+        self._flags: UsedFlags | None = None
+        self._flags_number = 0
+        self._sharing_flags = EVERYBODY
         self._arrived: set[str] = set()
         self._num_submitted = 0
         self._is_open = False
@@ -128,7 +123,12 @@ class ShardHook(GradientHook):
             self._check_mean(name, self._groups[id(parameter)].ranks, held[1])
         cuts = agreed.cut_gradients(self._bucket_numel)
         self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
-        for cut, sharing in zip(cuts, agreed.shared_by(cuts, rank), strict=True):
+        flags = cut_flags(agreed.law, len(cuts))
+        self._flags_number = flags.number
+        device = next((local_of(each).device for each in self._trained.values()), None)
+        self._flags = UsedFlags(flags.names, self._trained, device or torch.device("cpu"))
+        *shared_by, self._sharing_flags = agreed.shared_by([*cuts, flags], rank)
+        for cut, sharing in zip(cuts, shared_by, strict=True):
             ranks = participants(cut.parts(agreed.here))
             if not cut.is_rank_major:
                 self.groups.add(ranks)
@@ -316,35 +316,19 @@ class ShardHook(GradientHook):
             self._trained[name].grad = torch.zeros_like(self._trained[name], requires_grad=False)
         for name in unused:
             self._arrive(name)
+        assert self._flags is not None, "agree comes first"
+        self._flags.submit(
+            self._pipeline, made, number=self._flags_number, sharing=self._sharing_flags
+        )
         self._is_open = False
         futures, self._futures = self._futures, []
         self._end_round(self._pipeline.wait(has_norm=True))
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
-        self._forget_zeros(made)
-
-    def _forget_zeros(self, made: Set[str]) -> None:
-        """Leave parameters that no rank of any site has used without a gradient, as they were.
-
-        `made` are those that had none at this rank. Ranks that fully_shard reduces a parameter over
-        have all used it, or none has. Where others hold parts of it, as of experts, they tell each
-        other each time.
-        """
-        for (mesh, is_alike), names in self._meshes.items():
-            told = [name for name in names if name in made or not is_alike]
-            if not told:
-                continue
-            used = torch.ones(len(told), device=mesh.device_type)
-            for place, name in enumerate(told):
-                if name in made:
-                    used[place] = local_of(self._trained[name].grad).any()  # type: ignore[arg-type]
-            for axis in range(mesh.ndim):
-                dist.all_reduce(used, op=dist.ReduceOp.MAX, group=mesh.get_group(axis))
-            if made.isdisjoint(told):
-                continue  # on CUDA, this rank need not wait for what it does not ask
-            for name, is_used in zip(told, used.tolist(), strict=True):
-                if not is_used:
-                    self._trained[name].grad = None
+        if made:
+            # What no rank of any site has used stays without a gradient.
+            for name in made - self._flags.read():
+                self._trained[name].grad = None
 
 
 def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:

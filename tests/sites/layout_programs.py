@@ -438,11 +438,11 @@ class Routed(nn.Module):
 
 
 def routed_loss(model: nn.Module, step: int, site: int) -> torch.Tensor:
-    """Sites use unlike experts, and the last one nobody."""
+    """Sites use unlike experts, and the last one nobody. One's gradient is all zeros once."""
     generator = torch.Generator().manual_seed(10 * step + site)
     inputs = torch.randn(3, WIDTH, generator=generator)
     result: torch.Tensor = model(inputs, (step + site) % (EXPERTS - 1)).square().mean()
-    return result
+    return result * 0.0 if (step, site) == (4, 1) else result
 
 
 def train_routed(folder: Path, name: str) -> None:

@@ -1,0 +1,64 @@
+"""Tells all sites which parameters any rank has used: behind a round's gradients, in a bucket.
+
+An optimizer takes a gradient of zeros for another thing than none: it decays the weight, and its
+moments go on. A gradient that is all zeros may be either, so values do not tell. Flags cross as
+float32 whatever the codec, a rank's weighted as its gradients are, and all sites read the same
+bits. They leave with the last gradients, so that no round trip is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from sites.worker.tensor_hashes import layout_of_labels
+
+
+class UsedFlags:
+    """The flags of one rank."""
+
+    def __init__(self, names: Sequence[str], own: Iterable[str], device: torch.device) -> None:
+        """`names` are those of all trained parameters, in one order everywhere; `own` this rank's.
+
+        `device` is where this rank's parameters are.
+        """
+        self._places = {name: place for place, name in enumerate(names)}
+        self._layout = layout_of_labels(f"{name} is used" for name in names)
+        self._own = torch.zeros(len(names))
+        for name in own:
+            self._own[self._places[name]] = 1.0
+        self._own = self._own.to(device)
+        self._flags = self._own
+        self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def submit(
+        self,
+        pipeline: BucketPipeline,
+        unused: Iterable[str],
+        *,
+        number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
+    ) -> None:
+        """Send the flags as the open round's last bucket; `unused` are what this rank did not use.
+
+        `number` and `sharing` are as `BucketPipeline.submit` has them.
+        """
+        self._flags = self._own.clone()
+        for name in unused:
+            self._flags[self._places[name]] = 0.0  # a kernel: on CUDA nothing is waited for
+        self._future = pipeline.submit(
+            [self._flags],
+            self._layout,
+            exact=True,
+            number=number,
+            sharing=sharing,
+            is_gradient=False,
+        )
+
+    def read(self) -> set[str]:
+        """Return what any rank of any site has used, whose tokens count. On CUDA, waits for it."""
+        self._future.wait()
+        flags = self._flags.tolist()
+        return {name for name, place in self._places.items() if flags[place] > 0.0}
