@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,31 @@ def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
             )
             found |= {id(param.sharded_param): group for param in each.fsdp_params}
     return found
+
+
+def tell_reduced(models: Sequence[nn.Module], told: Callable[[Set[int]], None]) -> None:
+    """Have `told` be called whenever fully_shard has reduced all gradients that a pass has.
+
+    It is given the ids of the parameters, those without a gradient, too.
+    """
+    for module in _sharded_modules(models):
+        state: Any = module._get_fsdp_state()
+        state._root_post_backward_final_callback = functools.partial(
+            _end_and_tell, state, state._root_post_backward_final_callback, told
+        )
+
+
+def _end_and_tell(state: Any, end: Callable[[], None], told: Callable[[Set[int]], None]) -> None:  # noqa: ANN401 - torch's own
+    end()
+    if state._state_ctx.is_last_backward:
+        told(
+            {
+                id(param.sharded_param)
+                for each in state._state_ctx.all_states
+                for group in _groups_of_state(each)
+                for param in group.fsdp_params
+            }
+        )
 
 
 def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
@@ -117,8 +143,12 @@ def _sharded_modules(models: Sequence[nn.Module]) -> Iterator[FSDPModule]:
 
 
 def _param_groups(module: FSDPModule) -> list[Any]:
-    """Return torch's own records; before 2.13 a module has one at most."""
-    state: Any = module._get_fsdp_state()
+    """Return torch's own records of a module."""
+    return _groups_of_state(module._get_fsdp_state())
+
+
+def _groups_of_state(state: Any) -> list[Any]:  # noqa: ANN401 - torch's own
+    """Return a state's groups; before torch 2.13 it has one at most."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [state._fsdp_param_group]

@@ -12,7 +12,7 @@ to make good: in its place, a reduce-scatter of ours weighs them. Losses that ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 
@@ -26,7 +26,7 @@ from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
-from sites.worker.fully_sharded import groups_of, named_tensors, twin_buffers
+from sites.worker.fully_sharded import groups_of, named_tensors, tell_reduced, twin_buffers
 from sites.worker.gradient_hooks import GradientHook
 from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
@@ -101,10 +101,11 @@ class ShardHook(GradientHook):
         self._arrived: set[str] = set()
         self._num_submitted = 0
         self._is_open = False
-        self._ends_by_itself = False
+        self._reduced: set[int] = set()
+        """Parameters whose gradients a pipeline's schedule has reduced, by id."""
         self._taken = 0.0
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
-        self._hook_in()
+        self._hook_in(models)
 
     def held(self) -> list[Held]:
         """Return what this rank tells the others of its site."""
@@ -136,8 +137,9 @@ class ShardHook(GradientHook):
                 way = cut.route(agreed.here, rank)
                 self._buckets.append(OwnBucket(cut, cut.layout, sharing, way, set()))
 
-    def _hook_in(self) -> None:
+    def _hook_in(self, models: Sequence[nn.Module]) -> None:
         """Have this rank's parameters tell of their gradients, and weigh ranks by tokens."""
+        tell_reduced(models, self._note_reduced)
         for name, parameter in self._trained.items():
             parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
         if not self._is_summed:
@@ -232,11 +234,9 @@ class ShardHook(GradientHook):
         """Open a round with the first gradients of a backward pass."""
         if self._is_open:
             return
-        try:
+        if _in_backward():
             torch.autograd.Variable._execution_engine.queue_callback(self._end_after_others)
-            self._ends_by_itself = False
-        except RuntimeError:  # A pipeline's schedule reduces when no backward pass goes on.
-            self._ends_by_itself = True
+        else:
             check_schedule()
         self._taken = self._tokens.take()
         self._pipeline.begin(
@@ -247,6 +247,7 @@ class ShardHook(GradientHook):
             is_counted_alike=self._is_counted_alike,
         )
         self._arrived.clear()
+        self._reduced.clear()
         self._num_submitted = 0
         for each in self._buckets:
             each.missing = {name for name in each.cut.names if name in self._trained}
@@ -268,10 +269,17 @@ class ShardHook(GradientHook):
             if name in self._scales:
                 local_of(self._trained[name].grad).mul_(self._scales[name])  # type: ignore[arg-type]
             self._arrive(name)
-            if self._ends_by_itself and len(self._arrived) == len(self._trained):
-                self._end_backward()
 
         return collect
+
+    def _note_reduced(self, parameters: Set[int]) -> None:
+        """Note that a pipeline's schedule has reduced a part; end the round with the last one."""
+        if _in_backward():
+            return  # Its end is the round's.
+        self._begin()  # where none of the part's parameters was used
+        self._reduced |= parameters
+        if all(id(each) in self._reduced for each in self._trained.values()):
+            self._end_backward()
 
     def _arrive(self, name: str) -> None:
         """Note that a gradient is there; submit what it completes."""
@@ -343,6 +351,11 @@ def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
     if local.shape != local_of(parameter).shape or not local.is_contiguous():
         raise LocalProtocolError(f"the gradient of {name} has another layout than the parameter")
     return local.view(-1)
+
+
+def _in_backward() -> bool:
+    """Whether autograd goes through a backward pass, or is at its end; a schedule reduces later."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def check_schedule() -> None:

@@ -424,6 +424,27 @@ def flip_a_bit(folder: Path, name: str) -> None:
     site.leave()
 
 
+def train_spare(folder: Path, name: str) -> None:
+    """Train with a parameter that no pass uses, and a collective of the script behind each."""
+    layouts = json.loads((folder / "layouts.json").read_text())["layouts"]
+    site = join_site()
+    model = net(seed=0)
+    model.layers["0"].spare = nn.Linear(WIDTH, WIDTH)
+    laid = lay_out(layouts[site.index], model)
+    optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
+    site.synchronize(laid.models, optimizer)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = laid.step(*data(step, 10 * site.index + laid.place), 1.0)
+        dist.all_reduce(loss)
+        optimizer.step()
+    named = [pair for each in laid.models for pair in each.named_parameters()]
+    saved = {name: each.grad is None for name, each in named}
+    wait_for_all_ranks()
+    site.leave()
+    torch.save(saved, folder / f"{name}.pt")
+
+
 class Routed(nn.Module):
     """Each sample goes to one of the experts; some have none."""
 
