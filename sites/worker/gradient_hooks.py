@@ -5,16 +5,18 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
+from protos.errors import LocalProtocolError
 from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, Round, SharedBy
 from sites.worker.exactness import Exactness
+from sites.worker.sharding import local_of
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
@@ -28,6 +30,7 @@ class GradientHook:
         """Take what counts this rank's weight. `is_summed`: losses are sums over tokens."""
         self._tokens = tokens
         self._is_summed = is_summed
+        self._zeroed: ZeroedCheck | None = None
         if is_summed:
             tokens.require()
         self._rounds: list[Round] = []
@@ -54,11 +57,49 @@ class GradientHook:
     def _end_round(self, finished: Round) -> None:
         self._rounds.append(finished)
         self._latest = finished
+        if self._zeroed is not None:
+            self._zeroed.is_due = True
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds since the last call: one for each time that gradients were averaged."""
         rounds, self._rounds = self._rounds, []
         return rounds
+
+
+def check_zeroed(parameters: Iterable[torch.Tensor]) -> None:
+    """Refuse what an earlier backward pass has left, where a loss that is a sum begins another.
+
+    It is a mean by now: divided again, it would count for next to nothing. On CUDA this waits, but
+    not where gradients are None.
+
+    Raises:
+        LocalProtocolError: a gradient is not zero.
+    """
+    grads = [each.grad for each in parameters if each.grad is not None]
+    left = [local_of(each).count_nonzero() for each in grads]
+    if left and bool(torch.stack(left).any()):
+        raise LocalProtocolError(
+            'site.synchronize(loss="sum"): gradients of an earlier backward pass are still there, '
+            "which have been divided by tokens: call zero_grad, of every optimizer, before each "
+            "backward pass that synchronises"
+        )
+
+
+class ZeroedCheck:
+    """Calls `check_zeroed` at the beginning of the first backward pass after each round."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Hook into parameters of DistributedDataParallel, whose gradients it leaves in place."""
+        self._parameters = [each for each in parameters if each.requires_grad]
+        self.is_due = False
+        """A round has ended, and no backward pass has begun."""
+        for each in self._parameters:
+            each.register_hook(self._check)  # type: ignore[no-untyped-call] # before it is added
+
+    def _check(self, _: torch.Tensor) -> None:
+        if self.is_due:
+            self.is_due = False
+            check_zeroed(self._parameters)
 
 
 class HeldBuckets:
@@ -175,6 +216,8 @@ class ReplicaHook(GradientHook):
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
         exactness.check([*self._names.values()])
+        if is_summed:
+            self._zeroed = ZeroedCheck(self._names)
         self._layouts: dict[tuple[int, ...], int] = {}
         self.buckets: list[list[str]] = []
         """Names of the parameters of each bucket of the latest round, in the order of crossing."""

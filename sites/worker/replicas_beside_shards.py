@@ -20,7 +20,13 @@ from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, HeldBuckets, MaybeUsed, memory_of
+from sites.worker.gradient_hooks import (
+    GradientHook,
+    HeldBuckets,
+    MaybeUsed,
+    ZeroedCheck,
+    memory_of,
+)
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import layout_of_labels
@@ -53,6 +59,8 @@ class ReplicaBesideShardsHook(GradientHook):
         (model,) = models
         parameters = [*model.module.named_parameters()]
         self._names = {each: bare_name(name) for name, each in parameters}
+        if is_summed:
+            self._zeroed = ZeroedCheck(self._names)
         for each, name in self._names.items():
             if not each.is_contiguous():
                 raise TypeError(

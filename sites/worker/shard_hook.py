@@ -27,7 +27,7 @@ from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import groups_of, named_tensors, tell_reduced, twin_buffers
-from sites.worker.gradient_hooks import GradientHook
+from sites.worker.gradient_hooks import GradientHook, check_zeroed
 from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
 from sites.worker.sharding import is_sharded, local_of
@@ -230,10 +230,12 @@ class ShardHook(GradientHook):
         else:
             values.mul_(num_replicas * self._taken / self._pipeline.site_tokens()[0])
 
-    def _begin(self) -> None:
-        """Open a round with the first gradients of a backward pass."""
+    def _begin(self, first: str | None = None) -> None:
+        """Open a round with the first gradients of a backward pass; `first` is there already."""
         if self._is_open:
             return
+        if self._is_summed:
+            check_zeroed(each for name, each in self._trained.items() if name != first)
         if _in_backward():
             torch.autograd.Variable._execution_engine.queue_callback(self._end_after_others)
         else:
@@ -255,7 +257,7 @@ class ShardHook(GradientHook):
 
     def _collector(self, name: str) -> Callable[[torch.Tensor], None]:
         def collect(parameter: torch.Tensor) -> None:
-            self._begin()
+            self._begin(name)
             if len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) > 1:
                 raise LocalProtocolError(
                     f"parameter {name} has got another hook that runs when its gradient is there (an "

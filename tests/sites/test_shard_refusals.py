@@ -10,6 +10,7 @@ from torch import nn
 from torch.autograd import backward
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from protos.errors import LayoutMismatchError, LocalProtocolError
 from sites.worker.canonical import Entry, Held, SiteTensors, check_alike
@@ -24,6 +25,11 @@ pytestmark = pytest.mark.usefixtures("process_group")
 def _sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _replicated() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
@@ -103,6 +109,30 @@ def test_a_sum_needs_its_tokens() -> None:
     optimizer.zero_grad()
     with pytest.raises(LocalProtocolError, match=r"losses are sums that need it"):
         backward(model(torch.ones(4, 3)).sum())
+    site.leave()
+
+
+@pytest.mark.parametrize("is_sharded", [True, False], ids=["fsdp2", "ddp"])
+def test_sums_are_not_added_to_what_an_earlier_pass_left(*, is_sharded: bool) -> None:
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded() if is_sharded else _replicated()
+    site.synchronize(model, optimizer, loss="sum")
+
+    def learn() -> None:
+        site.count_tokens(4)
+        backward(model(torch.ones(4, 3)).sum())
+
+    learn()
+    optimizer.zero_grad(set_to_none=False)
+    if not is_sharded:
+        with model.no_sync():  # type: ignore[operator]
+            learn()
+    learn()
+    bias = [*model.parameters()][-1].grad
+    assert bias is not None
+    assert whole_of(bias).tolist() == [1.0], "the mean over tokens, of all micro-batches"
+    with pytest.raises(LocalProtocolError, match=r"earlier backward pass .* call zero_grad, of"):
+        learn()
     site.leave()
 
 
