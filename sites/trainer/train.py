@@ -124,7 +124,7 @@ def _sampler(site: Site, corpus: Corpus, data_mesh: DeviceMesh | None = None) ->
 def _check_job(site: Site) -> None:
     """Refuse a batch that leaves some rank without a sequence, and what this device cannot do."""
     batch, ranks = site.job.trainer.global_batch, site.global_world_size
-    if batch < ranks and not is_cut(site.job):
+    if batch < ranks and not site.job.placement:
         message = f"{batch} sequences for {ranks} ranks: want at least one for each"
         raise ConfigError([Problem("job", 0, 0, message, "trainer.global_batch")])
     if site.job.trainer.offload and site.device.type == "cpu":

@@ -79,6 +79,21 @@ def test_a_pipeline_by_hand() -> None:
         assert found.window_s == pytest.approx(whole_s / 4 * 2 / 3, rel=1e-3)
 
 
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_copies_by_hand(zero_stage: int) -> None:
+    """ZeRO stays inside a node; a shard's gradients are all-reduced over the nodes once a step."""
+    inside = Interior(node_ranks=4, node=Channel(math.inf), cluster=Channel(1e9))
+    degrees = Degrees(data=12, zero_stage=zero_stage, replicate=3)
+    free = step_time(SMALL, degrees, IDEAL, FREE, 24)
+    found = step_time(SMALL, degrees, IDEAL, inside, 24)
+    shard_bytes = 4 * SMALL.parameters / 4
+    assert found.gradients.busy_s == pytest.approx(2 * shard_bytes * 2 / 3 / 1e9, rel=1e-3)
+    assert found.parameters.busy_s == 0.0
+    assert found.compute_s == pytest.approx(free.compute_s)
+    whole = dataclasses.replace(degrees, replicate=1)
+    assert step_time(SMALL, whole, IDEAL, inside, 24).step_s != pytest.approx(found.step_s)
+
+
 def test_uneven_stages_by_hand() -> None:
     """Llama 3 405B: 126 layers, 16 stages; the first and the last have seven, all others eight.
 

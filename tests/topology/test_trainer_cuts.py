@@ -6,12 +6,14 @@ import dataclasses
 
 import pytest
 
+from tests.fakes.described import MODEL as MODEL_OF_SCRIPT
 from tests.fakes.described import sites_of_nodes
 from topology.documents.load import load_job
 from topology.documents.placement import problems_of
+from topology.documents.run_documents import DocumentText, joined
 from topology.errors import ConfigError
 from topology.job import Job, Model
-from topology.planner.cuts import every_cut
+from topology.planner.cuts import every_cut, in_words, site_cuts
 from topology.planner.plan import make_plan
 from topology.trainer_cuts import cut_of, has_pipeline, is_cut, is_uneven, why_not
 from topology.workload import Parallel
@@ -74,6 +76,39 @@ def test_only_cuts_that_can_run_are_planned() -> None:
     assert all(each["parallel"]["context"] == 1 for each in decided)
 
 
+@pytest.mark.parametrize(
+    ("memory_gib", "stage", "copies"),
+    [
+        (80, 1, 1),  # parameters fit whole
+        (40, 3, 4),  # micro-batches too short to hide what ZeRO 3 would gather from other nodes
+        (10, 3, 1),  # nor does a node have room for all
+    ],
+)
+def test_a_plan_has_a_copy_a_node_where_that_is_faster(
+    memory_gib: int, stage: int, copies: int
+) -> None:
+    text = JOB.replace("batch: 64", "batch: 4096\n  micro_batch: 1\n  precision: bf16").replace(
+        "layers: 8, heads: 8, width: 512, context: 256, tied: false",
+        "layers: 32, heads: 4, width: 4096, context: 1024",
+    )
+    job = load_job(text + "plan: {cuts: auto}\n", "job.yaml")
+    world = sites_of_nodes([4, 4], [(0, 1, 1e9, 0.01)], per_node=8, memory_bytes=memory_gib << 30)
+    site = world.sites[0]
+    assert site.fabric is not None
+    fabric = dataclasses.replace(site.fabric, cluster_bytes_per_s=50e9)
+    cuts = site_cuts(job, dataclasses.replace(site, fabric=fabric), None)
+    cut = cuts.timings(2048)[0].cut
+    assert cut is not None
+    assert (cut.degrees.zero_stage, cut.degrees.replicate) == (stage, copies)
+    assert (" in 4 copies" in in_words(cut.degrees)) == (copies == 4)
+
+
+def test_scripts_are_planned_no_copies() -> None:
+    model = dataclasses.replace(MODEL_OF_SCRIPT, layers=2)
+    site = sites_of_nodes([4], [], per_node=8).sites[0]
+    assert {each.replicate for each in every_cut(model, site)} == {1}
+
+
 def test_a_tied_model_is_planned_without_a_pipeline() -> None:
     text = JOB.replace(", tied: false", "") + "plan: {cuts: auto}\n"
     job = load_job(text, "job.yaml")
@@ -97,6 +132,36 @@ def test_a_placement_that_the_trainer_cannot_run_is_refused() -> None:
     (problem,) = problems_of(placed(f"{{data: {RANKS}}}", sequences=33), WORLD)
     assert problem[0] == ("placement", 0, "sequences")
     assert problem[1].startswith(f"want a multiple of {RANKS}")
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequences", "said"),
+    [
+        (3, (2, 1), None),  # fewer than ranks, and one for each replica
+        (2, (1, 1), "want at least 2, a sequence for each replica of"),
+    ],
+)
+def test_a_cut_wants_a_sequence_for_each_replica(
+    batch: int, sequences: tuple[int, int], said: str | None
+) -> None:
+    cuts = ["{tensor: 2, data: 2, zero_stage: 3}", "{tensor: 4}"]
+    placed = ", ".join(
+        f"{{site: {site.name}, sequences: {count}, parallel: {cut}}}"
+        for site, count, cut in zip(WORLD.sites, sequences, cuts, strict=True)
+    )
+    text = JOB.replace("batch: 64", f"batch: {batch}") + f"placement: [{placed}]\n"
+    problem = None
+    try:
+        joined(load_job(text, "job.yaml"), WORLD, DocumentText(text, "job.yaml"))
+    except ConfigError as error:
+        problem = str(error)
+    assert problem is None if said is None else said in str(problem)
+
+
+def test_a_cut_by_precision_wants_a_sequence_for_each_rank() -> None:
+    text = JOB.replace("batch: 64", "batch: 7\n  precision: bf16")
+    with pytest.raises(ConfigError, match="want at least 8, a sequence for each rank"):
+        joined(load_job(text, "job.yaml"), WORLD, DocumentText(text, "job.yaml"))
 
 
 def test_a_site_without_a_cut_shares_the_model_over_all_ranks() -> None:

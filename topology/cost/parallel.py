@@ -15,6 +15,8 @@
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
   micro-batch; with `overlap_data` layer by layer within its backward pass (collectives.overlap),
   of virtual stages the earlier ones while it is elsewhere.
+- Copies of what ZeRO cuts (HSDP, `replicate`): neighbours share one, so that what ZeRO gathers and
+  scatters stays among them; each shard's gradients are then all-reduced over the copies, as above.
 - Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` layer by layer behind the first
   micro-batch's forward pass.
 - ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
@@ -170,10 +172,10 @@ def _with_shards(
     if degrees.zero_stage < 3:
         return layer
     gather_s = scatter_s = 0.0
-    for elements, levels in _replicated(workload, degrees, inside):
-        share = elements / layers_per_stage(workload, degrees)
-        gather_s += ring_s(levels, share * workload.parameter_bytes)
-        scatter_s += ring_s(levels, share * workload.gradient_bytes)
+    for each in _shared(workload, degrees, inside):
+        share = each.elements / layers_per_stage(workload, degrees)
+        gather_s += ring_s(each.cut, share * workload.parameter_bytes)
+        scatter_s += ring_s(each.cut, share * workload.gradient_bytes)
     once_s, again_s = gather_s, gather_s + scatter_s
     if degrees.overlap_data:
         once_s = device.beside_s(once_s, layer.forward_s)
@@ -183,23 +185,46 @@ def _with_shards(
     )
 
 
-def _replicated(
-    workload: Workload, degrees: Degrees, inside: Interior
-) -> list[tuple[float, list[Level]]]:
-    """Return what a rank shares with others: elements, and the group of those that hold the same.
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Parameters that several ranks share."""
+
+    elements: float
+    cut: list[Level]
+    """The ranks that ZeRO cuts them over, else those that hold the same."""
+    copies: list[Level]
+    """The ranks that hold the same of what is cut."""
+
+    def reduce_s(self, degrees: Degrees, num_bytes: float) -> float:
+        """Return the seconds in which so many bytes of gradients are reduced once a step."""
+        shard_bytes = num_bytes / math.prod(level.ranks for level in self.cut)
+        reduced_s = 2 * ring_s(self.copies, shard_bytes)
+        if degrees.zero_stage < 3:  # its layers scatter theirs
+            # An all-reduce gathers what it has reduced.
+            reduced_s += ring_s(self.cut, num_bytes) * (2 if degrees.zero_stage == 0 else 1)
+        return reduced_s
+
+
+def _shared(workload: Workload, degrees: Degrees, inside: Interior) -> list[_Shared]:
+    """Return what a rank shares with others.
 
     Context ranks hold the same parameters as well. Experts are shared by fewer.
     """
     dense, experts = most_parameters(workload, degrees)
-    ranks = degrees.data * degrees.context
+    copies = degrees.replicate if degrees.zero_stage else 1
 
     def levels(ranks: int, stride: int) -> list[Level]:
         return levels_of(ranks, stride, inside.node_ranks, inside.node, inside.cluster)
 
-    shared = [(dense, levels(ranks, degrees.tensor))]
+    def shared(elements: float, ranks: int, stride: int) -> _Shared:
+        cut = ranks // copies
+        return _Shared(elements, levels(cut, stride), levels(copies, cut * stride))
+
+    ranks = degrees.data * degrees.context
+    found = [shared(dense, ranks, degrees.tensor)]
     if experts:
-        shared.append((experts, levels(ranks // degrees.expert, degrees.tensor * degrees.expert)))
-    return shared
+        found.append(shared(experts, ranks // degrees.expert, degrees.tensor * degrees.expert))
+    return found
 
 
 def _buckets(workload: Workload, degrees: Degrees) -> int:
@@ -211,15 +236,11 @@ def _gradients(
     workload: Workload, degrees: Degrees, device: Device, inside: Interior, window_s: float
 ) -> Overlap:
     """Return the reduction of gradients over the replicas, layer by layer."""
-    if degrees.zero_stage == 3:
-        return Overlap(0.0, 0.0)
     num_buckets = _buckets(workload, degrees)
     bucket_s = sum(
-        ring_s(levels, elements * workload.gradient_bytes / num_buckets)
-        for elements, levels in _replicated(workload, degrees, inside)
+        each.reduce_s(degrees, each.elements * workload.gradient_bytes / num_buckets)
+        for each in _shared(workload, degrees, inside)
     )
-    if degrees.zero_stage == 0:
-        bucket_s *= 2  # an all-reduce gathers what it has reduced
     ready_s = gradients_ready_s(degrees, num_buckets, window_s)
     found = overlap(ready_s, bucket_s)
     return Overlap(found.busy_s, found.exposed_s + device.contention * found.hidden_s)
@@ -248,8 +269,8 @@ def _parameters(
         return Overlap(0.0, 0.0)
     num_buckets = _buckets(workload, degrees)
     gather_s = num_buckets * sum(
-        ring_s(levels, elements * workload.parameter_bytes / num_buckets)
-        for elements, levels in _replicated(workload, degrees, inside)
+        ring_s(each.cut, each.elements * workload.parameter_bytes / num_buckets)
+        for each in _shared(workload, degrees, inside)
     )
     return Overlap(gather_s, device.beside_s(gather_s, window_s if degrees.overlap_data else 0.0))
 
@@ -257,6 +278,6 @@ def _parameters(
 def _optimizer_s(workload: Workload, degrees: Degrees, device: Device) -> float:
     dense, experts = most_parameters(workload, degrees)
     if degrees.zero_stage:
-        ranks = degrees.data * degrees.context
+        ranks = degrees.data * degrees.context // degrees.replicate
         dense, experts = dense / ranks, experts * degrees.expert / ranks
     return device.stream_s((dense + experts) * (_ADAM_BYTES + 2 * workload.gradient_bytes))

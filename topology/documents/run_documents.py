@@ -113,11 +113,15 @@ def _probe_problems(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _batch_problems(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return whether the shipped trainer's batch leaves a rank without a sequence."""
+    """Return whether the shipped trainer's batch leaves a rank without a sequence.
+
+    Of a placement, which may cut the model, each site was asked.
+    """
     batch, ranks = job.trainer.global_batch, topology.num_ranks
-    if job.entrypoint is not None or job.probe is not None or batch >= ranks:
+    is_trainers = job.entrypoint is None and job.probe is None and not job.placement
+    if not is_trainers or batch >= ranks:
         return []
-    fewer = not job.placement and batch >= min(site.num_ranks for site in topology.sites)
+    fewer = batch >= min(site.num_ranks for site in topology.sites)
     cure = "; with a `plan` section, `launch` leaves sites out" if fewer else ""
     message = f"want at least {ranks}, a sequence for each rank of {topology.name!r}"
     return [(("trainer", "global_batch"), f"{message}; got {batch}{cure}")]

@@ -181,6 +181,7 @@ class Cut:
         degrees = self.degrees
         return (
             degrees.zero_stage,
+            degrees.replicate,
             degrees.virtual_stages,
             degrees.pipeline,
             degrees.tensor,

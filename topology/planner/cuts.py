@@ -1,6 +1,7 @@
 """The cuts of a described model over each site's ranks, and which of them fit memory.
 
 Degrees are divisors of a site's ranks: tensor groups stay within a node, and all ranks take part.
+Of the shipped trainer's model, each node may also hold a copy of what ZeRO cuts (HSDP).
 What is left after tensor, pipeline and context is data. Stages may differ by a layer. ZeRO 2 and 3
 come without a pipeline only: cut gradients or parameters would cross the fabric again for every
 micro-batch.
@@ -79,14 +80,15 @@ def _cuts(model: DescribedModel, site: Site) -> Iterator[Degrees]:
                     overlap_data=True,
                 )
                 if data <= model.global_batch:
-                    yield from _variants(model, base)
+                    yield from _variants(model, base, site.accelerators_per_node // tensor)
 
 
-def _variants(model: DescribedModel, base: Degrees) -> Iterator[Degrees]:
+def _variants(model: DescribedModel, base: Degrees, in_node: int) -> Iterator[Degrees]:
+    """Yield what else there is to choose; `in_node` replicas lie in one node."""
     sizes = MICRO_BATCHES if model.micro_batch is None else (model.micro_batch,)
     again = ("none", "full") if model.fused_attention else ("none", "selective", "full")
     for expert in _divisors(math.gcd(model.experts, base.data)):
-        for zero_stage in _zero_stages(base):
+        for zero_stage, replicate in _zero_stages(model, base, in_node):
             for virtual_stages in _virtual_stages(model, base.pipeline):
                 for micro_batch in sizes:
                     if micro_batch > 1 and base.data * micro_batch > model.global_batch:
@@ -96,6 +98,7 @@ def _variants(model: DescribedModel, base: Degrees) -> Iterator[Degrees]:
                             base,
                             expert=expert,
                             zero_stage=zero_stage,
+                            replicate=replicate,
                             virtual_stages=virtual_stages,
                             micro_batch=micro_batch,
                             recompute=recompute,
@@ -111,10 +114,14 @@ def _contexts(model: DescribedModel, ranks: int) -> list[int]:
     return [each for each in _divisors(math.gcd(ranks, model.context)) if each <= most]
 
 
-def _zero_stages(base: Degrees) -> tuple[int, ...]:
-    if base.data * base.context == 1:
-        return (0,)
-    return (0, 1, 2, 3) if base.pipeline == 1 else (0, 1)
+def _zero_stages(model: DescribedModel, base: Degrees, in_node: int) -> Iterator[tuple[int, int]]:
+    """Yield each stage, with the number of copies of what it cuts."""
+    stages = (0, 1, 2, 3) if base.pipeline == 1 else (0, 1)
+    for stage in stages if base.data * base.context > 1 else (0,):
+        yield stage, 1
+        is_spread = 1 < in_node < base.data and base.data % in_node == 0
+        if model.is_trainers and stage > 0 and is_spread:
+            yield stage, base.data // in_node
 
 
 def _pipelines(model: DescribedModel, ranks: int) -> list[int]:
@@ -158,7 +165,8 @@ def in_words(degrees: Degrees) -> str:
     if degrees.expert > 1:
         words.append(f"expert {degrees.expert}")
     if degrees.zero_stage:
-        words.append(f"ZeRO {degrees.zero_stage}")
+        copies = f" in {degrees.replicate} copies" if degrees.replicate > 1 else ""
+        words.append(f"ZeRO {degrees.zero_stage}{copies}")
     words.append(f"micro-batch {degrees.micro_batch}")
     if degrees.recompute != "none":
         words.append(f"{degrees.recompute} recompute")
