@@ -25,6 +25,10 @@ os.environ["ISTHMUS_TOKEN_FILE"] = str(
 FEW_SEEDS = 3
 """Of a test with many seeds, what a run without `--all` takes."""
 RUNS = "tests/multiprocess/"
+SHARED = ("tests/topology/", "tests/fuzz/")
+"""Where the tests of a file share what takes long to make."""
+PURE = {"topology", "sim"}
+"""Folders of tests that only compute. With coverage they take three times as long."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +64,7 @@ def _is_for_all(item: pytest.Item, seeds: set[object]) -> bool:
     return False
 
 
-class RunsInOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
+class InOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
     """Gives whole runs to one worker: two at a time would only wait for each other's processors.
 
     A scheduler and not xdist's groups, for these have no effect with pytest 9.2: xdist 3.8 writes
@@ -68,22 +72,42 @@ class RunsInOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        """Return what goes to one worker together; every other test goes by itself."""
-        return RUNS if nodeid.startswith(RUNS) else nodeid
+        """Return what goes to one worker together: whole runs, files that share plans; else a test.
+
+        Single tests come last, and fill both workers up to the end.
+        """
+        if nodeid.startswith(RUNS):
+            return RUNS
+        return nodeid.partition("::")[0] if nodeid.startswith(SHARED) else nodeid
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> RunsInOnePlace:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> InOnePlace:
     """Have xdist hand out tests like that."""
-    return RunsInOnePlace(config, log)
+    return InOnePlace(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Do not measure the coverage of what tests that only compute share."""
+    return (yield from _unmeasured(PURE.intersection(item.path.parts)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Do not measure the coverage of tests that run lines of others.
 
-    Of its own marker for that, `no_cover`, pytest-cov 7.1 knows nothing in xdist's processes.
+    These are marked `no_cover`; pytest-cov 7.1 knows nothing of it in xdist's processes. Slow tests
+    that only compute do for seconds what quick ones do in little.
     """
-    if not _runs_lines_of_others(item):
+    is_slow = item.get_closest_marker("slow") is not None
+    is_pure = bool(PURE.intersection(item.path.parts))
+    marked = item.get_closest_marker("no_cover") is not None
+    return (yield from _unmeasured(marked or (is_slow and is_pure)))
+
+
+def _unmeasured(is_unmeasured: object) -> Generator[None]:
+    """Go on with a hook, with coverage or without."""
+    if not is_unmeasured:
         return (yield)
     tracer = sys.gettrace()
     sys.settrace(None)
@@ -91,14 +115,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         return (yield)
     finally:
         sys.settrace(tracer)
-
-
-def _runs_lines_of_others(item: pytest.Item) -> bool:
-    """Whether measuring a test's coverage tells nothing: it takes three times as long.
-
-    Slow tests of what is pure search and simulate for seconds what quick ones do in little.
-    """
-    return "topology" in item.path.parts and item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="session")

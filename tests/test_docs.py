@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -21,12 +22,13 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
-def tracked() -> set[str]:
+@functools.cache
+def tracked() -> frozenset[str]:
     """Return the paths of all files that git knows."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return set(listed.stdout.split())
+    return frozenset(listed.stdout.split())
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -49,6 +49,7 @@ def test_the_corpus_decodes_or_is_refused(target: Target) -> None:
             assert refusal is None, name
 
 
+@pytest.mark.no_cover  # the samples' decoding is measured
 @EACH
 def test_damaged_inputs_decode_or_are_refused(target: Target) -> None:
     refused = [
@@ -58,6 +59,7 @@ def test_damaged_inputs_decode_or_are_refused(target: Target) -> None:
     assert any(refused) or not target.refusals, "no mutation was worth refusing"
 
 
+@pytest.mark.no_cover
 @EACH
 def test_memory_is_bounded_by_what_the_caller_expects(target: Target) -> None:
     inputs = [*read_corpus(target).values(), *damaged(target, min(target.mutations, MEASURED))]

@@ -22,44 +22,49 @@ from topology.world import Topology
 LINKS = [(0, 1, 2e5, 0.02), (0, 2, 1e4, 0.15), (1, 2, 1e4, 0.15)]
 WORLD = a_world([4e7, 2e7, 2e7], LINKS, price=2.0, egress=1e-10)
 JOB = a_job(codecs=("fp32", "int8"), max_sync_period=50)
-PLAN = make_plan(JOB, WORLD)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    """The plan of JOB for WORLD."""
+    return make_plan(JOB, WORLD)
 
 
 def said(plan: dict[str, Any]) -> str:
     return " ".join(plan["why"])
 
 
-def test_what_is_written_is_read_back() -> None:
-    plan = PlanFile(plan_text(PLAN), "plan.yaml")
-    assert plan.plain == PLAN
+def test_what_is_written_is_read_back(made: dict[str, Any]) -> None:
+    plan = PlanFile(plan_text(made), "plan.yaml")
+    assert plan.plain == made
     plan.check_made_for(plan_hashes(JOB, WORLD), "job.yaml", "topology.yaml")
     assert len(plan.overrides()) == 7
 
 
-def test_it_explains_itself() -> None:
-    assert "2 of 3 sites take part" in said(PLAN)
-    assert "s2 is left out: with it, a step takes" in said(PLAN)
+def test_it_explains_itself(made: dict[str, Any]) -> None:
+    assert "2 of 3 sites take part" in said(made)
+    assert "s2 is left out: with it, a step takes" in said(made)
     assert re.search(
-        r"What limits a step: (compute at|the link|the gateway|round trips)", said(PLAN)
+        r"What limits a step: (compute at|the link|the gateway|round trips)", said(made)
     )
-    assert "This version exchanges every step all the same" in said(PLAN)
-    by_site = {each["site"]: each for each in PLAN["sites"]}
+    assert "This version exchanges every step all the same" in said(made)
+    by_site = {each["site"]: each for each in made["sites"]}
     assert by_site["s2"]["sequences"] == 0
-    assert all(each["step_s_otherwise"] >= PLAN["predicted"]["step_s"] for each in PLAN["sites"])
-    [link] = PLAN["links"]
+    assert all(each["step_s_otherwise"] >= made["predicted"]["step_s"] for each in made["sites"])
+    [link] = made["links"]
     assert link["between"] == ["s0", "s1"]
-    assert link["step_s_with_one_more_gbit_s"] < PLAN["predicted"]["step_s"]
-    told = {each["what"] for each in PLAN["alternatives"]}
+    assert link["step_s_with_one_more_gbit_s"] < made["predicted"]["step_s"]
+    told = {each["what"] for each in made["alternatives"]}
     assert {"all sites", "s0 alone", "codec fp32", "equal replicas, ring"} <= told
-    assert all(each["step_s"] >= PLAN["predicted"]["step_s"] for each in PLAN["alternatives"])
-    assert PLAN["predicted"]["usd_per_step"] > 0
+    assert all(each["step_s"] >= made["predicted"]["step_s"] for each in made["alternatives"])
+    assert made["predicted"]["usd_per_step"] > 0
 
 
-def test_every_figure_has_an_origin() -> None:
-    links = [each for each in PLAN["inputs"] if "→" in each["what"]]
+def test_every_figure_has_an_origin(made: dict[str, Any]) -> None:
+    links = [each for each in made["inputs"] if "→" in each["what"]]
     assert len(links) == 2 * 6
     assert {each["origin"] for each in links} == {"the topology's bandwidth", "the topology's rtt"}
-    assert all(each["origin"] and each["value"] for each in PLAN["inputs"])
+    assert all(each["origin"] and each["value"] for each in made["inputs"])
 
 
 def test_a_period_that_gains_nothing_is_said() -> None:
@@ -79,8 +84,10 @@ def test_a_period_that_gains_nothing_is_said() -> None:
         ("decisions:", "decisions: 3\nx:", "want a mapping"),
     ],
 )
-def test_mistakes_are_told_at_their_place(pattern: str, replacement: str, told: str) -> None:
-    text = plan_text(PLAN).replace(pattern, replacement, 1)
+def test_mistakes_are_told_at_their_place(
+    pattern: str, replacement: str, told: str, made: dict[str, Any]
+) -> None:
+    text = plan_text(made).replace(pattern, replacement, 1)
     with pytest.raises(ConfigError) as raised:
         PlanFile(text, "plan.yaml")
     assert re.search(told, str(raised.value)), raised.value
@@ -98,8 +105,10 @@ def other_world() -> Topology:
 @pytest.mark.parametrize(
     ("job", "world", "what"), [(other_job(), WORLD, "job"), (JOB, other_world(), "topology")]
 )
-def test_a_plan_for_others_is_refused(job: Job, world: Topology, what: str) -> None:
-    plan = PlanFile(plan_text(PLAN), "plan.yaml")
+def test_a_plan_for_others_is_refused(
+    job: Job, world: Topology, what: str, made: dict[str, Any]
+) -> None:
+    plan = PlanFile(plan_text(made), "plan.yaml")
     with pytest.raises(ConfigError) as raised:
         plan.check_made_for(plan_hashes(job, world), "job.yaml", "t.yaml")
     assert f"made for another {what}" in str(raised.value)
