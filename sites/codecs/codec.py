@@ -53,15 +53,6 @@ class Part(ABC):
         del out
         return False
 
-    def moved_to(self, memory: Floats) -> Self:
-        """Return the same part, kept in `memory` instead: float32, shape (n,)."""
-        if np.may_share_memory(self._data, memory):
-            return self
-        kept = memory.view(np.uint8)[: self._data.nbytes]
-        # As bytes: a copy of float32 may quieten a signalling NaN on some machines.
-        np.copyto(kept, self._data.view(np.uint8))
-        return self._made_of(kept.view(self._data.dtype))
-
     def apart_from(self, out: Floats) -> Self:
         """Return the same part, which no writing to `out` changes."""
         return self._made_of(self._data.copy()) if np.may_share_memory(self._data, out) else self

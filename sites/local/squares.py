@@ -24,7 +24,6 @@ _NUM_LIMBS: Final = 21
 MOST_UNITS: Final = (1 << (_LIMB_BITS * _NUM_LIMBS)) - 1
 """More than 2**80 numbers of the largest magnitude come to."""
 Units = Annotated[int, MOST_UNITS]
-NUM_WORDS: Final = _NUM_LIMBS + 1
 _BLOCK_NUMEL: Final = 1 << 18
 
 
@@ -52,7 +51,7 @@ def norm_of(units: int | None) -> float:
 
 
 def words_of(units: int | None) -> list[int]:
-    """Return NUM_WORDS numbers below 2**32, whose sums over ranks `units_of_words` reads."""
+    """Return numbers below 2**32, always as many; `units_of_words` reads their sums over ranks."""
     if units is None:
         return [0] * _NUM_LIMBS + [1]
     mask = (1 << _LIMB_BITS) - 1

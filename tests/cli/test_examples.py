@@ -18,6 +18,7 @@ def test_its_files_are_valid(isthmus: Isthmus) -> None:
     assert result.code == 0, result.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_its_script_learns_without_isthmus() -> None:
     done = subprocess.run(

@@ -116,7 +116,7 @@ def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
 def parts_in_places(
     codec: Codec, values: list[Floats], own: int, out: Floats, chance: np.random.Generator
 ) -> list[Part]:
-    """Return what sites sent, one's own in `out`: as numbers, or moved there encoded."""
+    """Return what sites sent, one's own as numbers in `out` or as it was encoded."""
     found: list[Part] = []
     for site, each in enumerate(values):
         encoded = codec.encode_owed(each, None)
@@ -126,7 +126,7 @@ def parts_in_places(
             encoded.part.write(out)
             found.append(FloatPart(out))
         else:
-            found.append(encoded.part.moved_to(out))
+            found.append(encoded.part)
     return found
 
 

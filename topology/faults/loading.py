@@ -8,7 +8,7 @@ wrong type, for topology.text.validation has told of it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -17,6 +17,7 @@ from topology.faults.script import (
     Fault,
     FaultScript,
     Pair,
+    Process,
     Span,
     figures_of,
 )
@@ -97,7 +98,7 @@ class FaultModel(Strict):
     pause: Annotated[str | None, Field(description="Stop processes of a site.")] = None
     kill: Annotated[str | None, Field(description="SIGKILL processes of a site.")] = None
     what: Annotated[
-        Literal["site", "agent", "gateway", "torchrun", "rank"] | None,
+        Process | None,
         Field(description="Of a pause or kill: which processes; else all of the site."),
     ] = None
     reset: Annotated[Ends | None, Field(description="Reset the connections of two sites.")] = None

@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from topology.errors import ConfigError
 from topology.json_fields import to_json
@@ -92,7 +92,7 @@ class Change:
         return f"{self.source} -> {self.target}: {told}"
 
 
-PROCESSES = ("site", "agent", "gateway", "torchrun", "rank")
+Process = Literal["site", "agent", "gateway", "torchrun", "rank"]
 """What a pause stops and a kill ends: all of a site's processes, its agent alone, its first
 gateway, its first node's torchrun, or its first rank."""
 
@@ -104,8 +104,7 @@ class Pause:
     site: str
     is_paused: bool
     """Whether they stop; False: they go on."""
-    process: str = "site"
-    """One of PROCESSES."""
+    process: Process = "site"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -122,8 +121,7 @@ class Kill:
     """A kill: processes of a site get SIGKILL."""
 
     site: str
-    process: str = "site"
-    """One of PROCESSES."""
+    process: Process = "site"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -186,8 +184,7 @@ class Fault:
     """The time that links are cut in a `flap`, which begins with a cut."""
     site: str = ""
     """The name of the site that a `pause` stops or a `kill` ends."""
-    process: str = "site"
-    """Which of its processes: one of PROCESSES."""
+    process: Process = "site"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
