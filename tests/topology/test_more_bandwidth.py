@@ -64,6 +64,7 @@ def a_random_plan(chance: random.Random, topology: Topology) -> ReductionPlan:
     return ReductionPlan(count, trees, kind)
 
 
+@pytest.mark.slow
 def test_an_exchange_over_the_same_trees_is_never_slower() -> None:
     for seed in range(400):
         chance = random.Random(seed)
@@ -77,6 +78,7 @@ def test_an_exchange_over_the_same_trees_is_never_slower() -> None:
         assert not slower, f"{seed=} {plan.why}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emulator", ["relay", "netns"])
 def test_a_step_of_the_same_plan_is_never_longer(emulator: str) -> None:
     for seed in range(60):

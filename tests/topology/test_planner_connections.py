@@ -72,6 +72,7 @@ def test_losses_that_leave_less_than_the_plan_counts_on_are_warned_of() -> None:
     assert there in make_plan(a_job(), changed(loss=0.01))["warnings"]
 
 
+@pytest.mark.slow
 def test_a_plan_has_them_for_each_link_and_none_where_nothing_crosses() -> None:
     links = [(0, 1, 1e7, 0.08), (0, 2, 1e7, 0.08), (1, 2, 1e4, 0.3)]
     plan = make_plan(a_job(12, sites="all"), a_world([4e8] * 3, links))

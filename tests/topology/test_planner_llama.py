@@ -49,6 +49,7 @@ def test_the_published_cut_is_kept_and_as_fast_as_measured() -> None:
     assert any("does not fit" in each for each in plan["warnings"])
 
 
+@pytest.mark.slow
 def test_context_parallelism_would_be_faster() -> None:
     assert JOB.workload is not None
     workload = dataclasses.replace(JOB.workload, at_most=Limits())

@@ -56,6 +56,7 @@ def untouched_timing(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_of_two_sites_the_cuts_are_the_best_of_all(seed: int) -> None:
     """Straight from the cost model, over the reduction, spread and sizes that were chosen."""
@@ -98,6 +99,7 @@ def test_a_site_joins_where_that_is_faster_though_the_spread_begun_with_is_not()
     assert step_s <= everybody["predicted"]["step_s"] * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_written_placement_and_its_cut_are_kept() -> None:
     world = sites_of_nodes([2, 2], [(0, 1, 1e10, 0.01)])
     job = described_job(dataclasses.replace(MODEL, global_batch=32), codecs=("bf16", "int8"))
@@ -135,6 +137,7 @@ def test_a_written_cut_that_does_not_fit_is_kept_and_warned_of() -> None:
     assert any("does not fit: needs" in each for each in plan["warnings"])
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_a_sites_cuts_is_never_faster() -> None:
     [site] = sites_of_nodes([4], []).sites
     topology = sites_of_nodes([4], [])
@@ -241,6 +244,7 @@ def test_narrow_links_make_the_window_longer() -> None:
     assert wide.step_s < narrow.step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_more_bandwidth_hardly_ever_gives_a_slower_plan(seed: int) -> None:
     chance = random.Random(seed)

@@ -175,6 +175,7 @@ def test_too_few_sequences_leave_sites_out_or_give_no_plan() -> None:
     assert Search(a_job(2), world).best() is None
 
 
+@pytest.mark.slow
 def test_links_that_cost_nothing_leave_nothing_but_compute() -> None:
     world = a_world([1e8] * 3, [(0, 1, 1e15, 0.0), (0, 2, 1e15, 0.0), (1, 2, 1e15, 0.0)])
     choice = Search(a_job(12), world).best()

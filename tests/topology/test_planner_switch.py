@@ -67,6 +67,7 @@ def test_chunks_stay_as_the_run_has_cut_them() -> None:
     assert as_cut != as_if_new
 
 
+@pytest.mark.slow
 def test_trees_may_change_their_codecs() -> None:
     world = a_world([4e8] * 3, TRIANGLE)
     narrow = LinkCodec(between=("s1", "s2"), codec="int8")
@@ -83,6 +84,7 @@ def test_trees_may_change_their_codecs() -> None:
     assert switch.after_s < switch.before_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_none_of_the_menu_is_better(seed: int) -> None:
     chance = random.Random(seed)
@@ -125,6 +127,7 @@ def test_chunks_keep_their_codecs_where_they_have_to(num_sites: int) -> None:
     assert codecs_of(switch.reduction) == {"fp32"}
 
 
+@pytest.mark.slow
 def test_sites_and_sequences_stay() -> None:
     world = a_world([4e8] * 4, [*TRIANGLE, (0, 3, SLOW, 0.05)])
     placement = tuple(

@@ -62,6 +62,7 @@ def test_a_cut_that_cannot_run_is_told_by_its_degree(
     assert said is None if why is None else str(said).startswith(why)
 
 
+@pytest.mark.slow
 def test_only_cuts_that_can_run_are_planned() -> None:
     job = load_job(JOB + "plan: {cuts: auto, sites: all}\n", "job.yaml")
     assert job.workload is not None

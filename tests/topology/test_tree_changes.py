@@ -46,6 +46,7 @@ def weights_of(plan: ReductionPlan) -> Counter[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_moves_make_a_star_better_and_nothing_worse(seed: int) -> None:
     job, topology = a_job_of_one_size(12), a_random_world(random.Random(seed), 6)
