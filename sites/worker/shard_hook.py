@@ -276,9 +276,8 @@ class ShardHook(GradientHook):
 
     def _note_reduced(self, parameters: Set[int]) -> None:
         """Note that a pipeline's schedule has reduced a part; end the round with the last one."""
-        if _in_backward():
-            return  # Its end is the round's.
-        self._begin()  # where none of the part's parameters was used
+        if _in_backward() or not self._is_open:
+            return  # A backward pass ends its round itself; and evaluation reduces nothing.
         self._reduced |= parameters
         if all(id(each) in self._reduced for each in self._trained.values()):
             self._end_backward()
