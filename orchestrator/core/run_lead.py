@@ -116,6 +116,8 @@ class RunLead:
             yield from self._tell_epochs(membership.SiteDone(site), now_s)
         for site in self.run.successful:
             yield from self._tell_epochs(membership.SiteFinished(site), now_s)
+        for site, why in self.run.gone.items():
+            yield from self._tell_epochs(membership.SiteGone(site, why), now_s)
         epoch = epochs.epoch
         for site in epoch.members:
             if site not in epoch.follows and self.run.is_returning(site):

@@ -161,6 +161,15 @@ class RunMachine:
         return tuple(site.name for site in self._all() if site.is_successful)
 
     @property
+    def gone(self) -> dict[str, str]:
+        """The sites of which nothing is left before the work is done, and why."""
+        return {
+            site.name: first_failure(site.losses).reason if site.losses else "it has ended"
+            for site in self._all()
+            if site.state in _GONE and not site.is_successful
+        }
+
+    @property
     def done(self) -> tuple[str, ...]:
         """The sites whose ranks are done with the job."""
         return tuple(site.name for site in self._all() if site.is_done)
@@ -301,6 +310,8 @@ class RunMachine:
             case "site.ended":
                 site.state, site.is_returning = SiteState.ENDED, False
                 site.is_successful = bool(event.detail["succeeded"])
+                if site.is_leaving and site.is_successful:
+                    site.is_out, site.is_leaving, site.is_successful = True, False, False
             case "site.drop_requested":
                 site.is_dropped, site.is_wanted = True, False
             case "site.add_requested":
@@ -327,7 +338,7 @@ class RunMachine:
         if self.state.is_terminal or getattr(event, "site", None) not in {None, *self._sites}:
             return []
         actions = self._apply(event, now_s)
-        actions += self._form()
+        actions += self._form(now_s)
         actions += self._bring_back(now_s)
         actions += self._release_if_done()
         actions += self._stop_if_due(now_s)
@@ -360,9 +371,9 @@ class RunMachine:
             case run_events.SitePrepared():
                 return self._prepared(event)
             case run_events.SiteRunning():
-                return self._running(event, now_s)
+                return self._running(event)
             case run_events.SiteDone():
-                return self._done(event, now_s)
+                return self._done(event)
             case run_events.SiteEnded():
                 return self._ended(event, now_s)
             case run_events.DigestReported():
@@ -460,7 +471,7 @@ class RunMachine:
             "SITE_LOST", event.message, now_s, site=site.name, at_s=now_s - event.silent_s
         )
         kind = "site.lost" if is_decided else "site.silent" if is_silent else "site.gone"
-        return [RecordEvent(kind, site.name, detail), *failed]
+        return [*failed, RecordEvent(kind, site.name, detail)]
 
     def _agent_ended(self, event: run_events.AgentEnded, now_s: float) -> list[Action]:
         if self._sites[event.site].state is not SiteState.ABSENT or self._ending.has_begun:
@@ -478,16 +489,16 @@ class RunMachine:
         listed = [f"{each.host}:{each.port}" for each in event.endpoints]
         return [RecordEvent("site.prepared", site.name, {"gateways": listed})]
 
-    def _running(self, event: run_events.SiteRunning, now_s: float) -> list[Action]:
+    def _running(self, event: run_events.SiteRunning) -> list[Action]:
         site = self._sites[event.site]
         if site.state is not SiteState.STARTING:
             return []
         site.state = SiteState.RUNNING
-        return [RecordEvent("site.running", site.name), *self._activate(now_s)]
+        return [RecordEvent("site.running", site.name)]
 
     def _activate(self, now_s: float) -> list[Action]:
         """Call the run active once all sites are up; a short job may have ended at some already."""
-        if self.state is not RunState.FORMING or not all(
+        if not all(
             site.state is SiteState.RUNNING or site.is_done or site.is_successful
             for site in self._all()
         ):
@@ -496,13 +507,13 @@ class RunMachine:
         self._active_s = now_s
         return [RecordEvent("run.active")]
 
-    def _done(self, event: run_events.SiteDone, now_s: float) -> list[Action]:
+    def _done(self, event: run_events.SiteDone) -> list[Action]:
         site = self._sites[event.site]
         has_part = site.is_returning or not site.is_out
         if site.is_done or not has_part or not site.may_have_processes:
             return []
         site.is_done = True
-        return [RecordEvent("site.done", site.name), *self._activate(now_s)]
+        return [RecordEvent("site.done", site.name)]
 
     def _ended(self, event: run_events.SiteEnded, now_s: float) -> list[Action]:
         site = self._sites[event.site]
@@ -517,18 +528,19 @@ class RunMachine:
         if site.is_out and event.failures:
             # No failure of the run: what else would say why it did not come back?
             detail["message"] = first_failure(event.failures).message
-        actions: list[Action] = [RecordEvent("site.ended", site.name, detail)]
+        ended = RecordEvent("site.ended", site.name, detail)
         if site.is_out or self._is_released:
-            return actions
+            return [ended]
         if site.is_leaving and site.is_successful:
-            return [*actions, *self._go_on_without(site, "it has left", now_s)]
-        actions += self._take(event.failures, now_s)
+            return [ended, *self._go_on_without(site, "it has left", now_s)]
+        # The next coordinator takes the end for known, and hears of no failure any more.
+        failed = self._take(event.failures, now_s)
         is_explained = event.failures or was_lost or site.is_told_to_stop
         if not is_explained and not (site.is_successful and site.is_told_to_start):
             site.is_successful = False
             message = "its agent ended the site's processes without being asked to"
-            actions += self._fail("SITE_LOST", message, now_s, site=site.name)
-        return actions + self._activate(now_s)
+            failed += self._fail("SITE_LOST", message, now_s, site=site.name)
+        return [*failed, ended]
 
     def _compared(self, event: run_events.DigestReported, now_s: float) -> list[Action]:
         if self._ending.has_begun:
@@ -776,15 +788,18 @@ class RunMachine:
 
     # ------------------------------------------------------------ decisions
 
-    def _form(self) -> list[Action]:
-        """Take all sites one stage further, once all have reached the one before."""
+    def _form(self, now_s: float) -> list[Action]:
+        """Take all sites one stage further, once all have reached the one before.
+
+        An earlier coordinator may have got half of them there.
+        """
         if self._ending.has_begun or self.state is not RunState.FORMING:
             return []
         states = {site.state for site in self._all()}
         if states == {SiteState.JOINED}:
             return self._prepare()
-        if states != {SiteState.PREPARED}:
-            return []
+        if not self._may_start:
+            return self._activate(now_s)
         listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
         if self._wan.uses_relay:
             return self._wan.ask_for_relay(listening)
@@ -801,6 +816,13 @@ class RunMachine:
             for site in self._all()
         }
 
+    @property
+    def _may_start(self) -> bool:
+        """Whether all gateways listen, and some ranks were not started yet."""
+        states = {site.state for site in self._all()}
+        begun = {SiteState.PREPARED, SiteState.STARTING, SiteState.RUNNING}
+        return SiteState.PREPARED in states and states <= begun
+
     def _prepare(self) -> list[Action]:
         """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""
         if any(site.is_told_to_prepare for site in self._all()):
@@ -815,12 +837,10 @@ class RunMachine:
 
     def _start(self, book: Mapping[str, tuple[Endpoint, ...]]) -> list[Action]:
         """Start all sites, each with its own address book."""
-        if self._ending.has_begun or any(
-            site.state is not SiteState.PREPARED for site in self._all()
-        ):
+        if self._ending.has_begun or not self._may_start:
             return []
         actions: list[Action] = []
-        for site in self._all():
+        for site in [each for each in self._all() if each.state is SiteState.PREPARED]:
             site.state = SiteState.STARTING
             site.is_told_to_start = True
             actions.append(RecordEvent("site.starting", site.name))

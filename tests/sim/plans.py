@@ -1,9 +1,15 @@
-"""Reduction plans of the simulated run: for each member a tree with it as the root."""
+"""The simulated run's sites and limits, and its reduction plans: for each member a tree from it."""
 
+from dataclasses import replace
 from functools import cache
 
+from orchestrator.core.membership import Limits
+from tests.fakes.worlds import topology_text
+from topology.documents.load import load_topology
 from topology.run_spec import CodedPlan
+from topology.timeouts import Timeouts
 from topology.trees.trees import ReductionPlan, Tree, followed
+from topology.world import Topology
 
 NAMES = ("ap", "eu", "sa", "us")
 """All sites that there may be, in the order of a run."""
@@ -71,3 +77,35 @@ def links_of(names: tuple[str, ...], reduction: CodedPlan) -> frozenset[tuple[st
     """Return the links that a plan uses."""
     plan = reduction.plan
     return _links(names, tuple(hop for tree in range(len(plan.trees)) for hop in plan.hops(tree)))
+
+
+@cache
+def world(names: tuple[str, ...]) -> Topology:
+    """Return sites that are all linked with one another, and what befalls them."""
+    text = topology_text(
+        len(names), ranks=2, detect_within="3s", start_within="20s", min_sites=1, max_restarts=3
+    )
+    made = load_topology(text, "topology.yaml")
+    sites = tuple(replace(site, name=name) for site, name in zip(made.sites, names, strict=True))
+    called = dict(zip((site.name for site in made.sites), names, strict=True))
+    links = tuple(
+        replace(link, source=called[link.source], target=called[link.target]) for link in made.links
+    )
+    failure = replace(made.failure, ride_out_s=15.0, coordinator_within_s=60.0)
+    return replace(made, sites=sites, links=links, failure=failure)
+
+
+def _limits() -> Limits:
+    failure = world(NAMES[:2]).failure
+    timeouts = Timeouts.derive(failure)
+    return Limits(
+        min_sites=failure.min_sites,
+        detect_s=timeouts.lease_s,
+        ride_out_s=timeouts.ride_out_s,
+        alone_s=timeouts.coordinator_s,
+        collect_s=timeouts.collect_s,
+    )
+
+
+LIMITS = _limits()
+"""When sites and links count as lost."""

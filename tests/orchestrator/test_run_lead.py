@@ -1,0 +1,191 @@
+"""What a run's two machines tell each other, and what the next coordinator makes of the journal.
+
+Each test is a run that tests/sim has found.
+"""
+
+import json
+
+from orchestrator.core import run_events
+from orchestrator.core.membership import EntryBegun, Limits, Membership, SiteSettled
+from orchestrator.core.run_events import (
+    AgentCame,
+    Endpoint,
+    RecordEvent,
+    RunState,
+    SiteEnded,
+    SitePrepared,
+    SiteRunning,
+)
+from orchestrator.core.run_lead import Action, Event, RunLead
+from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_view import RecordedEvent
+from protos.failure import Failure
+from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, plan_of, world
+from topology.epoch import Epoch
+
+NAMES = ("ap", "eu", "us")
+
+
+class Led:
+    """A run's lead with a journal and a clock."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.now_s, self._limits = 100.0, limits
+        self.records: list[RecordEvent] = []
+        self.actions: list[Action] = []
+        self.lead = self._begin()
+
+    def _begin(self) -> RunLead:
+        return RunLead(RunMachine(world(NAMES), self.now_s, may_return=True), self._epochs)
+
+    def _epochs(self) -> Membership:
+        return Membership(
+            ranks=dict.fromkeys(NAMES, 2),
+            links=all_pairs(NAMES),
+            limits=self._limits,
+            make_plan=lambda members, dead, follows: followed_plan(
+                NAMES, members, dead, follows, 0
+            ),
+            links_of=lambda reduction: links_of(NAMES, reduction),
+            first=Epoch(0, NAMES, plan_of(NAMES, NAMES, frozenset(), 0), 0),
+        )
+
+    def tell(self, *events: Event) -> list[Action]:
+        new = [action for each in events for action in self.lead.handle(each, self.now_s)]
+        self._keep(new)
+        return new
+
+    def _keep(self, new: list[Action]) -> None:
+        self.actions += new
+        self.records += [each for each in new if isinstance(each, RecordEvent)]
+
+    def wait(self, seconds: float) -> list[Action]:
+        self.now_s += seconds
+        return self.tell(run_events.Ticked())
+
+    def restart(self, after: str = "", site: str = "") -> None:
+        """Another coordinator takes over. With `after`, the one before wrote that last."""
+        if after:
+            last = max(
+                place
+                for place, each in enumerate(self.records)
+                if (each.kind, each.site) == (after, site)
+            )
+            self.records = self.records[: last + 1]
+        recorded = [
+            RecordedEvent(
+                sequence=place,
+                wall_s=self.now_s,
+                run_id="run",
+                generation=1,
+                kind=each.kind,
+                site=each.site,
+                detail=json.loads(json.dumps(each.detail)),
+            )
+            for place, each in enumerate(self.records)
+        ]
+        self.lead = self._begin()
+        self._keep(self.lead.recall(recorded, [self.now_s] * len(recorded), self.now_s))
+
+    def come_back(self, *sites: str, epoch: int = 0, has_run: bool = True) -> list[Action]:
+        came = [AgentCame(site, site, epoch, had_session=True, has_run=has_run) for site in sites]
+        return self.tell(*came)
+
+    def prepare(self) -> None:
+        self.tell(*(AgentCame(site, site) for site in NAMES), *(prepared(site) for site in NAMES))
+
+    def run(self) -> None:
+        self.prepare()
+        self.tell(*(SiteRunning(site) for site in NAMES), run_events.StateOffered("ap"))
+        assert self.lead.run.is_going_on
+
+    def settle(self, *sites: str, round_: int = 4) -> None:
+        """Have sites answer the latest proposal."""
+        number = max(
+            int(str(each.detail["epoch"])) for each in self.records if each.kind == "epoch.proposed"
+        )
+        for site in sites:
+            self.tell(SiteSettled(site=site, epoch=number, round=round_))
+
+    def lose_us(self) -> None:
+        self.tell(SiteEnded("us", False, (failed("us"),)))
+        self.settle("ap", "eu")
+        assert self.members == ("ap", "eu")
+
+    def have_us_follow(self) -> None:
+        """Lose a site, and have it back so far that it follows."""
+        self.lose_us()
+        self.tell(prepared("us"), SiteRunning("us"))
+        self.settle("ap", "eu")
+        self.tell(EntryBegun("ap", 2, 6))
+        assert self.members == NAMES
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        assert self.lead.epoch is not None
+        return self.lead.epoch.members
+
+    def sent(self, kind: type[Action], new: list[Action] | None = None) -> list[str]:
+        told = self.actions if new is None else new
+        return [each.site for each in told if isinstance(each, kind)]  # type: ignore[union-attr]
+
+
+def prepared(site: str) -> SitePrepared:
+    return SitePrepared(site, (Endpoint(site, 0, site, 1),))
+
+
+def failed(site: str) -> Failure:
+    return Failure(code="GATEWAY_EXITED", message="it was killed", at_s=100.0, site=site)
+
+
+def test_a_run_whose_sites_were_all_up_is_active_for_the_next_coordinator() -> None:
+    led = Led()
+    led.run()
+    led.restart("site.running", "us")
+    assert led.lead.run.state is RunState.FORMING
+    led.come_back(*NAMES)
+    assert led.lead.run.is_going_on
+    assert led.members == NAMES
+
+
+def test_sites_that_were_not_started_yet_are_started_by_the_next_coordinator() -> None:
+    led = Led()
+    led.run()
+    led.restart("site.starting", "ap")
+    new = led.come_back(*NAMES)
+    assert {"eu", "us"} <= set(led.sent(run_events.SendStart, new))
+
+
+def test_a_start_that_fails_fails_for_the_next_coordinator_too() -> None:
+    for last in ("failure.reported", "site.ended"):
+        led = Led()
+        led.prepare()
+        led.tell(SiteEnded("us", False, (failed("us"),)))
+        led.restart(last, "us")
+        led.come_back("ap", "eu")
+        led.tell(SiteEnded("us", False, (failed("us"),)))
+        led.wait(LIMITS.collect_s)
+        assert led.sent(run_events.SendStop)[:2] == ["ap", "eu"], last
+
+
+def test_the_end_of_a_site_is_not_forgotten_where_its_loss_was_not_decided() -> None:
+    led = Led()
+    led.run()
+    led.tell(SiteEnded("us", False, (failed("us"),)))
+    led.restart("site.ended", "us")
+    led.come_back("ap", "eu")
+    led.come_back("us", has_run=False)
+    led.settle("ap", "eu")
+    assert led.members == ("ap", "eu")
+
+
+def test_a_site_that_has_left_is_out_where_that_was_not_written_down() -> None:
+    led = Led()
+    led.run()
+    led.tell(run_events.DropRequested("us", "dropped"))
+    led.settle(*NAMES)
+    led.tell(SiteEnded("us", succeeded=True))
+    led.restart("site.ended", "us")
+    led.come_back("ap", "eu")
+    assert led.lead.run.successful == ()
+    assert led.lead.run.add_problem("us") == ""
