@@ -113,6 +113,8 @@ class SiteReturned:
     host: str
     epoch: int = 0
     """The latest that has begun there."""
+    has_run: bool = True
+    """The run goes on there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,11 @@ class RunLead:
     def _came(self, event: run_events.AgentCame) -> Iterator[run_events.Event]:
         """An agent has joined that this coordinator has not known, or not lately."""
         site = event.site
+        self._is_unmet &= not event.had_session
         if site in self.run.awaited and (event.had_session or not event.has_run):
             self._is_unmet = False
             if event.had_session:
-                yield run_events.SiteReturned(site, event.host, event.epoch)
+                yield run_events.SiteReturned(site, event.host, event.epoch, event.has_run)
                 return
             yield run_events.SiteLost(site, f"site {site}: its agent began anew{event.but}")
         yield run_events.SiteJoined(site, event.host, event.epoch)
@@ -93,6 +94,10 @@ class RunLead:
             yield RecordEvent("site.resumed", event.by, detail)
         if isinstance(event, membership.Event):
             yield from self._tell_epochs(event, now_s)
+            return
+        if self.run.state.is_terminal:
+            if isinstance(event, run_events.SitePrepared | run_events.SiteRunning):
+                yield self.run.stop_late(event.site)
             return
         yield from self._tell_run(event, now_s)
         told = _told_to_epochs(event)

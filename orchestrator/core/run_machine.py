@@ -425,8 +425,10 @@ class RunMachine:
         if site.state is SiteState.ABSENT:
             site.state = SiteState.JOINED
             return [recorded]
-        if site.state is SiteState.LOST:
-            # It is back, but the run goes on without it: whatever is left there has to go.
+        if site.state is SiteState.LOST or (site.is_out and site.state is SiteState.ENDED):
+            # The run goes on without it: whatever is left there has to go. Its answer comes after
+            # all that it has yet to tell of its end.
+            site.state = SiteState.LOST
             return [recorded, self._stop(site, "the site was lost")]
         return []
 
@@ -438,13 +440,19 @@ class RunMachine:
         site = self._sites[event.site]
         site.has_agent = True
         recorded = RecordEvent("agent.returned", site.name, {"host": event.host})
-        if site.is_out and not site.is_returning:
-            site.state = SiteState.LOST
+        is_gone = not event.has_run and site.state is not SiteState.JOINED
+        if site.is_out and (is_gone or not site.is_returning):
+            site.state, site.is_returning = SiteState.LOST, False
         elif self.is_going_on:
             site.losses.clear()  # it was only silent
             site.is_lost_perhaps = False
         if site.state in _GONE or self._ending.stopped_s is not None:
             return [recorded, self._stop(site, "the run is not going on here")]
+        if is_gone:
+            # It has yet to tell its end, or has told a coordinator that died of it. The answer
+            # comes after that.
+            why, grace_s = "is anything left here?", self._timeouts.stop_grace_s
+            return [recorded, run_events.SendStop(site.name, why, grace_s)]
         if site.state is SiteState.JOINED:
             return [recorded, run_events.SendPrepare(site.name)]
         if site.state is SiteState.STARTING:
@@ -483,6 +491,8 @@ class RunMachine:
     def _prepared(self, event: run_events.SitePrepared) -> list[Action]:
         """Note where a site's gateways listen: once, after it was told to prepare."""
         site = self._sites[event.site]
+        if site.state in _GONE:  # it heard Prepare twice, and had ended in between
+            return [self._stop(site, "the run is not going on here")]
         if site.state is not SiteState.JOINED or not site.is_told_to_prepare:
             return []
         site.state, site.endpoints = SiteState.PREPARED, event.endpoints
@@ -519,6 +529,9 @@ class RunMachine:
         site = self._sites[event.site]
         if not site.is_told_to_prepare or site.state is SiteState.ENDED:
             return []
+        is_asked = event.succeeded or event.failures or site.is_told_to_stop
+        if site.is_returning and not is_asked:
+            return []  # it answers a Stop from before it was started again
         was_lost = site.state is SiteState.LOST and not self._is_released
         site.state = SiteState.ENDED
         site.is_returning = False
@@ -887,6 +900,10 @@ class RunMachine:
         )
         site = names[0] if len(names) == 1 else ""
         return self._fail("START_TIMED_OUT", message, now_s, site=site, is_last=True)
+
+    def stop_late(self, site: str) -> Action:
+        """Return what a site is told that has come up after the run's end."""
+        return self._stop(self._sites[site], "the run has ended")
 
     def _stop(self, site: _Site, reason: str) -> Action:
         site.is_told_to_stop = True

@@ -9,9 +9,11 @@ from orchestrator.core import run_events
 from orchestrator.core.membership import EntryBegun, Limits, Membership, SiteSettled
 from orchestrator.core.run_events import (
     AgentCame,
+    AgentMissed,
     Endpoint,
     RecordEvent,
     RunState,
+    SiteDone,
     SiteEnded,
     SitePrepared,
     SiteRunning,
@@ -189,3 +191,50 @@ def test_a_site_that_has_left_is_out_where_that_was_not_written_down() -> None:
     led.come_back("ap", "eu")
     assert led.lead.run.successful == ()
     assert led.lead.run.add_problem("us") == ""
+
+
+def test_an_end_that_answers_an_earlier_stop_is_not_that_of_what_was_started_since() -> None:
+    led = Led()
+    led.run()
+    led.lose_us()
+    led.restart("epoch.begun")
+    new = led.come_back("us", has_run=False)
+    assert led.sent(run_events.SendStop, new) == ["us"]
+    new = led.tell(SiteEnded("us", False, (failed("us"),)))  # told again
+    assert led.sent(run_events.SendPrepare, new) == ["us"]
+    led.tell(SiteEnded("us", succeeded=False))  # the answer
+    new = led.tell(prepared("us"))
+    assert led.sent(run_events.SendStart, new) == ["us"]
+
+
+def test_an_agent_without_the_run_is_asked_what_is_left() -> None:
+    """It began anew, and has said so to a coordinator that died before it had written that down."""
+    led = Led()
+    led.run()
+    led.restart()
+    led.come_back("ap", "eu")
+    new = led.come_back("us", has_run=False)
+    assert led.sent(run_events.SendStop, new) == ["us"]
+    led.tell(SiteEnded("us", succeeded=False))
+    led.settle("ap", "eu")
+    assert led.members == ("ap", "eu")
+
+
+def test_what_comes_up_after_the_end_of_the_run_is_stopped() -> None:
+    led = Led()
+    led.run()
+    led.lose_us()
+    led.tell(*(SiteDone(site) for site in ("ap", "eu")))
+    led.tell(*(SiteEnded(site, succeeded=True) for site in ("ap", "eu")))
+    assert led.lead.run.state is RunState.SUCCEEDED
+    assert led.sent(run_events.SendStop, led.tell(prepared("us"))) == ["us"]
+
+
+def test_a_coordinator_has_met_agents_though_theirs_have_ended() -> None:
+    led = Led()
+    led.run()
+    led.lose_us()
+    led.restart()
+    led.come_back("us", has_run=False)
+    led.tell(AgentMissed("ap", 4.0))
+    assert led.lead.run.is_going_on, "the members may come back yet"

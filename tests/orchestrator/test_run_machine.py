@@ -425,7 +425,7 @@ def test_a_site_is_started_again_only_so_often() -> None:
     assert world.sent(run_events.SendPrepare).count("b") == 1 + 1, "not again and again at once"
     for _ in range(5):
         world.wait(LEASE_S)
-        world.tell(run_events.SiteEnded("b", succeeded=False))
+        world.tell(run_events.SiteEnded("b", False, (failure(world, "LAUNCH_FAILED", "b"),)))
     assert world.sent(run_events.SendPrepare).count("b") == 1 + 3
     world.wait(3600.0)
     assert world.sent(run_events.SendPrepare).count("b") == 1 + 4
