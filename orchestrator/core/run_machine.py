@@ -462,16 +462,18 @@ class RunMachine:
 
     def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
         site = self._sites[event.site]
-        site.has_agent = site.is_returning = False
+        is_decided = not self.is_going_on or self._is_released
+        is_silent = not is_decided and event.silent_s > 0
+        site.has_agent = False
+        # Whether one that follows does so no more is decided with its epoch.
+        site.is_returning &= is_silent and site.state is SiteState.RUNNING
         if site.state is SiteState.ABSENT or site.state is SiteState.LOST:
             return []
         detail = {"message": event.message}
         if not site.may_have_processes:
             site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
             return [RecordEvent("site.left", site.name, detail)]
-        is_decided = not self.is_going_on or self._is_released
         site.is_lost_perhaps = not is_decided
-        is_silent = not is_decided and event.silent_s > 0
         if not is_silent:
             site.state = SiteState.LOST
         # The failure is as old as the silence.

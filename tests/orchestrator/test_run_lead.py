@@ -15,6 +15,7 @@ from orchestrator.core.run_events import (
     RunState,
     SiteDone,
     SiteEnded,
+    SiteLost,
     SitePrepared,
     SiteRunning,
 )
@@ -238,3 +239,18 @@ def test_a_coordinator_has_met_agents_though_theirs_have_ended() -> None:
     led.come_back("us", has_run=False)
     led.tell(AgentMissed("ap", 4.0))
     assert led.lead.run.is_going_on, "the members may come back yet"
+
+
+def test_a_site_that_follows_does_so_after_a_silence() -> None:
+    led = Led()
+    led.run()
+    led.have_us_follow()
+    led.tell(SiteLost("us", "silent", silent_s=3.5))
+    new = led.come_back("us", epoch=2)
+    assert led.sent(run_events.SendStop, new) == []
+    assert led.lead.run.is_returning("us")
+    led.tell(SiteLost("us", "silent", silent_s=3.5))
+    led.wait(1.0)
+    led.settle("ap", "eu", round_=7)
+    assert led.members == ("ap", "eu")
+    assert not led.lead.run.is_returning("us")
