@@ -1,33 +1,60 @@
-"""The simulated coordinator: the product's machine, a journal that may fail, and leases."""
+"""The simulated coordinator: the product's decisions, a journal that may fail, and sessions.
+
+What is decided about the run is all the product's (orchestrator/core/run_lead.py), and so are the
+leases (leases.py). Sessions are as orchestrator/coordinator/control.py has them, without the wire.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from orchestrator.core.membership import (
-    Action,
-    EndChange,
-    EndRun,
-    Event,
-    LeaseEnded,
-    Limits,
-    LoseSite,
-    Membership,
-    SendCancel,
-    SendResume,
-    SendSettle,
-    SiteDone,
-    SiteEnters,
-    SiteFinished,
-    SiteHeard,
-    Ticked,
-)
-from orchestrator.core.run_events import RecordEvent
-from tests.sim.plans import all_pairs, followed_plan, links_of
+from orchestrator.core import run_events
+from orchestrator.core.leases import Leases
+from orchestrator.core.membership import Membership
+from orchestrator.core.run_events import FinishRun, RecordEvent, SendStop
+from orchestrator.core.run_lead import Action, Event, RunLead
+from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_view import RecordedEvent
+from tests.sim.agent import SimAgent, Told
+from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, world
 from topology.epoch import Epoch
 
-Send = SendSettle | SendResume | SendCancel | LoseSite
+FORGOTTEN = {
+    "generation_not_persisted": {"epoch.proposed", "epoch.entering", "epoch.cancelled"},
+    "drop_forgotten": {"site.drop_requested"},
+    "done_forgotten": {"site.done"},
+}
+"""By mutant, what a coordinator does not take from the journal."""
+
+
+class _ReleasesEarly(RunMachine):
+    """Lets all gateways go with the first site that is done."""
+
+    def _release_if_done(self) -> list[run_events.Action]:
+        if self._is_released or not self.is_going_on or not self.done:
+            return []
+        self._is_released = True
+        waiting = [site for site in self._all() if site.may_have_processes]
+        return [run_events.SendRelease(site.name) for site in waiting]
+
+
+class _StopsFollowers(RunMachine):
+    """Does not know, after a restart, who follows."""
+
+    def recall(self, event: RecordedEvent, happened_s: float, now_s: float) -> None:
+        super().recall(event, happened_s, now_s)
+        for site in self._all():
+            site.is_returning = False
+
+
+BROKEN = {
+    "released_early": _ReleasesEarly,
+    "follower_stopped": _StopsFollowers,
+}
+"""By mutant, the run's machine."""
 
 
 class CoordinatorDiedError(Exception):
@@ -40,12 +67,13 @@ class FakeJournal:
 
     on_kept: Callable[[RecordEvent], None]
     generation: int = 0
-    records: list[RecordEvent] = field(default_factory=list)
+    records: list[tuple[float, RecordEvent]] = field(default_factory=list)
+    """What was written, and when."""
     dies_at: str = ""
     """What the next record comes to: `torn` or `full` (it is lost, and the coordinator ends), or
     `kept` (it is there, and the coordinator ends before it does anything else)."""
 
-    def append(self, record: RecordEvent) -> None:
+    def append(self, record: RecordEvent, now_s: float) -> None:
         """Write a record.
 
         Raises:
@@ -53,10 +81,51 @@ class FakeJournal:
         """
         dies_at, self.dies_at = self.dies_at, ""
         if dies_at in {"", "kept"}:
-            self.records.append(record)
+            self.records.append((now_s, record))
             self.on_kept(record)
         if dies_at:
             raise CoordinatorDiedError(dies_at)
+
+    def has(self, kind: str) -> bool:
+        """Whether a record of that kind is there."""
+        return any(record.kind == kind for _, record in self.records)
+
+    def last_is(self, kind: str, site: str) -> bool:
+        """Whether the latest record is that one."""
+        return bool(self.records) and self.records[-1][1] == RecordEvent(
+            kind, site, self.records[-1][1].detail
+        )
+
+    def read(self, but: set[str]) -> list[RecordedEvent]:
+        """Return the records as another process reads them."""
+        return [
+            RecordedEvent(
+                sequence=number,
+                wall_s=at_s,
+                run_id="run",
+                generation=1,
+                kind=each.kind,
+                site=each.site,
+                detail=_read(each.detail),
+            )
+            for number, (at_s, each) in enumerate(self.records)
+            if each.kind not in but
+        ]
+
+
+def _read(detail: object) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(detail))
+    return read
+
+
+@dataclass(slots=True)
+class Outward:
+    """What a coordinator can do beyond itself."""
+
+    send: Callable[[Told, int], None]
+    """Sends for a coordinator of that generation."""
+    on_end: Callable[[FinishRun], None]
+    say: Callable[..., None]
 
 
 class SimCoordinator:
@@ -65,101 +134,159 @@ class SimCoordinator:
     def __init__(
         self,
         names: tuple[str, ...],
-        limits: Limits,
         first: Epoch,
         journal: FakeJournal,
-        send: Callable[[Send, int], None],
-        on_end: Callable[[EndRun], None],
-        on_done: Callable[[Sequence[str]], None],
-        say: Callable[[str], None],
+        outward: Outward,
         now_s: float,
         mutant: str,
     ) -> None:
-        self._journal, self._send = journal, send
-        self._on_end, self._on_done, self._say = on_end, on_done, say
-        forgets = mutant == "generation_not_persisted"
-        journal.generation += not (forgets and journal.generation)
+        self._names, self._first, self._journal, self._outward = names, first, journal, outward
+        self._mutant = mutant
+        journal.generation += not (mutant == "generation_not_persisted" and journal.generation)
         self.generation = journal.generation
         self.is_alive = True
         self.dead_since_s = 0.0
         self.turn = 0
-        self._names, self._detect_s = names, limits.detect_s
-        self.machine = Membership(
+        self._sessions: dict[str, int] = {}
+        """By site, the incarnation of the agent that has its session."""
+        self._leases = Leases(LIMITS.detect_s)
+        run = BROKEN.get(mutant, RunMachine)(world(names), now_s, may_return=True)
+        self.lead = RunLead(run, self._begin_epochs)
+        if journal.records:
+            self._go_on(now_s)
+
+    def _begin_epochs(self) -> Membership:
+        names = self._names
+        epochs = Membership(
             ranks=dict.fromkeys(names, 2),
             links=all_pairs(names),
-            limits=limits,
+            limits=LIMITS,
             make_plan=lambda members, dead, follows: followed_plan(
                 names, members, dead, follows, self.turn
             ),
             links_of=lambda reduction: links_of(names, reduction),
-            first=first,
+            first=self._first,
         )
-        if mutant == "no_chain_check":
-            self.machine._chains.agrees = lambda *_: True  # type: ignore[method-assign]
-        if journal.records:
-            kept = [each for each in journal.records if not forgets or each.kind == "epoch.begun"]
-            self.machine.restore(kept)
-        self._heard_s = dict.fromkeys(names, now_s)
-        self._expired: set[str] = set()
+        if self._mutant == "no_chain_check":
+            epochs._chains.agrees = lambda *_: True  # type: ignore[method-assign]
+        return epochs
+
+    def _go_on(self, now_s: float) -> None:
+        """Take up what an earlier coordinator has written down, if it was told of to any site."""
+        recorded = self._journal.read(FORGOTTEN.get(self._mutant, set()))
+        happened_s = [min(now_s, each.wall_s) for each in recorded]
+        if self._journal.has("run.ended"):
+            for each in recorded:
+                self.lead.run.recall(each, now_s, now_s)
+            return
+        missed = self.lead.recall(recorded, happened_s, now_s)
+        for name in self.lead.run.awaited:
+            self._leases.hear(name, now_s)
+        self._carry_out(missed, now_s)
+
+    # ------------------------------------------------------------ the run
 
     def tell(self, event: Event, now_s: float) -> None:
-        """Let the machine decide, and do what it says."""
+        """Let the run's machines decide, and do what they say."""
         if not self.is_alive:
             return
-        if not isinstance(event, Ticked):
-            self._say(f"generation {self.generation} hears {event}")
+        if not isinstance(event, run_events.Ticked):
+            self._outward.say(f"generation {self.generation} hears", event)
+        self._carry_out(self.lead.handle(event, now_s), now_s)
+
+    def _carry_out(self, actions: list[Action], now_s: float) -> None:
         try:
-            if isinstance(event, SiteFinished) and event.site in self.machine._leaving:
-                self._journal.append(RecordEvent("site.dropped", event.site))
-            if isinstance(event, SiteDone) and event.site in self.machine.epoch.members:
-                self._journal.append(RecordEvent("site.done", event.site))
-            for action in self.machine.handle(event, now_s):
-                self._do(action)
-            if self.machine._is_over:
-                members = (self.machine._sites[each] for each in self.machine.epoch.members)
-                self._on_done([each.name for each in members if not each.gone])
+            for action in actions:
+                self._do(action, now_s)
         except CoordinatorDiedError:
-            self.is_alive = False
-            self.dead_since_s = now_s
+            self.die(now_s)
 
-    def heard(self, site: str, epoch: int, now_s: float) -> None:
-        """A site's session begins."""
-        self._expired.discard(site)
-        self._heard_s[site] = now_s
-        self.tell(SiteHeard(site, epoch), now_s)
+    def _do(self, action: Action, now_s: float) -> None:
+        self._outward.say("   ", action)
+        match action:
+            case RecordEvent():
+                self._journal.append(action, now_s)
+            case FinishRun():
+                self._outward.on_end(action)
+            case _ if isinstance(action, Told):
+                if action.site in self._sessions:
+                    self._outward.send(action, self.generation)
 
-    def tick(self, audible: set[str], now_s: float) -> None:
-        """Let time pass; heartbeats of some sites come through."""
-        for name in self._names:
-            if name in audible:
-                self._heard_s[name] = now_s
-            elif name not in self._expired and now_s - self._heard_s[name] > self._detect_s:
-                self._expired.add(name)
-                self.tell(LeaseEnded(name, "silent"), now_s)
-        self.tell(Ticked(), now_s)
+    def die(self, now_s: float) -> None:
+        """End, whatever was under way."""
+        self.is_alive = False
+        self.dead_since_s = now_s
+
+    def drop(self, site: str, now_s: float) -> bool:
+        """An operator has a site take part no more; return whether that can be."""
+        if not self.is_alive or self.lead.run.drop_problem(site):
+            return False
+        self.tell(run_events.DropRequested(site, "dropped"), now_s)
+        return self.is_alive
+
+    def add(self, site: str, now_s: float) -> None:
+        """An operator has a site take part again, if that can be."""
+        if self.is_alive and not self.lead.run.add_problem(site):
+            self.tell(run_events.AddRequested(site), now_s)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who takes part in the latest epoch."""
+        return (self.lead.epoch or self._first).members
 
     @property
     def is_settling(self) -> bool:
         """Whether sites are asked to settle, or somebody is about to enter."""
-        return bool(self.machine._proposal or self.machine._entry)
+        epochs = self.lead._epochs
+        return epochs is not None and bool(epochs._proposal or epochs._entry)
 
-    def has_lease(self, site: str) -> bool:
+    # ------------------------------------------------------------ sessions
+
+    def join(self, agent: SimAgent, epoch: int, now_s: float) -> bool:
+        """Begin or go on with an agent's session; False: another agent has the site."""
+        name, known = agent.name, self._sessions.get(agent.name)
+        if known not in {None, agent.incarnation}:
+            return False
+        silent_s = self._leases.silent_s(name, now_s)
+        self._leases.hear(name, now_s)
+        if known is not None:
+            agent.connect()
+            self.tell(run_events.SessionResumed(name, silent_s), now_s)
+            return True
+        self._sessions[name] = agent.incarnation
+        had_session = agent.session > 0
+        agent.begin_session(agent.session + 1, self.generation)
+        if agent.has_run and self.lead.run.state.is_terminal:
+            self._outward.send(SendStop(name, "it does not go on", 1.0), self.generation)
+        came = run_events.AgentCame(
+            name, name, epoch, had_session=had_session, has_run=agent.has_run
+        )
+        self.tell(came, now_s)
+        return True
+
+    def broke(self, name: str, now_s: float) -> None:
+        """The connection of a session is gone."""
+        if name in self._sessions:
+            self.tell(run_events.SessionBroken(name, "its connection broke"), now_s)
+
+    def leave(self, name: str, now_s: float) -> None:
+        """An agent has ended its session."""
+        if self._sessions.pop(name, None) is not None:
+            self._leases.drop(name)
+            self.tell(run_events.SiteLost(name, f"site {name}: its agent has left"), now_s)
+
+    def tick(self, audible: set[str], now_s: float) -> None:
+        """Let time pass; heartbeats of some sites come through."""
+        for name in audible & self._sessions.keys():
+            self._leases.hear(name, now_s)
+        for name, silent_s in self._leases.expired(now_s).items():
+            self._leases.drop(name)
+            if self._sessions.pop(name, None) is None:
+                self.tell(run_events.AgentMissed(name, silent_s), now_s)
+            else:
+                self.tell(run_events.SiteLost(name, f"site {name} was silent", silent_s), now_s)
+        self.tell(run_events.Ticked(), now_s)
+
+    def has_session(self, name: str) -> bool:
         """Whether a site's session goes on."""
-        return site not in self._expired
-
-    def _do(self, action: Action) -> None:
-        self._say(f"    {action}")
-        match action:
-            case RecordEvent():
-                self._journal.append(action)
-            case EndRun():
-                self._on_end(action)
-            case EndChange(change=SiteEnters(site=site), epoch=None):
-                self._send(LoseSite(site, action.why), self.generation)
-            case EndChange():
-                pass
-            case _:
-                if isinstance(action, LoseSite):
-                    detail = {"message": action.why}
-                    self._journal.append(RecordEvent("site.lost", action.site, detail))
-                self._send(action, self.generation)
+        return name in self._sessions

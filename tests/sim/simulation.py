@@ -1,7 +1,8 @@
 """A whole run in one process, on a fake clock and a fake network, with faults drawn from a seed.
 
-Under test are the product's machines of epochs: the coordinator's (orchestrator/core/membership.py)
-and those at the sites (`site.py`). What the run promises is checked at every step.
+Under test are the product's machines: all that the coordinator decides of a run, with what another
+one takes up from its journal (`coordinator.py`), and the epochs at the sites (`site.py`). What the
+run promises is checked at every step, and what it comes to: every run ends.
 """
 
 from __future__ import annotations
@@ -12,34 +13,30 @@ import math
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from orchestrator.core.membership import (
-    DropWanted,
-    EndRun,
     EntryBegun,
-    Event,
-    Limits,
-    LoseSite,
     Reached,
-    SendCancel,
-    SendResume,
-    SendSettle,
-    SessionLost,
-    SiteDone,
-    SiteEnters,
-    SiteFinished,
-    SiteGone,
-    SiteSettled,
     Suspected,
     TreesWanted,
 )
-from orchestrator.core.run_events import RecordEvent
-from tests.sim.coordinator import FakeJournal, Send, SimCoordinator
-from tests.sim.plans import NAMES, plan_of
+from orchestrator.core.run_events import (
+    CancelRequested,
+    FinishRun,
+    RecordEvent,
+    RunState,
+    SendStop,
+    SiteRunning,
+)
+from orchestrator.core.run_lead import Event
+from orchestrator.core.run_machine import LOSES_SITE
+from tests.sim.agent import Around, SimAgent, Stage, Told
+from tests.sim.coordinator import BROKEN, FORGOTTEN, FakeJournal, Outward, SimCoordinator
+from tests.sim.plans import LIMITS, NAMES, plan_of
 from tests.sim.site import (
     NUM_CHUNKS,
     BrokenPromiseError,
@@ -59,16 +56,21 @@ MUTANTS = (
     "mixed_views",
     "stale_residual",
     "ranges_twice",
-    "generation_not_persisted",
     "ends_at_once",
+    *BROKEN,
+    *FORGOTTEN,
 )
 FAULTS_S = 60.0
 """Faults come within this; then everything that was cut is mended."""
+EARLY = 0.1
+"""Part of the runs in which something also happens while they begin:"""
+EARLY_S = 2.0
 CALM_ROUNDS = 3
-"""Rounds that have to follow."""
-LIMITS = Limits(min_sites=1, detect_s=3.0, ride_out_s=15.0, alone_s=60.0, collect_s=0.6)
-CALM_S = LIMITS.ride_out_s + 6 * LIMITS.detect_s
-"""Time for them."""
+"""Rounds that have to follow once all is well; after as many more the job is done."""
+CALM_S = LIMITS.ride_out_s + LIMITS.alone_s + 6 * LIMITS.detect_s
+"""Time for them, and for the end where nobody is left."""
+END_S = 12.0
+"""Time in which nothing is left of a run that has ended."""
 FORKS = 0.01
 """Part of the faults that change what a site's results are."""
 REPEATED = 0.4
@@ -84,6 +86,8 @@ FOLLOW_STEP_S = 0.3
 """The same where its site follows: it has less data."""
 FETCH_S = 6.0
 """The longest that a state takes to a site that comes back."""
+BREAKS_S = 1.2
+"""A connection to the coordinator that is cut for longer breaks."""
 
 
 @dataclass(slots=True)
@@ -131,6 +135,7 @@ class Simulation:
             self._left,
             self._save,
             self._load,
+            lambda: self._last_round,
             mutant,
         )
         self._store: dict[int, Saved] = {}
@@ -145,19 +150,51 @@ class Simulation:
         """What sites have answered, by epoch and site."""
         is_short = self.random.random() < SHORT
         self._last_round = self.random.randint(1, SHORT_ROUNDS) if is_short else sys.maxsize
-        self.sites = {name: self._new_site(name) for name in self.names}
-        self._sessions = dict.fromkeys(self.names, 0)
+        around = Around(
+            lambda: self.now_s,
+            self.at,
+            self.random.uniform,
+            self._transmit,
+            self._new_site,
+            self._note_settled,
+            mutant,
+        )
+        self.agents = {
+            name: SimAgent(name, around, self._new_site(name, False)) for name in self.names
+        }
         self._wires = {way: Wire() for way in itertools.permutations((*self.names, ""), 2)}
         self._journal = FakeJournal(self._note_record)
         self._members = self.names
         """Of the epoch written down last."""
+        self._follows: tuple[str, ...] = ()
         self._holders: dict[int, tuple[str, int]] = {}
         """Who took a range of the data, and for which round; a site without a name: nobody yet."""
+        self._drops: set[str] = set()
+        """Sites that somebody was told will be dropped, and that are members still."""
+        self._is_cancelled = False
+        self._has_met = False
+        """An agent with a session has come to this coordinator."""
+        self._was_early = False
+        self._end: FinishRun | None = None
+        """What the run came to; it may be told again by the next coordinator."""
         self._is_over = False
         self.coordinator = self._start_coordinator()
+        for name in self.names:
+            self.at(self.random.uniform(0.0, 0.4), self._join, self.agents[name], 0)
 
-    def _new_site(self, name: str, *, returns: bool = False) -> SimSite:
-        return SimSite(name, self._outside, self._first, self._last_round, returns=returns)
+    def _new_site(self, name: str, returns: bool) -> SimSite:
+        """Make processes; others that suspected the ones before reach these."""
+        if returns:
+            self.counts["came back"] += 1
+            for by in self.names:
+                if by != name:
+                    self.at(0.2, self._reach, by, name)
+        return SimSite(name, self._outside, self._first, returns=returns)
+
+    @property
+    def sites(self) -> dict[str, SimSite]:
+        """The latest processes of each site."""
+        return {name: agent.site for name, agent in self.agents.items()}
 
     # ------------------------------------------------------------ clock and network
 
@@ -165,9 +202,9 @@ class Simulation:
         """Do something later."""
         heapq.heappush(self._queue, (self.now_s + after_s, next(self._order), do, args))
 
-    def _say(self, what: str) -> None:
+    def _say(self, *what: object) -> None:
         if self._told_of is not None:
-            self._told_of(f"{self.now_s:8.2f} {what}")
+            self._told_of(f"{self.now_s:8.2f} {' '.join(map(str, what))}")
 
     def _delay_s(self) -> float:
         draw = self.random.random()
@@ -176,7 +213,7 @@ class Simulation:
     def _send_frame(self, site: SimSite, target: str, frame: Frame) -> None:
         if site.is_fenced or not site.is_alive:
             raise BrokenPromiseError(f"{site.name} sends, though it was told to end")
-        wire, receiver = self._wires[site.name, target], self.sites[target]
+        wire, receiver = self._wires[site.name, target], self.agents[target].site
         late_s = [self._delay_s() * wire.slow]
         if self.random.random() < REPEATED:
             late_s.append(self.random.uniform(0.5, 4.0))
@@ -203,30 +240,25 @@ class Simulation:
     # ------------------------------------------------------------ control messages
 
     def _start_coordinator(self) -> SimCoordinator:
+        outward = Outward(self._send_control, self._note_end, self._say)
         coordinator = SimCoordinator(
-            self.names,
-            LIMITS,
-            self._first,
-            self._journal,
-            self._send_control,
-            self._note_end,
-            self._note_done,
-            self._say,
-            self.now_s,
-            self.mutant,
+            self.names, self._first, self._journal, outward, self.now_s, self.mutant
         )
-        for name in self.names:
-            self.at(self.random.uniform(0.1, 1.0), self._reconnect, name, 0)
+        self._has_met = not self._journal.records
+        if self._journal.records and not self._journal.has("run.preparing"):
+            self.counts["abandoned"] += 1  # no site has heard of it: it ends as lost
+            self._is_over = True
+            coordinator.die(math.inf)
         return coordinator
 
-    def _send_control(self, message: Send, generation: int) -> None:
+    def _send_control(self, message: Told, generation: int) -> None:
         """Send to a site's agent: in order, as long as the session lasts."""
-        session, wire = self._sessions[message.site], self._wires["", message.site]
+        if isinstance(message, SendStop):
+            self._check_stop(message)
+        agent = self.agents[message.site]
+        wire, session = self._wires["", message.site], (agent.incarnation, agent.session)
         wire.free_s = max(wire.free_s, self.now_s + self._delay_s() * wire.slow)
-        site = self.sites[message.site]
-        is_old = not site.is_started
-        hear = partial(self._hear, message, generation, session, is_old)
-        site.is_told_to_end |= isinstance(message, LoseSite) and not is_old
+        hear = partial(self._hear, message, generation, session)
         self.at(wire.free_s - self.now_s, self._pass, wire, hear)
 
     def _pass(self, wire: Wire, do: Callable[[], None]) -> None:
@@ -246,104 +278,73 @@ class Simulation:
         for do in waiting:
             do()
 
-    def _hear(self, message: Send, generation: int, session: int, is_old: bool) -> None:
-        """An agent gets a message; `is_old`: it was about processes that have ended since."""
-        site = self.sites[message.site]
-        is_stale = session != self._sessions[message.site] or generation < site.generation
-        if is_stale or not site.has_agent:
-            return
-        site.generation = generation
-        match message:
-            case SendSettle():
-                report = site.settle(message.epoch, is_redo=message.is_redo)
-                if report is not None:
-                    self._answer(site, report)
-            case SendResume():
-                site.resume(message.epoch, message.handovers, message.enters)
-            case SendCancel():
-                site.cancel(message.epoch)
-            case LoseSite():
-                site.is_fenced |= not (is_old and site.is_started)
+    def _hear(self, message: Told, generation: int, session: tuple[int, int]) -> None:
+        """An agent gets a message."""
+        agent = self.agents[message.site]
+        is_known = session == (agent.incarnation, agent.session)
+        if is_known and generation >= agent.generation and agent.is_alive:
+            agent.generation = generation
+            agent.hear(message)
 
-    def _answer(self, site: SimSite, report: Report) -> None:
-        self._answers[report.epoch, site.name] = report
-        settled = SiteSettled(
-            site=site.name,
-            epoch=report.epoch,
-            round=report.round,
-            finished=report.finished,
-            chain=report.chain,
-            chain_round=report.chain_round,
-        )
-        self._tell(settled, site)
+    def _note_settled(self, name: str, report: Report) -> None:
+        self._answers[report.epoch, name] = report
 
     def _resumed(self, site: SimSite, round_: int) -> None:
         self._tell(EntryBegun(site.name, site.epoch, round_), site)
 
-    def _tell_done(self, site: SimSite) -> None:
-        """The ranks of a site are done with the job."""
-        if site.completed < self._last_round or not site.is_alive or site.is_fenced:
-            return
-        if self.mutant == "ends_at_once":
-            site.is_fenced = True
-            self._tell(SiteFinished(site.name), site)
-        else:
-            self._tell(SiteDone(site.name), site)
-
-    def _note_done(self, done: Sequence[str]) -> None:
-        """All are done with the job, and may end: each has had the same rounds."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self.counts["done"] += 1
-        pasts = {name: self.sites[name].chains.get(self._last_round) for name in done}
-        if None in pasts.values() or len(set(pasts.values())) > 1:
-            raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
-
     def _left(self, site: SimSite) -> None:
         """A site that was dropped ends, once what others need of it has come."""
         site.has_left = True
-        if site.num_on_way or site.is_fenced:
+        agent = self.agents[site.name]
+        if site.num_on_way or site.is_fenced or agent.site is not site:
             return
         self.counts["left"] += 1
         self._say(f"{site.name} leaves after round {site.completed}")
-        site.is_fenced = True
-        self._tell(SiteFinished(site.name), site)
+        agent.end(succeeded=True, within_s=0.3)
 
     def _tell(self, event: Event, site: SimSite) -> None:
-        """An agent says something: in order, as long as the session lasts."""
-        wire = self._wires[site.name, ""]
+        """Processes say something to their agent, which passes it on."""
+        agent = self.agents[site.name]
+        if agent.site is site and agent.is_alive:
+            agent.put(event)
+
+    def _transmit(self, agent: SimAgent, number: int, event: Event) -> None:
+        """An agent sends a message: in order, as long as the session lasts."""
+        wire = self._wires[agent.name, ""]
         wire.free_s = max(wire.free_s, self.now_s + self._delay_s() * wire.slow)
-        session = self._sessions[site.name]
-        take = partial(self._take, event, site, site.generation, session)
+        session = (agent.incarnation, agent.session)
+        take = partial(self._take, agent, number, event, session)
         self.at(wire.free_s - self.now_s, self._pass, wire, take)
 
-    def _take(self, event: Event, site: SimSite, generation: int, session: int) -> None:
-        """The coordinator gets a message."""
-        is_known = generation == self.coordinator.generation
-        is_known &= session == self._sessions[site.name] or self.mutant == MUTANTS[-1]
-        is_known &= self.coordinator.has_lease(site.name)
-        # Whoever is told to end does not enter, whatever it has said meanwhile.
-        is_known &= not (site.is_told_to_end and isinstance(event, SiteEnters))
-        if is_known and site.has_agent and self.sites[site.name] is site:
-            self.coordinator.tell(event, self.now_s)
+    def _take(self, agent: SimAgent, number: int, event: Event, session: tuple[int, int]) -> None:
+        """The coordinator gets a message. Only what is on disk is acknowledged, some time later."""
+        coordinator, current = self.coordinator, (agent.incarnation, agent.session)
+        if session != current or not coordinator.has_session(agent.name):
+            return
+        if isinstance(event, SiteRunning) and coordinator.is_settling:
+            self.counts["ready while others settle"] += 1
+        coordinator.tell(event, self.now_s)
+        if coordinator.is_alive:
+            late_s = self._delay_s()
+            self.at(late_s, self._acknowledge, agent, number, session)
 
-    def _reconnect(self, name: str, attempt: int) -> None:
-        """A site's agent opens a session and says what it knows."""
-        site = self.sites[name]
-        if not site.has_agent:
+    def _acknowledge(self, agent: SimAgent, number: int, session: tuple[int, int]) -> None:
+        if session == (agent.incarnation, agent.session):
+            agent.outbox.acknowledge(number)
+
+    def _join(self, agent: SimAgent, attempt: int) -> None:
+        """An agent opens a session, or goes on with it, and says what it knows."""
+        name, site = agent.name, agent.site
+        if not agent.is_alive:
             return
-        if self._is_mute(name) or not self.coordinator.is_alive:
-            self.at(0.7, self._reconnect, name, attempt + 1)
+        is_refused = self._is_mute(name) or not self.coordinator.is_alive
+        if is_refused or not self.coordinator.join(agent, site.epoch, self.now_s):
+            self.at(0.7, self._join, agent, attempt + 1)
             return
-        self._sessions[name] += 1
-        site.generation = max(site.generation, self.coordinator.generation)
-        self.coordinator.heard(name, site.epoch, self.now_s)
-        for other, is_gone in site.suspects.items():
-            self._tell(Suspected(name, other, is_gone, "still"), site)
-        if not site.is_alive:
-            self._tell(SiteGone(name, "its gateway has ended"), site)
-        self._tell_done(site)
+        self._has_met |= agent.session > 1
+        if agent.has_run:
+            for other, is_gone in site.suspects.items():
+                self.coordinator.tell(Suspected(name, other, is_gone, "still"), self.now_s)
 
     def _is_mute(self, name: str) -> bool:
         return self._wires[name, ""].is_cut or self._wires["", name].is_cut
@@ -362,7 +363,7 @@ class Simulation:
     def _check_round(self, site: SimSite, round_: int) -> None:
         self.counts["rounds"] += 1
         self._say(f"{site.name} has completed round {round_}")
-        self._tell_done(site)
+        self.agents[site.name].look_whether_done()
         self.at(0.0, site.begin_if_due)
         self._give_state()
         if site.name not in self._members:
@@ -409,12 +410,19 @@ class Simulation:
 
     def _note_record(self, record: RecordEvent) -> None:
         """With an epoch, data of lost sites that no round contains is given back."""
+        if record.kind in {"site.drop_refused", "site.add_requested"}:
+            self._drops.discard(record.site)
+        if record.kind == "run.ended" and self._journal.has("run.ended"):
+            num_ends = sum(each.kind == "run.ended" for _, each in self._journal.records)
+            if num_ends > 1:
+                raise BrokenPromiseError(f"the run has ended {num_ends} times")
         if record.kind != "epoch.begun":
             return
         detail: Any = record.detail
         self._check_one_past(detail["epoch"], tuple(detail["members"]))
         self._members = tuple(detail["members"])
-        follows = detail["record"].get("follows", ())
+        self._drops &= set(self._members)
+        self._follows = follows = tuple(detail["record"].get("follows", ()))
         for name, level_from in self._level_from.items():
             if level_from == math.inf:
                 self._level_from[name] = detail["from_round"]
@@ -462,14 +470,52 @@ class Simulation:
             if name and round_ <= last and rounds != {round_}:
                 raise BrokenPromiseError(f"range {each} of {name} is not in round {round_}")
 
-    def _note_end(self, end: EndRun) -> None:
-        self._is_over = True
-        self.counts["ended"] += 1
-        working = [site.name for site in self._working()]
-        if end.code == "PARAMETERS_DIFFER" and any(each.is_forked for each in self.sites.values()):
-            self.counts["forks found"] += 1
-        elif end.code not in ("SITE_LOST", "PEER_LOST") or len(working) > 1:
-            raise BrokenPromiseError(f"the run ends, though {working} work: {end}")
+    def _note_end(self, end: FinishRun) -> None:
+        """The run has ended: as it may, and alike at all sites where it has ended well."""
+        self._end, self._is_over = end, True
+        working = [site.name for site in self._working() if not site.is_fenced]
+        has_forks = any(each.is_forked for each in self.sites.values())
+        match end.state, end.reason_code:
+            case RunState.SUCCEEDED, _:
+                self.counts["done"] += 1
+                self._check_done()
+            case RunState.CANCELLED, _ if self._is_cancelled:
+                self.counts["cancelled"] += 1
+            case RunState.FAILED, "PARAMETERS_DIFFER" if has_forks:
+                self.counts["forks found"] += 1
+            case RunState.FAILED, _ if not self._journal.has("run.active") and self._was_early:
+                self.counts["not begun"] += 1
+            case RunState.FAILED, "COORDINATOR_LOST" if not self._has_met:
+                self.counts["nobody came"] += 1
+            case RunState.FAILED, code if code in LOSES_SITE and len(working) <= 1:
+                self.counts["failed"] += 1
+            case _:
+                raise BrokenPromiseError(f"the run ends, though {working} work: {end}")
+
+    def _check_done(self) -> None:
+        """All are done with the job: each has had the same rounds."""
+        done = self.coordinator.lead.run.successful
+        pasts = {name: self.agents[name].site.chains.get(self._last_round) for name in done}
+        if None in pasts.values() or len(set(pasts.values())) > 1:
+            raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
+
+    def _check_stop(self, stop: SendStop) -> None:
+        """While a run goes on, only who takes no part is stopped, or who follows and is dropped."""
+        agent, run = self.agents[stop.site], self.coordinator.lead.run
+        is_member = stop.site in self._members and agent.stage is Stage.RUNNING
+        is_member &= not (stop.site in self._drops and stop.site in self._follows)
+        is_member &= bool(agent.site.epoch) or not agent.site.returns
+        if run.is_going_on and is_member and not agent.site.is_fenced and agent.site.is_alive:
+            raise BrokenPromiseError(f"{stop.site} takes part, and is stopped: {stop.reason}")
+
+    def _check_nothing_left(self) -> None:
+        left = [
+            f"{name}: {agent.stage.name}"
+            for name, agent in self.agents.items()
+            if agent.is_alive and agent.has_run
+        ]
+        if left:
+            raise BrokenPromiseError(f"the run has ended, and something is left: {left}")
 
     # ------------------------------------------------------------ faults
 
@@ -498,6 +544,8 @@ class Simulation:
         wire.is_cut = True
         wire.cuts += 1
         self.at(for_s, self._mend, source, target, wire.cuts)
+        if not (source and target):
+            self.at(BREAKS_S, self._break, source or target, wire, wire.cuts)
         if source and target:
             for by, name in ((target, source), (source, target)):
                 late_s = LIMITS.detect_s + self.random.uniform(0, 0.3)
@@ -512,88 +560,105 @@ class Simulation:
             for by, name in ((target, source), (source, target)):
                 self.at(self.random.uniform(0.05, 0.8), self._reach, by, name)
             return
-        name = source or target
-        if not self.coordinator.has_lease(name):
-            self.at(0.3, self._reconnect, name, 0)
+        agent = self.agents[source or target]
+        if not agent.is_connected:
+            self.at(0.3, self._join, agent, 0)
+
+    def _break(self, name: str, wire: Wire, cuts: int) -> None:
+        """A connection to the coordinator breaks, for it was cut for too long."""
+        agent = self.agents[name]
+        if not wire.is_cut or wire.cuts != cuts or not agent.is_connected:
+            return
+        agent.is_connected = False
+        self.counts["sessions broken"] += 1
+        self.coordinator.broke(name, self.now_s)
 
     def _kill(self, name: str, what: str) -> None:
-        """End a site's gateway, its agent with all below it, or the machine."""
-        site = self.sites[name]
-        if not site.is_alive:
+        """End a site's gateway, its agent with all below it, or the machine; or ask the agent."""
+        agent = self.agents[name]
+        site = agent.site
+        if not agent.is_alive or not site.is_alive or (what == "gateway" and not agent.has_run):
             return
         self._say(f"{name}: its {what} is killed")
         self.counts[f"killed {what}"] += 1
-        site.is_alive = False
-        site.has_agent = what == "gateway"
-        is_gone = what != "machine"
+        has_run, is_gone = agent.has_run, what != "machine"
+        if what == "gateway":
+            site.is_alive = False
+            agent.end(succeeded=False, within_s=0.5, failure="GATEWAY_EXITED")
+        else:
+            agent.die()
         for by in self.names:
             late_s = self.random.uniform(0.02, 0.5) if is_gone else LIMITS.detect_s
-            if by != name:
+            if by != name and has_run:
                 self.at(late_s, self._suspect, by, name, is_gone, None)
-        if what == "gateway":
-            self._tell(SiteGone(name, "its gateway was killed"), site)
         if what == "agent" and not self._is_mute(name):
-            self.at(0.1, self._session_lost, name, self._sessions[name])
+            ends = self.random.choice((self.coordinator.broke, self.coordinator.leave))
+            self.at(0.1, self._session_ends, agent, ends)
+        if what == "agent" and self.random.random() < 0.5:
+            self.at(self.random.uniform(1.0, 8.0), self._restart, agent)
 
-    def _session_lost(self, name: str, session: int) -> None:
-        if self._sessions[name] == session:
-            self.coordinator.tell(SessionLost(name, "its agent has ended"), self.now_s)
+    def _session_ends(self, agent: SimAgent, ends: Callable[[str, float], None]) -> None:
+        if self.agents[agent.name] is agent and self.coordinator.has_session(agent.name):
+            ends(agent.name, self.now_s)
+
+    def _restart(self, old: SimAgent) -> None:
+        """An agent that has ended is started again: it knows nothing but its generation."""
+        if self.agents[old.name] is not old or old.is_alive or self._is_over:
+            return
+        new = SimAgent(
+            old.name,
+            old.around,
+            old.site,
+            incarnation=old.incarnation + 1,
+            generation=old.generation,
+        )
+        self.agents[old.name] = new
+        self._join(new, 0)
 
     def _crash(self, how: str) -> None:
         """The coordinator ends: at once, or with the next record that it writes."""
         self._say(f"the coordinator ends: {how}")
         self.counts[f"coordinator {how}"] += 1
         if how == "now":
-            self.coordinator.is_alive = False
-            self.coordinator.dead_since_s = self.now_s
+            self.coordinator.die(self.now_s)
         else:
             self._journal.dies_at = how
 
     def _come_back(self, name: str) -> None:
-        """A site that is out starts anew."""
-        site = self.sites[name]
-        is_leaving = name in self.coordinator.machine._leaving
-        if name in self._members or is_leaving or (site.is_alive and not site.is_fenced):
+        """Somebody looks after a site that is out."""
+        agent = self.agents[name]
+        if not agent.is_alive:
+            self._restart(agent)
+        elif self.random.random() < 0.5:
+            self.coordinator.add(name, self.now_s)
+
+    def _drop(self, name: str) -> None:
+        """An operator drops a site; that is on disk before it is said to be done."""
+        if name not in self._members:
             return
-        again = self._new_site(name, returns=True)
-        again.generation, again.is_started = site.generation, False
-        self.sites[name] = again
-        self._sessions[name] += 1
-        self.counts["came back"] += 1
-        for by in self.names:
-            if by != name:
-                self.at(0.2, self._reach, by, name)
-        self._reconnect(name, 0)
-        self.at(1.5, self._start, again)
-
-    def _start(self, site: SimSite) -> None:
-        """Its processes are up again, whatever it was told to end before."""
-        site.is_fenced, site.is_started = False, True
-        self._ready(site)
-
-    def _ready(self, site: SimSite) -> None:
-        is_there = self.sites[site.name] is site and site.is_alive and not site.is_fenced
-        if is_there and not site.epoch:
-            if self.coordinator.is_settling:
-                self.counts["ready while others settle"] += 1
-            self._tell(SiteEnters(site.name), site)
-            self.at(6.0, self._ready, site)
+        self._drops.add(name)
+        if self.coordinator.drop(name, self.now_s):
+            self.counts["drops"] += 1
+        elif not self._journal.last_is("site.drop_requested", name):
+            self._drops.discard(name)
 
     def _want_trees(self) -> None:
         self.counts["trees wanted"] += 1
         self.coordinator.turn += 1
-        members = self.coordinator.machine.epoch.members
+        members = self.coordinator.members
         reduction = plan_of(self.names, members, frozenset(), self.coordinator.turn)
         self.coordinator.tell(TreesWanted(members, reduction, "other trees"), self.now_s)
 
     def _fault(self) -> None:
         """Let something happen."""
+        if self._is_over:
+            return
         name, other = self.random.sample(self.names, 2)
         for_s = self.random.choice((0.5, 2.0, 5.0, 12.0, 25.0))
         if self.random.random() < FORKS:
             self.sites[name].is_forked = True
             return
-        match self.random.randrange(16):
+        match self.random.randrange(17):
             case 0 | 1:
                 self._kill(name, self.random.choice(("gateway", "agent", "machine")))
             case 2:
@@ -626,9 +691,14 @@ class Simulation:
             case 14:
                 self._journal.dies_at = "kept"
                 self._kill(name, "gateway")
+            case 15 if self.random.random() < 0.1:
+                self._is_cancelled = True
+                self.coordinator.tell(CancelRequested("cancelled"), self.now_s)
             case _:
                 if len(self._members) > 2:
-                    self.coordinator.tell(DropWanted(name, "dropped"), self.now_s)
+                    self._drop(name)
+                    if self.random.random() < 0.3:
+                        self.at(self.random.uniform(0.0, 0.5), self._crash, "now")
 
     # ------------------------------------------------------------ the run
 
@@ -637,13 +707,18 @@ class Simulation:
         if coordinator.is_alive:
             audible = {
                 name
-                for name in self.names
-                if self.sites[name].has_agent and not self._is_mute(name)
+                for name, agent in self.agents.items()
+                if agent.is_alive and agent.is_connected and not self._is_mute(name)
             }
-            coordinator.tick({each for each in audible if coordinator.has_lease(each)}, self.now_s)
+            coordinator.tick(audible, self.now_s)
         elif self.now_s - coordinator.dead_since_s > 1.0 + 3 * self.random.random():
             self._journal.dies_at = ""
             self.coordinator = self._start_coordinator()
+            for agent in self.agents.values():
+                agent.is_connected = False
+                self.at(self.random.uniform(0.1, 1.0), self._join, agent, 0)
+        for agent in self.agents.values():
+            agent.look_whether_done()
         self._give_state()
         self.at(0.5, self._tick)
 
@@ -653,35 +728,46 @@ class Simulation:
         Raises:
             BrokenPromiseError: what the run promises did not hold.
         """
-        for site in self.sites.values():
-            site.begin_if_due()
         self.at(0.2, self._tick)
+        if self.random.random() < EARLY:
+            self._was_early = True
+            self.at(self.random.uniform(0.0, EARLY_S), self._fault)
         for _ in range(self.random.randint(3, 14)):
-            self.at(self.random.uniform(1.5, FAULTS_S), self._fault)
-        while self.now_s < FAULTS_S and self._advance():
-            pass
+            self.at(self.random.uniform(EARLY_S + 1.0, FAULTS_S), self._fault)
+        while self.now_s < FAULTS_S and not self._is_over:
+            self._advance()
         self._calm_down()
+        self._reach_the_end()
+        self._check_ranges()
+        over_s = self.now_s + END_S
+        while self.now_s < over_s:
+            self._advance()
+        self._check_nothing_left()
+        return self.counts
+
+    def _reach_the_end(self) -> None:
+        """Nothing happens any more: after some rounds the job is done, and the run ends."""
         goal: int | None = None
         num_left = min(self._last_round, SHORT_ROUNDS)
         deadline_s = self.now_s + CALM_S + num_left * ROUND_S
         while not self._is_over:
             if self.now_s > deadline_s:
-                raise BrokenPromiseError(f"no rounds any more: {self._state()}")
+                drops = f"to be dropped {sorted(self._drops)}; " if self._drops else ""
+                raise BrokenPromiseError(f"the run does not end: {drops}{self._state()}")
             self._advance()
             working = self._working()
-            if not working:
-                break  # whoever is left has to come back first
+            if not working or self._last_round < sys.maxsize:
+                continue
             least = min(site.completed for site in working)
             if goal is None:
                 goal = least + CALM_ROUNDS
-            if least >= goal and self._last_round == sys.maxsize:
-                break
-        self._check_ranges()
-        return self.counts
+            if least >= goal and not self._drops:
+                most = max(site.round for site in self.sites.values())
+                self._last_round = most + CALM_ROUNDS
 
     def _working(self) -> list[SimSite]:
         """Return the members that are alive and have the run's state."""
-        members = [self.sites[name] for name in self._members]
+        members = [self.agents[name].site for name in self._members]
         return [site for site in members if site.is_alive and site.has_state]
 
     def _calm_down(self) -> None:
@@ -691,15 +777,15 @@ class Simulation:
             wire.slow = 1.0
             self._mend(source, target, wire.cuts)
 
-    def _advance(self) -> bool:
+    def _advance(self) -> None:
         self.now_s, _, do, args = heapq.heappop(self._queue)
         do(*args)
-        return not self._is_over
 
     def _state(self) -> str:
         sites = [
-            f"{site.name}: epoch {site.epoch}, round {site.round}, alive {site.is_alive}, "
-            f"fenced {site.is_fenced}, has state {site.has_state}, suspects {site.suspects}"
+            f"{site.name}: {self.agents[site.name].stage.name}, epoch {site.epoch}, round "
+            f"{site.round}, alive {site.is_alive}, fenced {site.is_fenced}, has state "
+            f"{site.has_state}, suspects {site.suspects}"
             for site in self.sites.values()
         ]
         return f"members {self._members}; {'; '.join(sites)}"

@@ -1,4 +1,4 @@
-"""One simulated site: its agent, one gateway and one rank, without any I/O.
+"""The processes of one simulated site: a gateway and a rank, without any I/O.
 
 The gateway's epochs are the product's (sites/gateway/reduction/epochs.py), and so is what its rank
 makes of members that enter (sites/worker/member_history.py). Between the two are the smallest sums
@@ -93,6 +93,8 @@ class Outside:
     """Writes the checkpoint of an epoch in which others enter."""
     load: Callable[[SimSite, int], Saved | None]
     """Reads that; None: it is not there yet."""
+    last_round: Callable[[], int]
+    """Tells with which round the job is done."""
     mutant: str = ""
 
 
@@ -103,26 +105,20 @@ class SimSite:
     name: str
     outside: Outside
     first: Epoch
-    last_round: int
-    """With which the job is done."""
     returns: bool = False
     """It comes back to a run that goes on."""
     is_alive: bool = True
-    """Its gateway and its rank run."""
-    has_agent: bool = True
+    """Nothing has killed it."""
+    has_ranks: bool = False
+    """Its rank was started."""
     is_fenced: bool = False
-    is_started: bool = True
-    """What it is told to end from now on are these processes."""
-    is_told_to_end: bool = False
-    """The coordinator has said so, whether the site has heard it or not."""
+    """It was told to end, or has ended well."""
     has_left: bool = False
     """It was dropped, and has had its last round."""
     num_on_way: int = 0
     """Frames that it has sent and nobody has."""
     is_forked: bool = False
     """From now on its results are told to differ from the others'."""
-    generation: int = 0
-    """The highest of any coordinator that the agent has heard."""
     epoch: int = 0
     """The latest that it uses."""
     completed: int = -1
@@ -176,8 +172,8 @@ class SimSite:
     def begin_if_due(self) -> None:
         """Begin the next round, if the one before is complete and nothing holds it back."""
         following = self.completed + 1
-        is_due = self._takes_part and self.has_state and self.round < following
-        is_due &= following <= self.last_round
+        is_due = self._takes_part and self.has_ranks and self.has_state
+        is_due &= self.round < following <= self.outside.last_round()
         if is_due and self.epochs.is_over(following):
             self.outside.on_left(self)
         if not is_due or not self.epochs.may_begin(following):
@@ -406,9 +402,11 @@ class SimSite:
 
     def take_state(self) -> bool:
         """Load the checkpoint of the epoch in which this site enters, as soon as it is there."""
+        if self.has_state or not self._takes_part:
+            return False
         entry = self._members.own_entry(0.0)
         saved = None if entry is None else self.outside.load(self, entry.epoch)
-        if self.has_state or not self._takes_part or entry is None or saved is None:
+        if entry is None or saved is None:
             return False
         if saved.completed != entry.from_round - 1:
             raise BrokenPromiseError(
