@@ -1,9 +1,7 @@
-"""Errors that cross a process boundary, and the one table to gRPC status codes.
+"""Errors that cross a process boundary; error_statuses.py has their gRPC status codes.
 
 Each class tells apart who must act. A wrong YAML file never crosses the wire: topology/errors.py.
 """
-
-import grpc
 
 from protos.failure import Failure, one_line
 
@@ -123,30 +121,6 @@ class NotFoundError(IsthmusError):
     """No such run."""
 
     code = "RUN_NOT_FOUND"
-
-
-STATUS: dict[type[IsthmusError], grpc.StatusCode] = {
-    LocalProtocolError: grpc.StatusCode.INTERNAL,
-    RemoteProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    ConfigMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
-    StaleGenerationError: grpc.StatusCode.ABORTED,
-    PeerLostError: grpc.StatusCode.UNAVAILABLE,
-    DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    CorruptDataError: grpc.StatusCode.DATA_LOSS,
-    StateConflictError: grpc.StatusCode.ALREADY_EXISTS,
-    NotFoundError: grpc.StatusCode.NOT_FOUND,
-    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
-}
-"""What a server answers for each error; clients map the status back with `error_for`."""
-
-_BY_STATUS = {status: kind for kind, status in STATUS.items()}
-
-
-def error_for(status: grpc.StatusCode, detail: str) -> IsthmusError:
-    """Return the error that a status stands for, with the server's one line."""
-    kind = _BY_STATUS.get(status, LocalProtocolError)
-    return kind(detail or status.name)
 
 
 def failure_of(error: BaseException, site: str = "") -> Failure:

@@ -22,7 +22,8 @@ import grpc
 
 from protos.control.v1.control_pb2 import JoinRequest
 from protos.control.v1.control_pb2_grpc import CoordinatorStub
-from protos.errors import IsthmusError, error_for
+from protos.error_statuses import error_for
+from protos.errors import IsthmusError
 from protos.identities import COORDINATOR, JOINER, Identity
 from protos.mutual_tls import identity_of
 from protos.proxies import proxy_options

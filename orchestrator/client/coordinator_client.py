@@ -20,7 +20,8 @@ import grpc
 
 from orchestrator.interruption import INTERRUPTION, LOOK_S
 from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.errors import DeadlineExceededError, IsthmusError, error_for
+from protos.error_statuses import error_for
+from protos.errors import DeadlineExceededError, IsthmusError
 from protos.identities import COORDINATOR
 from protos.limits import CONTROL_CHANNEL_BYTES
 from protos.proxies import proxy_options

@@ -17,8 +17,8 @@ from orchestrator.coordinator.control import Control
 from orchestrator.coordinator.control_messages import event_message
 from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2, control_pb2_grpc
+from protos.error_statuses import STATUS
 from protos.errors import (
-    STATUS,
     IsthmusError,
     PeerLostError,
     PermissionDeniedError,

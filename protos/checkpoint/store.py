@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import xxhash
 
 from protos.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, Manifest, StoredFile
@@ -123,6 +122,8 @@ def newest_good(
 
 def opened(place: str) -> tuple[Any, str]:
     """Return fsspec's file system of a path or URL, and the path on it."""
+    import fsspec  # takes a tenth of a second, which runs without checkpoints can spare
+
     files, root = fsspec.core.url_to_fs(place)
     return files, root.rstrip("/")
 

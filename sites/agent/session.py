@@ -38,7 +38,8 @@ from protos.control.v1.control_pb2 import (
     ShipLogsRequest,
     Welcome,
 )
-from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError, error_for
+from protos.error_statuses import error_for
+from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError
 from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from protos.numbered import Numbered
 from protos.proxies import proxy_options

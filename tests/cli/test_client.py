@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from protos.control.v1 import control_pb2
+from protos.error_statuses import STATUS
 from protos.errors import (
-    STATUS,
     DeadlineExceededError,
     IsthmusError,
     NotFoundError,

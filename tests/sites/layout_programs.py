@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd import backward
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -41,6 +41,7 @@ CLIP_NORM = 0.3
 MICRO_BATCHES = {"pp": 2, "pp4": 4, "pp6": 6, "interleaved": 4}
 
 RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "ep": 4, "moe": 4, "hsdp": 4, "ddp": 2, "recomputed": 2}
+RANKS["offloaded"] = 2
 RANKS |= dict.fromkeys(MICRO_BATCHES, 4)
 DATA_RANKS = {**RANKS, "tp": 2, **dict.fromkeys(MICRO_BATCHES, 2)}
 SUM = "-sum"
@@ -177,6 +178,7 @@ def lay_out(layout: str, model: Net) -> Laid:
         "moe": _moe,
         "hsdp": _hsdp,
         "recomputed": _recomputed,
+        "offloaded": _offloaded,
     }
     laid = pipelined(name, model) if name in MICRO_BATCHES else ways.get(name, _fsdp)(model)
     if layout.endswith(SUM):
@@ -231,6 +233,16 @@ def _recomputed(model: Net) -> Laid:
     for name, layer in model.layers.items():
         model.layers[name] = checkpoint_wrapper(layer)
     _shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return Laid([model], dist.get_rank(), _whole(model))
+
+
+def _offloaded(model: Net) -> Laid:
+    """Parameters and gradients lie in the host's memory: by a CPU that is where they are anyway."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = CPUOffloadPolicy(pin_memory=False)
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh, offload_policy=policy)
+    fully_shard(model, mesh=mesh, offload_policy=policy)
     return Laid([model], dist.get_rank(), _whole(model))
 
 

@@ -28,6 +28,7 @@ PAIRS = [
         ("pp4", "pp6"),
         ("interleaved", "fsdp2"),
         ("recomputed", "tp"),
+        ("offloaded", "tp"),
         ("moe", "fsdp2"),
     ]
 ]

@@ -18,8 +18,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from protos.error_statuses import STATUS
 from protos.errors import (
-    STATUS,
     ConfigMismatchError,
     CorruptDataError,
     IsthmusError,
