@@ -1,7 +1,10 @@
 """torchrun for one node of a site, in this process.
 
-Usage: python -m sites.launcher.node --nodes N --node I --ranks P --endpoint HOST:PORT --name NAME
-       --folder DIR --start-within S --grace S -- (SCRIPT | -m MODULE) [ARGUMENTS...]
+Usage: python -m sites.launcher.node --nodes N --node I --ranks P --name NAME --folder DIR
+       --start-within S --grace S -- (SCRIPT | -m MODULE) [ARGUMENTS...]
+
+It loads torch, which takes seconds, and starts the ranks when stdin says HOST:PORT of the
+rendezvous, on a line. So a site's gateways start meanwhile.
 
 Beside what torchrun does, the first death of a rank stands in DIR/failures.json within
 milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s,
@@ -188,11 +191,12 @@ def main(arguments: list[str]) -> int:
         # On CPUs each rank would otherwise take every core for itself.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(1, round(options.grace)))
+    endpoint = _read_endpoint()
     torchrun = get_args_parser().parse_args(
         [
             *("--nnodes", str(options.nodes), "--node-rank", str(options.node)),
             *("--nproc-per-node", str(options.ranks), "--max-restarts", "0"),
-            *("--rdzv-backend", BACKEND, "--rdzv-endpoint", options.endpoint),
+            *("--rdzv-backend", BACKEND, "--rdzv-endpoint", endpoint),
             *("--rdzv-id", options.name),
             *("--rdzv-conf", f"rank={options.node},timeout={round(options.start_within)}"),
             *("--monitor-interval", str(MONITOR_INTERVAL_S)),
@@ -216,12 +220,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _read_endpoint() -> str:
+    """Wait for the rendezvous' HOST:PORT on stdin, which ranks then find empty."""
+    endpoint = sys.stdin.readline().strip()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, sys.stdin.fileno())
+    os.close(null)
+    return endpoint
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sites.launcher.node", description=__doc__)
     parser.add_argument("--nodes", type=int, required=True, help="nodes of the site")
     parser.add_argument("--node", type=int, required=True, help="this node, from 0")
     parser.add_argument("--ranks", type=int, required=True, help="ranks of each node")
-    parser.add_argument("--endpoint", required=True, help="HOST:PORT on node 0, for the rendezvous")
     parser.add_argument("--name", required=True, help="of the rendezvous: run and generation")
     parser.add_argument("--folder", type=Path, required=True, help="for logs and failures.json")
     parser.add_argument("--start-within", type=float, required=True, help="s, for all nodes")

@@ -46,6 +46,7 @@ async def start_leashed(
     env: Mapping[str, str],
     log: IO[bytes],
     talks: bool,
+    is_told: bool = False,
     namespaces: tuple[str, str] | None = None,
     umask: int = -1,
     line_bytes: int = LINE_BYTES,
@@ -53,10 +54,10 @@ async def start_leashed(
     """Start a command in a process group of its own that dies with this process.
 
     Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
-    caller closes. A child that `talks` has pipes for stdin and stdout; else stdin is empty and
-    stdout goes to the log, too. `namespaces` are files of a user namespace (may be empty) and a
-    network namespace to enter. `umask` is the child's; -1: as this process has it. A line that it
-    says may be `line_bytes` long.
+    caller closes. A child that `talks` has pipes for stdin and stdout; else stdout goes to the log,
+    too, and stdin is empty, or a pipe if it `is_told` something. `namespaces` are files of a user
+    namespace (may be empty) and a network namespace to enter. `umask` is the child's; -1: as this
+    process has it. A line that it says may be `line_bytes` long.
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
@@ -64,7 +65,7 @@ async def start_leashed(
         *(("--enter", *namespaces) if namespaces else ()),
         "--",
         *command,
-        stdin=pipe if talks else null,
+        stdin=pipe if talks or is_told else null,
         stdout=pipe if talks else log,
         stderr=log,
         env=env,

@@ -80,7 +80,7 @@ class Supervisor:
         return [*torchruns, *(gateway.process for gateway in self._gateways)]
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
-        """Start the node's gateways and return where they listen, for others to dial.
+        """Start the node's gateways and torchrun; return where gateways listen, for others to dial.
 
         Raises:
             SiteError: one does not listen in time.
@@ -111,6 +111,9 @@ class Supervisor:
             gateway = await Gateway.start(config, self._node, log_path, self._namespaces)
             self._gateways.append(gateway)
             self._tasks.create_task(gateway.read(self._listener), name=f"gateway{index}")
+        if order.spec.job.probe is None:  # Its start goes on beside the gateways'.
+            sockets = [self._socket_path(index) for index in order.node_gateways(self._node)]
+            self._torchrun = await Torchrun.start(order, self._node, sockets, self._inside_host)
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
         endpoints = [gateway.endpoint for gateway in self._gateways]
         return [endpoint for endpoint in endpoints if endpoint is not None]
@@ -142,15 +145,13 @@ class Supervisor:
             await gateway.joined.wait()
 
     async def run_ranks(self, endpoint: str) -> None:
-        """Start torchrun and return when it has ended, well or not.
+        """Have torchrun start the ranks, and return when it has ended, well or not.
 
         Args:
             endpoint: host:port of the rendezvous, on node 0.
         """
-        sockets = [self._socket_path(index) for index in self._order.node_gateways(self._node)]
-        self._torchrun = await Torchrun.start(
-            self._order, self._node, endpoint, sockets, self._inside_host
-        )
+        assert self._torchrun is not None, "it starts with the gateways"
+        self._torchrun.start_ranks(endpoint)
         watching = self._torchrun.watch(self._listener.on_failed)
         await asyncio.wait([self._tasks.create_task(watching, name="torchrun")])
 

@@ -38,16 +38,14 @@ class Torchrun:
         cls,
         order: SiteOrder,
         node: int,
-        endpoint: str,
         sockets: Sequence[Path],
         inside_host: str | None,
     ) -> Torchrun:
-        """Start the ranks of one node.
+        """Start the launcher of one node, which loads torch and waits for `start_ranks`.
 
         Args:
             order: The run.
             node: Which node.
-            endpoint: host:port of the rendezvous, on node 0.
             sockets: Those of the node's gateways.
             inside_host: The node, as the others know it; None: all are on one machine.
         """
@@ -56,7 +54,7 @@ class Torchrun:
         arguments = [
             *("--nodes", str(site.nodes), "--node", str(node)),
             *("--ranks", str(site.accelerators_per_node)),
-            *("--endpoint", endpoint, "--name", order.name, "--folder", str(folder)),
+            *("--name", order.name, "--folder", str(folder)),
             *("--start-within", str(timeouts.start_s), "--grace", str(timeouts.stop_grace_s)),
             *("--", *order.command),
         ]
@@ -70,9 +68,19 @@ class Torchrun:
                 env={**defaults, **os.environ, **order.environment(sockets)},
                 log=log_file,
                 talks=False,
+                is_told=True,
                 umask=users_umask(),
             )
         return cls(order, node, process)
+
+    def start_ranks(self, endpoint: str) -> None:
+        """Let the launcher start its ranks.
+
+        Args:
+            endpoint: host:port of the rendezvous, on node 0.
+        """
+        assert self.process.stdin is not None, "it is told"
+        self.process.stdin.write(f"{endpoint}\n".encode())
 
     async def watch(self, on_failed: Callable[[Failure], None]) -> None:
         """Tell of each rank that fails, as soon as it is known, until the launcher has ended."""

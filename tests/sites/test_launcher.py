@@ -91,10 +91,10 @@ def run_node(folder: Path, *command: str) -> tuple[int, list[Failure], str]:
         ended = subprocess.run(
             [
                 *(sys.executable, "-m", "sites.launcher.node", "--nodes", "1", "--node", "0"),
-                *("--ranks", "2", "--endpoint", f"127.0.0.1:{port}", "--name", "r-1"),
+                *("--ranks", "2", "--name", "r-1"),
                 *("--folder", str(folder), "--start-within", "60", "--grace", "2", "--", *command),
             ],
-            stdin=subprocess.DEVNULL,
+            input=f"127.0.0.1:{port}\n",
             capture_output=True,
             text=True,
             timeout=WAIT_S,
