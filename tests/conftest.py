@@ -96,8 +96,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Do not measure the coverage of tests that run lines of others.
 
-    These are marked `no_cover`; pytest-cov 7.1 knows nothing of it in xdist's processes. Slow tests
-    that only compute do for seconds what quick ones do in little.
+    These are marked `no_cover`, of which pytest-cov 7.1 knows nothing in xdist's processes. Slow
+    tests that only compute do for seconds what quick ones do in little.
     """
     is_slow = item.get_closest_marker("slow") is not None
     is_pure = bool(PURE.intersection(item.path.parts))

@@ -55,6 +55,7 @@ def spec(job: str = PLANNED_JOB) -> RunSpec:
     return spec_of(load_job(job, "job.yaml"), topology(3))
 
 
+@pytest.mark.no_cover
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_other_trees_and_what_a_relaunch_would_give() -> None:
@@ -68,6 +69,7 @@ def test_other_trees_and_what_a_relaunch_would_give() -> None:
     assert relaunch.step_s <= switch.after_s
 
 
+@pytest.mark.no_cover
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_trees_have_the_codecs_of_their_links_and_mistakes_are_told() -> None:

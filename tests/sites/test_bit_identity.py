@@ -112,7 +112,7 @@ def cases(draw: st.DrawFn) -> tuple[ReductionPlan, tuple[int, ...], int, int]:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(
     case=cases(),
     names=st.lists(st.sampled_from(CODECS), min_size=1, max_size=4),

@@ -221,6 +221,7 @@ def test_zstd_bombs_in_a_payload_are_refused() -> None:
     assert peak_bytes < 1 << 20
 
 
+@pytest.mark.no_cover
 @EACH
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(data=st.data())

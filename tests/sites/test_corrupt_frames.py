@@ -136,6 +136,7 @@ def summed(codec: Codec, own: Floats, frames: list[Frame], weight: float) -> Flo
     return result
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @EACH_CODEC
 def test_a_frame_that_lies_is_refused_or_adds_what_it_says(codec: Codec) -> None:

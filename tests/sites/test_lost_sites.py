@@ -95,5 +95,6 @@ def test_int8_is_nearly_that(seed: int, error_feedback: bool) -> None:
     check_means(lost(seed, "int8", error_feedback), seed, 0.15)
 
 
+@pytest.mark.no_cover
 def test_chunks_are_handed_over_in_these_worlds() -> None:
-    assert sum(lost(seed, "int8", True).num_handed_over for seed in range(20)) > 20
+    assert sum(lost(seed, "int8", True).num_handed_over for seed in range(9, 14)) > 20
