@@ -89,23 +89,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> InOnePlac
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Do not measure the coverage of what tests that only compute share."""
-    return (yield from _unmeasured(PURE.intersection(item.path.parts)))
+    return (yield from _unmeasured(_says_no_cover(item) or _is_pure(item)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Do not measure the coverage of tests that run lines of others.
 
-    These are marked `no_cover`, of which pytest-cov 7.1 knows nothing in xdist's processes. Slow
-    tests that only compute do for seconds what quick ones do in little.
+    Slow tests that only compute do for seconds what quick ones do in little.
     """
     is_slow = item.get_closest_marker("slow") is not None
-    is_pure = bool(PURE.intersection(item.path.parts))
-    marked = item.get_closest_marker("no_cover") is not None
-    return (yield from _unmeasured(marked or (is_slow and is_pure)))
+    return (yield from _unmeasured(_says_no_cover(item) or (is_slow and _is_pure(item))))
 
 
-def _unmeasured(is_unmeasured: object) -> Generator[None]:
+def _says_no_cover(item: pytest.Item) -> bool:
+    """Whether a test says `no_cover`: pytest-cov 7.1 knows nothing of it in xdist's processes."""
+    return item.get_closest_marker("no_cover") is not None
+
+
+def _is_pure(item: pytest.Item) -> bool:
+    """Whether a test only computes, by its folder."""
+    return not PURE.isdisjoint(item.path.parts)
+
+
+def _unmeasured(is_unmeasured: bool) -> Generator[None]:
     """Go on with a hook, with coverage or without."""
     if not is_unmeasured:
         return (yield)

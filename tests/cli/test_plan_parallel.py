@@ -46,6 +46,7 @@ def test_degrees_are_compared_by_site(isthmus: Isthmus, job: Path, plan: Path) -
     assert "decisions.placement.a.zero_stage" in paths
 
 
+@pytest.mark.no_cover  # it plans
 def test_a_launch_hands_the_degrees_on(isthmus: Isthmus, job: Path, plan: Path) -> None:
     scripted = ScriptedCoordinator(runs=[], watched=[a_run("SUCCEEDED")], lines=[], events=[])
     with serving(scripted) as address:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Isthmus
-from topology.presets.templates import PRESETS
+from topology.presets.templates import PRESETS, job_yaml, topology_yaml
 
 MAP = Path(__file__).parent.parent / "topology" / "maps" / "backbone.json"
 
@@ -66,7 +66,15 @@ def test_the_catalogue_and_the_presets_are_listed(isthmus: Isthmus) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_init_writes_each_preset(isthmus: Isthmus, tmp_path: Path, preset: str) -> None:
+    """That each is valid, tests/topology/test_templates.py shows."""
     assert isthmus("init", tmp_path, "--preset", preset).code == 0
+    for name, text in (("job", job_yaml), ("topology", topology_yaml)):
+        written = (tmp_path / f"{name}.yaml").read_text().splitlines()
+        assert written[1:] == text(preset).splitlines()[1:]  # before that, where the schema is
+
+
+def test_what_init_writes_is_valid(isthmus: Isthmus, tmp_path: Path) -> None:
+    assert isthmus("init", tmp_path).code == 0
     assert isthmus("validate", tmp_path / "job.yaml", tmp_path / "topology.yaml").code == 0
 
 

@@ -33,6 +33,7 @@ def test_the_first_line_leads_an_editor_to_the_schema() -> None:
     assert "file:///elsewhere/job.schema.json" in job_yaml(schema_folder=Path("/elsewhere"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_loads_and_fits_together(preset: str) -> None:
     world = load_topology(topology_yaml(preset), "topology.yaml")
