@@ -30,11 +30,6 @@ def cut_of(job: Job, site: Site) -> Parallel:
     return Parallel(data=site.num_ranks, zero_stage=1, micro_batch=job.trainer.micro_batch)
 
 
-def has_pipeline(job: Job) -> bool:
-    """Whether some site has a pipeline: then no checkpoint is saved, and no site comes back."""
-    return any(each.parallel and each.parallel.pipeline > 1 for each in job.placement)
-
-
 def described(trainer: Trainer, *, micro_batch: int | None) -> DescribedModel:
     """Return the trainer's model as a plan takes one that it may cut.
 

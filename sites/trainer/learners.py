@@ -5,6 +5,7 @@ Both are synchronised with the other sites when they are made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +27,7 @@ from sites.trainer.learning import (
 )
 from sites.worker.data_positions import Positions
 from sites.worker.site import Site
-from topology.trainer_cuts import cut_of, has_pipeline
+from topology.trainer_cuts import cut_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,8 +37,8 @@ class Learner(Protocol):
     """One rank's part in learning."""
 
     optimizer: torch.optim.Optimizer
-    saved: nn.Module | None
-    """What checkpoints hold; None: nothing can be saved."""
+    saved: Sequence[nn.Module]
+    """What checkpoints hold: the model, or this rank's parts of it."""
     data_mesh: DeviceMesh | None
     """The ranks of the site with data of their own; None: all."""
 
@@ -85,7 +86,7 @@ class ReplicaLearner:
         if site.job.trainer.compile:
             compile_blocks(model.blocks)
         self._parallel, self.optimizer = replicated(site, model)
-        self.saved: nn.Module | None = self._parallel
+        self.saved: Sequence[nn.Module] = [self._parallel]
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:
         """As of `Learner`; each rank goes through its own samples only."""
@@ -122,7 +123,7 @@ class CutLearner:
             nn.ModuleList(laid.parts), config.optimizer
         )
         site.synchronize(laid.parts, self.optimizer, data_mesh=laid.data_mesh)
-        self.saved = None if has_pipeline(site.job) else laid.parts[0]
+        self.saved: Sequence[nn.Module] = laid.parts
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:
         """As of `Learner`."""

@@ -88,8 +88,7 @@ def _learn(site: Site, learner: Learner, corpus: Corpus) -> None:
     config = site.job.trainer
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
     sampler = _sampler(site, corpus, learner.data_mesh)
-    saved = learner.saved
-    start = 0 if saved is None else site.checkpoint(saved, learner.optimizer)
+    start = site.checkpoint(learner.saved, learner.optimizer)
     if start > 0:
         _say(site, f"goes on after step {start}")
     for step in range(start, config.steps):

@@ -163,6 +163,8 @@ class Laid:
     step: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     """Computes gradients of the loss times a number, and returns the loss, on ranks that have it;
     else nothing."""
+    data_mesh: DeviceMesh | None = None
+    """The ranks of the site with data of their own, this one among them; None: all."""
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for each in self.models for parameter in each.parameters()]
@@ -225,7 +227,7 @@ def _tp(model: Net) -> Laid:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(layer, mesh["tp"], plan)
     _shard(model, mesh["dp"])
-    return Laid([model], mesh["dp"].get_local_rank(), _whole(model))
+    return Laid([model], mesh["dp"].get_local_rank(), _whole(model), mesh["dp"])
 
 
 def _recomputed(model: Net) -> Laid:
@@ -341,7 +343,7 @@ def pipelined(layout: str, model: Net, *, scale_grads: bool = False) -> Laid:
             schedule.step(target=targets, losses=losses)
         return torch.stack(losses).sum().detach() / weight if losses else torch.zeros(())
 
-    return Laid([*parts], mesh["dp"].get_local_rank(), step)
+    return Laid([*parts], mesh["dp"].get_local_rank(), step, mesh["dp"])
 
 
 def train(folder: Path, name: str) -> None:
@@ -643,3 +645,33 @@ def train_saved(folder: Path, name: str) -> None:
     wait_for_all_ranks()
     site.leave()
     torch.save({"losses": losses, "start": start}, folder / f"{name}.pt")
+
+
+SAMPLED, SAMPLED_BATCH = 40, 24
+"""Samples of a dataset, and of a step: so passes over the data end within steps."""
+
+
+def train_sampled(folder: Path, name: str) -> None:
+    """Train on what the sampler gives, save and resume."""
+    plan = json.loads((folder / "layouts.json").read_text())
+    layouts, num_steps = plan["layouts"], plan["num_steps"]
+    site = join_site()
+    laid = lay_out(layouts[site.index], net(seed=0))
+    optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
+    site.synchronize(laid.models, optimizer, data_mesh=laid.data_mesh)
+    sampler = site.sampler(
+        range(SAMPLED), global_batch=SAMPLED_BATCH, seed=3, data_mesh=laid.data_mesh
+    )
+    start = site.checkpoint(laid.models, optimizer)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCABULARY, (2, SAMPLED, LENGTH), generator=generator)
+    drawn: list[list[int]] = []
+    for _, batch in zip(range(start, num_steps), sampler, strict=False):
+        optimizer.zero_grad()
+        site.count_tokens(len(batch))
+        laid.step(tokens[0][batch], tokens[1][batch], 1.0)
+        optimizer.step()
+        drawn.append([*batch])
+    wait_for_all_ranks()
+    site.leave()
+    torch.save({"start": start, "drawn": drawn, "place": laid.place}, folder / f"{name}.pt")

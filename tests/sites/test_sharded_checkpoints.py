@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from protos.checkpoint.store import checkpoint_name, checkpoints_in
 from sites.checkpoint.export import model_tensors
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import results, run_ranks
+from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import gateway_processes
 from tests.sites import layout_programs as programs
 
@@ -28,6 +30,7 @@ def run(
     resume: Path | None = None,
     is_noisy: bool = False,
     codec: str | None = None,
+    program: Program = programs.train_saved,
 ) -> Path:
     """Train to the last step, from a checkpoint if there is one; return what was saved."""
     folder.mkdir()
@@ -42,12 +45,12 @@ def run(
         job.append("exchange.error_feedback=false")  # that is kept by gateways that ship
         with FakeGateways(folder, ranks) as gateways:
             paths = [gateways.path(site) for site in range(len(ranks))]
-            codes = run_ranks(folder, paths, ranks, programs.train_saved, job)
+            codes = run_ranks(folder, paths, ranks, program, job)
         assert gateways.problems == []
     else:
         with gateway_processes(folder, codec, tuple(ranks)) as (processes, paths):
             job.append(f"exchange.codec={codec}")
-            codes = run_ranks(folder, paths, ranks, programs.train_saved, job)
+            codes = run_ranks(folder, paths, ranks, program, job)
             assert [process.end() for process in processes] == [0, 0]
     assert set(codes.values()) == {0}
     starts = {each["start"] for each in results(folder).values()}
@@ -65,7 +68,7 @@ def final(store: Path) -> dict[str, torch.Tensor]:
     "layout",
     [
         pytest.param(each, marks=[] if each == "pp" else [pytest.mark.exhaustive])
-        for each in ("pp", "tp", "ep", "hsdp", "fsdp3")
+        for each in ("pp", "interleaved", "tp", "ep", "hsdp", "fsdp3")
     ],
 )
 def test_a_layout_goes_on_with_the_same_bits(tmp_path: Path, layout: str) -> None:
@@ -90,6 +93,9 @@ def test_a_layout_goes_on_with_the_same_bits(tmp_path: Path, layout: str) -> Non
         ("ep", "hsdp"),
         ("hsdp", "pp"),
         ("pp", "ddp"),
+        ("interleaved", "tp"),
+        ("fsdp3", "interleaved"),
+        ("interleaved", "pp"),
     ],
 )
 def test_another_layout_goes_on_alike(tmp_path: Path, before: str, after: str) -> None:
@@ -102,7 +108,9 @@ def test_another_layout_goes_on_alike(tmp_path: Path, before: str, after: str) -
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("layouts", [("pp", "fsdp2"), ("tp", "fsdp2"), ("ep", "hsdp")])
+@pytest.mark.parametrize(
+    "layouts", [("pp", "fsdp2"), ("tp", "fsdp2"), ("ep", "hsdp"), ("interleaved", "pp")]
+)
 def test_what_codecs_owe_comes_back(tmp_path: Path, layouts: tuple[str, ...]) -> None:
     """With the gateways that ship, under int8 and error feedback."""
     whole = run(tmp_path / "whole", layouts, is_noisy=True, codec="int8")
@@ -111,6 +119,37 @@ def test_what_codecs_owe_comes_back(tmp_path: Path, layouts: tuple[str, ...]) ->
     expected = final(whole)
     for name, each in final(resumed).items():
         assert torch.equal(each, expected[name]), name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("after", [("tp", "pp"), ("pp",), ("fsdp2", "pp")], ids="-".join)
+def test_samples_go_on_where_ranks_share_them(tmp_path: Path, after: tuple[str, ...]) -> None:
+    """Each sample of a pass once, in the order that only the seed decides, in any layouts."""
+    before = ("tp", "pp")
+    whole = run(tmp_path / "whole", before, program=programs.train_sampled)
+    resume = whole / checkpoint_name(SAVED)
+    resumed = run(tmp_path / "resumed", after, resume=resume, program=programs.train_sampled)
+    drawn = drawn_by_step(tmp_path / "whole")
+    assert drawn_by_step(tmp_path / "resumed") == drawn[SAVED:]
+    num_whole = STEPS * programs.SAMPLED_BATCH // programs.SAMPLED
+    taken = Counter(sample for step in drawn for sample in step)
+    assert {taken[each] for each in range(programs.SAMPLED)} <= {num_whole, num_whole + 1}
+    expected = final(whole)
+    for name, each in final(resumed).items():
+        if after == before:
+            assert torch.equal(each, expected[name]), name
+        else:
+            torch.testing.assert_close(each, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def drawn_by_step(folder: Path) -> list[list[int]]:
+    """Return the samples of each step, sorted; ranks that share data have drawn the same."""
+    by_place: dict[tuple[str, int], list[list[int]]] = {}
+    for name, each in results(folder).items():
+        first = by_place.setdefault((name.partition("-")[0], each["place"]), each["drawn"])
+        assert first == each["drawn"], name
+    steps = zip(*by_place.values(), strict=True)
+    return [sorted(itertools.chain.from_iterable(step)) for step in steps]
 
 
 @pytest.mark.exhaustive

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from protos.checkpoint.store import checkpoint_name
+from sites.checkpoint.export import model_tensors
 from sites.trainer.corpus import load_corpus
 from sites.trainer.learning import evaluate
 from sites.trainer.reference import train_alone
@@ -108,3 +111,34 @@ def check(folder: Path, cuts: list[str], settings: tuple[str, ...]) -> None:
     assert len(evaluations) == 3 * len(cuts)
     found = [each["values"]["held_out_loss"] for each in evaluations if each["step"] == 12]
     assert found == pytest.approx([total / count] * len(cuts), rel=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("after", ["interleaved", "tensor-fsdp"])
+def test_a_pipeline_goes_on_from_what_it_has_saved(tmp_path: Path, after: str) -> None:
+    """With the same bits, and alike in another layout."""
+    whole = saved(tmp_path / "whole", "interleaved")
+    resume = f"checkpoint.resume={whole / checkpoint_name(6)}"
+    resumed = saved(tmp_path / "resumed", after, resume)
+    expected = model_tensors(str(whole / checkpoint_name(12)))
+    for name, each in model_tensors(str(resumed / checkpoint_name(12))).items():
+        if after == "interleaved":
+            assert torch.equal(each, expected[name]), name
+        else:
+            torch.testing.assert_close(each, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def saved(folder: Path, layout: str, *settings: str) -> Path:
+    """Train, and return what was saved."""
+    folder.mkdir()
+    write_texts(folder)
+    cut = LAYOUTS[layout][0]
+    store = folder / "store"
+    placement = f"placement=[{{site: site0, sequences: 13, parallel: {cut}}}]"
+    job = ["exchange.error_feedback=false", f"checkpoint.to={store}", "checkpoint.every=6 steps"]
+    (folder / "settings.txt").write_text("\n".join([*DEEP, *job, *settings, placement]))
+    ranks = [parallel_ranks(cut)]
+    with FakeGateways(folder, ranks) as gateways:
+        codes = run_ranks(folder, [gateways.path(0)], ranks, programs.train_told)
+    assert set(codes.values()) == {0}, [path.read_text() for path in folder.glob("*.error")]
+    return store / "run"

@@ -724,5 +724,3 @@ class JobModel(Strict):
             raise KeyedError(
                 "trainer", "compute: modelled is for replicas in fp32: want real, or no cut"
             )
-        if self.checkpoint is not None and any(each.pipeline > 1 for each in cuts):
-            raise KeyedError("checkpoint", "the stages of a pipeline cannot be saved yet")
