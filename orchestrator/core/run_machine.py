@@ -277,12 +277,23 @@ class RunMachine:
             case "run.stopping":
                 # Sites have time anew to say that nothing is left.
                 self.state, self._ending.stopped_s = RunState.STOPPING, now_s
+                if not self._ending.has_begun:
+                    self._recall_why(str(event.detail["reason"]), now_s)
         site = self._sites.get(event.site)
         if site is not None:
             self._recall_site(site, event)
             if event.kind == "site.returning":
                 site.returns_s.append(happened_s)
                 site.is_wanted = site.is_done = False
+
+    def _recall_why(self, reason: str, now_s: float) -> None:
+        """The run was stopped for what had befallen its sites, which it might have survived."""
+        self._blame_losses(now_s)
+        if self._ending.has_begun:
+            return
+        losses = [failure for site in self._all() for failure in site.losses]
+        unknown = Failure(code="SITE_LOST", message=reason, at_s=now_s)
+        self._ending.fail(first_failure(losses) if losses else unknown, now_s, is_last=True)
 
     def recall_verified(self, steps: int) -> None:
         """Go on counting the steps after which all ranks were seen to be equal."""

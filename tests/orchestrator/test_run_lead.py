@@ -171,6 +171,20 @@ def test_a_start_that_fails_fails_for_the_next_coordinator_too() -> None:
         assert led.sent(run_events.SendStop)[:2] == ["ap", "eu"], last
 
 
+def test_a_run_that_was_being_stopped_ends_for_the_next_coordinator() -> None:
+    led = Led()
+    led.run()
+    led.lose_us()
+    led.tell(prepared("us"), SiteRunning("us"))
+    led.tell(*(SiteEnded(site, False, (failed(site),)) for site in ("ap", "eu")))
+    led.wait(LIMITS.collect_s)
+    led.restart("run.stopping")
+    led.come_back("us", has_run=False)
+    led.tell(SiteEnded("us", succeeded=False))
+    assert led.lead.run.state is RunState.FAILED
+    assert led.records[-1].detail["reason_code"] == "GATEWAY_EXITED"
+
+
 def test_the_end_of_a_site_is_not_forgotten_where_its_loss_was_not_decided() -> None:
     led = Led()
     led.run()
