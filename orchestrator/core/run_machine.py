@@ -177,7 +177,7 @@ class RunMachine:
     @property
     def brings_back(self) -> bool:
         """Whether the run goes on, and a site that is lost now may come back."""
-        return self.is_going_on and not self._return_problem
+        return self.is_going_on and not (self._is_released or self._return_problem)
 
     @property
     def _return_problem(self) -> str:

@@ -235,6 +235,17 @@ def test_an_agent_without_the_run_is_asked_what_is_left() -> None:
     assert led.members == ("ap", "eu")
 
 
+def test_a_site_that_follows_and_is_released_is_not_started_again() -> None:
+    led = Led()
+    led.run()
+    led.have_us_follow()
+    led.tell(SiteDone("us"), *(SiteDone(site) for site in ("ap", "eu")))
+    led.restart()
+    led.come_back("us", epoch=2)
+    new = led.tell(SiteEnded("us", succeeded=True))
+    assert led.sent(run_events.SendPrepare, new) == []
+
+
 def test_what_comes_up_after_the_end_of_the_run_is_stopped() -> None:
     led = Led()
     led.run()
