@@ -725,10 +725,12 @@ class Membership:
         present = [site for site in left if not site.left_out]
         num_finished = sum(site.has_finished for site in members)
         num_done = num_finished + sum(site.is_done for site in left)
-        is_done = all(site.is_done for site in left)
+        leaving = [self._sites[name] for name in sorted(self._leaving)]
+        is_done = all(site.is_done for site in left) and all(map(self._is_dead, leaving))
         if is_done and num_done >= max(1, self._limits.min_sites):
             self._is_over = True
             lost = [site for site in members if self._is_gone(site) and not site.has_finished]
+            lost += leaving
             lose = [LoseSite(site.name, self._why_lost(site.name)) for site in lost]
             return None, [*self._alone_at_the_end(left), *lose]
         if not left:

@@ -235,6 +235,18 @@ def test_an_agent_without_the_run_is_asked_what_is_left() -> None:
     assert led.members == ("ap", "eu")
 
 
+def test_a_site_that_dies_before_its_last_round_holds_up_no_end() -> None:
+    led = Led()
+    led.run()
+    led.tell(run_events.DropRequested("us", "dropped"))
+    led.settle(*NAMES)
+    assert led.members == ("ap", "eu")
+    led.tell(*(SiteDone(site) for site in ("ap", "eu")))
+    led.tell(SiteLost("us", "silent", silent_s=3.5))
+    led.wait(1.0)
+    assert led.sent(run_events.SendRelease) == ["ap", "eu"]
+
+
 def test_a_site_that_follows_and_is_released_is_not_started_again() -> None:
     led = Led()
     led.run()
