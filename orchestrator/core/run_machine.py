@@ -803,7 +803,9 @@ class RunMachine:
         """End the run, for the first of what befell its sites."""
         if not self.is_going_on:
             return []
-        actions = self._blame_losses(now_s)
+        # Sites with unlike results are not explained by one that is silent.
+        explains = event.code != "PARAMETERS_DIFFER"
+        actions = self._blame_losses(now_s) if explains else []
         if self._ending.has_begun:
             return actions
         earlier = [failure for site in self._all() for failure in site.losses]

@@ -235,6 +235,18 @@ def test_an_agent_without_the_run_is_asked_what_is_left() -> None:
     assert led.members == ("ap", "eu")
 
 
+def test_unlike_results_end_a_run_by_that_name_though_a_site_is_silent() -> None:
+    led = Led()
+    led.run()
+    led.tell(SiteLost("us", "silent", silent_s=3.5))
+    led.wait(1.0)
+    for site in ("ap", "eu"):
+        led.tell(SiteSettled(site=site, epoch=1, round=4, chain=int(site == "eu"), chain_round=3))
+    led.wait(LIMITS.collect_s)
+    stopping = [each for each in led.records if each.kind == "run.stopping"]
+    assert "has had other results" in str(stopping[0].detail["reason"])
+
+
 def test_a_site_that_dies_before_its_last_round_holds_up_no_end() -> None:
     led = Led()
     led.run()
