@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.core.membership import Membership
-from orchestrator.core.run_events import FinishRun, RecordEvent, SendStop
+from orchestrator.core.run_events import RecordEvent, RunState, SendStop
 from orchestrator.core.run_lead import Action, Event, RunLead
 from orchestrator.core.run_machine import RunMachine
 from orchestrator.core.run_view import RecordedEvent
@@ -124,7 +124,6 @@ class Outward:
 
     send: Callable[[Told, int], None]
     """Sends for a coordinator of that generation."""
-    on_end: Callable[[FinishRun], None]
     say: Callable[..., None]
 
 
@@ -175,9 +174,11 @@ class SimCoordinator:
         """Take up what an earlier coordinator has written down, if it was told of to any site."""
         recorded = self._journal.read(FORGOTTEN.get(self._mutant, set()))
         happened_s = [min(now_s, each.wall_s) for each in recorded]
-        if self._journal.has("run.ended"):
+        ended = [each for each in recorded if each.kind == "run.ended"]
+        if ended:
             for each in recorded:
                 self.lead.run.recall(each, now_s, now_s)
+            self.lead.run.state = RunState(ended[0].detail["state"])
             return
         missed = self.lead.recall(recorded, happened_s, now_s)
         for name in self.lead.run.awaited:
@@ -206,8 +207,6 @@ class SimCoordinator:
         match action:
             case RecordEvent():
                 self._journal.append(action, now_s)
-            case FinishRun():
-                self._outward.on_end(action)
             case _ if isinstance(action, Told):
                 if action.site in self._sessions:
                     self._outward.send(action, self.generation)

@@ -13,7 +13,7 @@ import math
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from orchestrator.core.membership import (
 )
 from orchestrator.core.run_events import (
     CancelRequested,
-    FinishRun,
     RecordEvent,
     RunState,
     SendStop,
@@ -174,9 +173,7 @@ class Simulation:
         self._is_cancelled = False
         self._has_met = False
         """An agent with a session has come to this coordinator."""
-        self._was_early = False
-        self._end: FinishRun | None = None
-        """What the run came to; it may be told again by the next coordinator."""
+        self._has_faults = False
         self._is_over = False
         self.coordinator = self._start_coordinator()
         for name in self.names:
@@ -240,7 +237,7 @@ class Simulation:
     # ------------------------------------------------------------ control messages
 
     def _start_coordinator(self) -> SimCoordinator:
-        outward = Outward(self._send_control, self._note_end, self._say)
+        outward = Outward(self._send_control, self._say)
         coordinator = SimCoordinator(
             self.names, self._first, self._journal, outward, self.now_s, self.mutant
         )
@@ -412,10 +409,8 @@ class Simulation:
         """With an epoch, data of lost sites that no round contains is given back."""
         if record.kind in {"site.drop_refused", "site.add_requested"}:
             self._drops.discard(record.site)
-        if record.kind == "run.ended" and self._journal.has("run.ended"):
-            num_ends = sum(each.kind == "run.ended" for _, each in self._journal.records)
-            if num_ends > 1:
-                raise BrokenPromiseError(f"the run has ended {num_ends} times")
+        if record.kind == "run.ended":
+            self._note_end(record.detail)
         if record.kind != "epoch.begun":
             return
         detail: Any = record.detail
@@ -470,12 +465,14 @@ class Simulation:
             if name and round_ <= last and rounds != {round_}:
                 raise BrokenPromiseError(f"range {each} of {name} is not in round {round_}")
 
-    def _note_end(self, end: FinishRun) -> None:
-        """The run has ended: as it may, and alike at all sites where it has ended well."""
-        self._end, self._is_over = end, True
+    def _note_end(self, end: Mapping[str, object]) -> None:
+        """The run has ended: once, as it may, and alike at all sites where it has ended well."""
+        if self._is_over:
+            raise BrokenPromiseError(f"the run ends again: {end}")
+        self._is_over = True
         working = [site.name for site in self._working() if not site.is_fenced]
         has_forks = any(each.is_forked for each in self.sites.values())
-        match end.state, end.reason_code:
+        match end["state"], end["reason_code"]:
             case RunState.SUCCEEDED, _:
                 self.counts["done"] += 1
                 self._check_done()
@@ -483,7 +480,7 @@ class Simulation:
                 self.counts["cancelled"] += 1
             case RunState.FAILED, "PARAMETERS_DIFFER" if has_forks:
                 self.counts["forks found"] += 1
-            case RunState.FAILED, _ if not self._journal.has("run.active") and self._was_early:
+            case RunState.FAILED, _ if self._has_faults and not self._journal.has("run.active"):
                 self.counts["not begun"] += 1
             case RunState.FAILED, "COORDINATOR_LOST" if not self._has_met:
                 self.counts["nobody came"] += 1
@@ -494,8 +491,13 @@ class Simulation:
 
     def _check_done(self) -> None:
         """All are done with the job: each has had the same rounds."""
-        done = self.coordinator.lead.run.successful
-        pasts = {name: self.agents[name].site.chains.get(self._last_round) for name in done}
+        pasts = {
+            record.site: self.agents[record.site].site.chains.get(self._last_round)
+            for _, record in self._journal.records
+            if record.kind == "site.ended"
+            and record.detail["succeeded"]
+            and record.site in self._members
+        }
         if None in pasts.values() or len(set(pasts.values())) > 1:
             raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
 
@@ -653,6 +655,7 @@ class Simulation:
         """Let something happen."""
         if self._is_over:
             return
+        self._has_faults = True
         name, other = self.random.sample(self.names, 2)
         for_s = self.random.choice((0.5, 2.0, 5.0, 12.0, 25.0))
         if self.random.random() < FORKS:
@@ -730,7 +733,6 @@ class Simulation:
         """
         self.at(0.2, self._tick)
         if self.random.random() < EARLY:
-            self._was_early = True
             self.at(self.random.uniform(0.0, EARLY_S), self._fault)
         for _ in range(self.random.randint(3, 14)):
             self.at(self.random.uniform(EARLY_S + 1.0, FAULTS_S), self._fault)
