@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from protos import metrics
 from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import joined
-from protos.errors import LayoutMismatchError
 from sites.local.rank_messages import Metric, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.attendance import NOTICE_STEPS
@@ -44,7 +43,7 @@ from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
-from sites.worker.tensor_hashes import ParameterHashes, hashes_of
+from sites.worker.tensor_hashes import hashes_of
 from sites.worker.transfer import CudaTransfer, Transfer
 from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
 from topology.batch_rule import FullBatch
@@ -60,10 +59,9 @@ if TYPE_CHECKING:
     from sites.checkpoint.exchange_state import ExchangeState
     from sites.checkpoint.run_objects import RunObjects, Stateful
     from sites.checkpoint.training_state import TrainingState
-    from sites.worker.canonical import SiteTensors
     from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
+    from sites.worker.settlement import Settlement
     from sites.worker.shard_hook import ShardHook
-    from sites.worker.sharded_state import ShardedState
 
 _LOOK_S = 1.0
 
@@ -138,10 +136,8 @@ class Site:
         self._collectives: Collectives | None = None
         self._hook: GradientHook | None = None
         self._shard_hook: ShardHook | ReplicaBesideShardsHook | None = None
-        self._site_tensors: SiteTensors | None = None
-        self._lists: Sequence[bytes] = ()
-        """What each site has told all others of its tensors, where they are sharded."""
-        self._sharded_state: ShardedState | None = None
+        self._settlement: Settlement | None = None
+        """With the other sites, where tensors are sharded."""
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._rates: tuple[torch.optim.Optimizer, object] | None = None
@@ -373,7 +369,7 @@ class Site:
         """
         if every < 1:
             raise ValueError(f"site.average_buffers: every: want 1 or more, got {every}")
-        if self._site_tensors is not None and self._site_tensors.is_split:
+        if self._is_split:
             raise TypeError(
                 "site.average_buffers: ranks of this site have unlike buffers (a pipeline's "
                 "stages): leave it out"
@@ -447,11 +443,10 @@ class Site:
             self._replica_hook,
             self._shard_hook,
         )
-        is_split = self._site_tensors is not None and self._site_tensors.is_split
-        state = TrainingState(model, optimizer, is_split=is_split)
+        state = TrainingState(model, optimizer, is_split=self._is_split)
         named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
         objects = RunObjects(state, named, exchange)
-        self._entry = EntryState(state, objects, self._data_state, lambda: self._lists)
+        self._entry = EntryState(state, objects, self._data_state, self._lists)
         if self.rank == 0:
             self.record(metrics.STATE, self._steps.num_steps, {})
         if self.job.checkpoint is not None:
@@ -468,6 +463,15 @@ class Site:
             self._checkpoints.start(self._agreed, self._steps.num_steps)
             self._steps.listen(self._checkpoints.after_step)
         return self._steps.num_steps
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether ranks of the site have unlike tensors: a pipeline's stages."""
+        return self._settlement is not None and self._settlement.tensors.is_split
+
+    def _lists(self) -> Sequence[bytes]:
+        """Return what each site has told all others of its tensors, where they are sharded."""
+        return () if self._settlement is None else self._settlement.lists
 
     def _make_checkpoints(
         self,
@@ -526,8 +530,8 @@ class Site:
         while (told := self._members.own_entry(_LOOK_S)) is None:
             self._pipeline.check()
         entered = entry.take(Path(told.state))
-        if self._shard_hook is not None:
-            self._settle(entered.lists)
+        if self._settlement is not None:
+            self._settlement.settle(entered.lists)
         present = set(told.sites) - set(told.follows)
         gone = [each for each, name in enumerate(self._welcome.sites) if name not in present]
         self._link.attendance.begin_without(gone)
@@ -828,106 +832,27 @@ class Site:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         """Synchronise in buckets that all sites agree on, whatever their layouts."""
-        from sites.worker.agreement import tell_all
-        from sites.worker.canonical import SiteTensors
+        from sites.worker.settlement import Settlement
 
         self._hook = self._shard_hook = hook
-        self._site_tensors = tensors = SiteTensors.gather(hook.held())
-        self._exactness.check([each.name for each in tensors.entries])
+        is_off = self.job.exchange.schedule == "off"
+        pipeline = self._open()
+        assert self._collectives is not None
+        self._settlement = settlement = Settlement(
+            hook,
+            self._collectives,
+            site=self.name,
+            sites=(self.name,) if is_off else self._welcome.sites,
+            ranks_per_site=(self.world_size,) if is_off else self._welcome.ranks_per_site,
+            ranks_per_gateway=self._welcome.ranks_per_gateway or self.world_size,
+        )
+        self._exactness.check([each.name for each in settlement.tensors.entries])
         if not self._returns:
-            names = self._sharing_sites()
-            told = tell_all(
-                self._open(),
-                tensors.to_bytes(),
-                site=names.index(self.name),
-                num_sites=len(names),
-                rank=self.rank,
-                device=self.device,
-            )
-            self._settle(told).equalise(self._initial_state())
+            settlement.tell(pipeline, self.device)
+            settlement.state.equalise(self._initial_state())
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(hook.finish)
-        self._steps.follow(optimizers[0], self._sharded_digest, hook.take_rounds)
-
-    def _sharded_digest(self) -> ParameterHashes | None:
-        assert self._sharded_state is not None, "a step comes after the sites have settled"
-        return self._sharded_state.digest()
-
-    def _sharing_sites(self) -> tuple[str, ...]:
-        """Return the sites that tell each other of sharded tensors, this one among them."""
-        return (self.name,) if self.job.exchange.schedule == "off" else self._welcome.sites
-
-    def _settle(self, lists: Sequence[bytes]) -> ShardedState:
-        """Settle in which order the tensors of all sites cross, and who has what of them.
-
-        The first site's list is law. A site that comes back hears of the lists with the others'
-        state, and has to be as these know it.
-
-        Args:
-            lists: what each site has told, in order; nothing of one that was lost.
-
-        Raises:
-            LayoutMismatchError: this site's tensors, or another's, are not those of the law.
-        """
-        from sites.worker.canonical import Agreed, SiteList, check_alike, rank_major_names
-        from sites.worker.sharded_state import ShardedState
-
-        hook, tensors = self._shard_hook, self._site_tensors
-        assert hook is not None
-        assert tensors is not None
-        names = self._sharing_sites()
-        if not lists:
-            raise LayoutMismatchError(
-                f"site {self.name} trains with fully_shard, and the others do not"
-            )
-        self._lists = lists
-        told = {
-            name: SiteList.from_bytes(data) for name, data in zip(names, lists, strict=True) if data
-        }
-        first, law = next(iter(told.items()))
-        for name, each in told.items():
-            check_alike(name, each.entries, first, law.entries)
-        check_alike(self.name, tensors.entries, first, law.entries)
-        ranks_of = tensors.ranks_of()
-        everybody = dict.fromkeys(ranks_of, tuple(range(self.world_size)))
-        known = told[self.name].ranks_of() if self.name in told else everybody
-        if ranks_of != known:
-            name = next(name for name in ranks_of if ranks_of[name] != known[name])
-            raise LayoutMismatchError(
-                f"site {self.name} comes back with {name} on ranks {list(ranks_of[name])}, and the "
-                f"others know it on ranks {list(known[name])}: come back with the pipeline stages "
-                "that the run began with"
-            )
-        is_off = len(names) < self.num_sites
-        agreed = Agreed(
-            law.entries,
-            tensors,
-            tuple(told[name].ranks_of() if name in told else {} for name in names),
-            (self.world_size,) if is_off else self._welcome.ranks_per_site,
-            self._welcome.ranks_per_gateway or self.world_size,
-            rank_major_names(self.name, tensors, [told.get(name) for name in names]),
-        )
-        hook.agree(agreed)
-        self._sharded_state = state = ShardedState(agreed, hook.own, hook.twins)
-        self._prepare_groups(hook.data_ranks, hook.groups | state.groups)
-        return state
-
-    def _prepare_groups(self, data_ranks: tuple[int, ...], sharing: Set[tuple[int, ...]]) -> None:
-        """Make the process groups of ranks that share data, or a bucket. A collective of the site.
-
-        Raises:
-            TypeError: a rank shares data with unlike groups of ranks.
-        """
-        found: list[tuple[int, ...]] = [()] * self.world_size
-        dist.all_gather_object(found, data_ranks)
-        groups = sorted(set(found))
-        if sorted(rank for group in groups for rank in group) != [*range(self.world_size)]:
-            raise TypeError(
-                f"site.synchronize: ranks with data of their own are {groups}: want each rank of "
-                "the site in just one of them; name them with data_mesh"
-            )
-        assert self._collectives is not None
-        self._collectives.make_groups(sorted({*groups, *sharing}))
+        self._steps.follow(optimizers[0], lambda: settlement.state.digest(), hook.take_rounds)
 
     # ---------------------------------------------------------------- what averages
 
