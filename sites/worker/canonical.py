@@ -94,8 +94,8 @@ class SiteTensors:
         """Tell the site's ranks what this one holds, and hear of all. A collective of the site.
 
         Raises:
-            TypeError: ranks do not hold each element once, or all of them the same, or parts of a
-                pipeline share a parameter, or one of them has none that is trained.
+            TypeError: ranks do not hold each element once, or all of them the same, or one of them
+                has no parameter that is trained.
         """
         found: list[list[Held]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, [*own])
@@ -103,20 +103,21 @@ class SiteTensors:
 
     @classmethod
     def of(cls, ranks: Sequence[Sequence[Held]]) -> Self:
-        """Return what the ranks of a site hold, in the order of the last rank that has each.
+        """Return what the ranks of a site hold, in the order of the first rank that has each.
 
-        The last stage of a pipeline is the first to have its gradients.
+        The last stage of a pipeline is the first to have its gradients. What a first stage shares
+        with another comes last.
 
         Raises:
             TypeError: as `gather`.
         """
         _check_all_train(ranks)
-        _check_untied(ranks)
+        parts = [frozenset(each.entry.name for each in held) for held in ranks]
         by_name: dict[str, list[tuple[int, Held]]] = {}
         for rank in reversed(range(len(ranks))):
             for each in ranks[rank]:
-                by_name.setdefault(each.entry.name, []).append((rank, each))
-        holders = {name: _holders_of(name, held[::-1]) for name, held in by_name.items()}
+                by_name[each.entry.name] = [(rank, each), *by_name.pop(each.entry.name, [])]
+        holders = {name: _holders_of(name, held, parts) for name, held in by_name.items()}
         return cls(tuple(held[0][1].entry for held in by_name.values()), holders)
 
     @property
@@ -249,6 +250,7 @@ class BucketCut:
     slices: tuple[Slice, ...]
     exact: bool
     is_rank_major: bool = False
+    is_gradient: bool = False
 
     @property
     def layout(self) -> int:
@@ -275,7 +277,9 @@ class BucketCut:
     def route(self, tensors: SiteTensors, rank: int) -> Route:
         """Return the route of one of the ranks that share it."""
         parts = self.parts(tensors)
-        return rank_major_route(parts, rank) if self.is_rank_major else route(parts, rank)
+        if self.is_rank_major:
+            return rank_major_route(parts, rank)
+        return route(parts, rank, is_gradient=self.is_gradient)
 
 
 def cut_gradients(
@@ -300,7 +304,7 @@ def cut_gradients(
     for (exact, ranks), packer in packers.items():
         if rest := packer.take():
             cut.append((rest, exact, bool(ranks)))
-    return _numbered(cut)
+    return _numbered(cut, is_gradient=True)
 
 
 def cut_flags(law: Sequence[Entry], number: int) -> BucketCut:
@@ -320,7 +324,7 @@ def cut_state(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
             cut += [(full, True, False) for full in packer.add(Slice(each, 0, each.numel))]
         if rest := packer.take():
             cut.append((rest, True, False))
-    return _numbered(cut)
+    return _numbered(cut, is_gradient=False)
 
 
 def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterable[Entry]) -> None:
@@ -386,9 +390,11 @@ def _hash_of_shards(holders: Holders) -> int | None:
     return xxhash.xxh3_64_intdigest(repr(sorted(held)).encode())
 
 
-def _numbered(cut: Iterable[tuple[list[Slice], bool, bool]]) -> list[BucketCut]:
+def _numbered(
+    cut: Iterable[tuple[list[Slice], bool, bool]], *, is_gradient: bool
+) -> list[BucketCut]:
     return [
-        BucketCut(number, tuple(slices), exact, is_rank_major)
+        BucketCut(number, tuple(slices), exact, is_rank_major, is_gradient)
         for number, (slices, exact, is_rank_major) in enumerate(cut)
     ]
 
@@ -407,33 +413,15 @@ def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:
         )
 
 
-def _check_untied(ranks: Sequence[Sequence[Held]]) -> None:
-    """Refuse parameters that parts of a pipeline share: each has a gradient of its own.
+def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set[str]]) -> Holders:
+    """Group the ranks that hold a tensor by what they hold of it, and by parts that share it.
 
-    Raises:
-        TypeError: there is one; names it.
-    """
-    first_with: dict[str, int] = {}
-    parts = [frozenset(each.entry.name for each in held) for held in ranks]
-    for rank, held in enumerate(ranks):
-        for each in held:
-            first = first_with.setdefault(each.entry.name, rank)
-            if each.entry.kind == "trained" and parts[first] != parts[rank]:
-                raise TypeError(
-                    f"site.synchronize: ranks {first} and {rank} have unlike parts of the model, "
-                    f"and {each.entry.name} in both: each part has only some of its gradient. "
-                    "Untie it: give each part a parameter of its own, by names of their own"
-                )
-
-
-def _holders_of(name: str, held: Sequence[tuple[int, Held]]) -> Holders:
-    """Group the ranks that hold a tensor by what they hold of it.
+    `parts` are the names of all tensors that a rank has, by rank.
 
     Raises:
         TypeError: not each element is held once, or all ranks by what is the same.
     """
     first_rank, first = held[0]
-    groups: dict[Holding, list[tuple[int, Held]]] = {}
     for rank, each in held:
         if (each.entry.shape, each.entry.dtype) != (first.entry.shape, first.entry.dtype):
             raise TypeError(
@@ -441,18 +429,23 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]]) -> Holders:
                 f"{first_rank}, and {each.entry.shape} of {each.entry.dtype} on rank {rank}: a "
                 "pipeline's parts need the names that they have in the whole model"
             )
-        groups.setdefault(each.holding, []).append((rank, each))
-    for (giver, given), *others in groups.values():
-        for rank, each in others:
-            if each.mesh and each.mesh != given.mesh and each.content != given.content:
-                raise TypeError(
-                    f"site.synchronize: ranks {giver} and {rank} hold the same part of {name}, and "
-                    "not the same values: start from one seed, and give a pipeline's parts the "
-                    "names that they have in the whole model"
-                )
-    problem = problem_of(groups)
-    if problem is not None:
-        raise TypeError(f"site.synchronize: parameter {name}: {problem}")
-    return Holders(
-        tuple((holding, tuple(rank for rank, _ in each)) for holding, each in groups.items())
-    )
+    givers: dict[Holding, tuple[int, Held]] = {}
+    for rank, each in held:
+        giver, given = givers.setdefault(each.holding, (rank, each))
+        if each.mesh and each.mesh != given.mesh and each.content != given.content:
+            raise TypeError(
+                f"site.synchronize: ranks {giver} and {rank} hold the same part of {name}, and "
+                "not the same values: start from one seed, and give a pipeline's parts the "
+                "names that they have in the whole model"
+            )
+    is_trained = first.entry.kind == "trained"
+    by_part: dict[Set[str], dict[Holding, list[int]]] = {}
+    for rank, each in held:
+        part = parts[rank] if is_trained else frozenset[str]()
+        by_part.setdefault(part, {}).setdefault(each.holding, []).append(rank)
+    for groups in by_part.values():
+        problem = problem_of(groups)
+        if problem is not None:
+            raise TypeError(f"site.synchronize: parameter {name}: {problem}")
+    every = (group for groups in by_part.values() for group in groups.items())
+    return Holders(tuple((each, tuple(ranks)) for each, ranks in every), len(by_part) > 1)

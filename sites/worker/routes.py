@@ -9,7 +9,8 @@ Where the ranks of all sites hold a tensor alike, and each element once, its buc
 rank-major order: first what the first participant holds, and so on. Then nothing moves.
 
 Where several ranks hold the same, all of them have the same bits: whoever hands an element over
-takes its own copy if it has one, and else all give in turn.
+takes its own copy if it has one, and else all give in turn. Of a tensor that parts of a pipeline
+share, each part gives, and gradients are added up.
 
 Pure: no collective.
 """
@@ -30,6 +31,8 @@ class Holders:
     """Who holds a tensor in one site: unlike holdings, and the ranks of each, ascending."""
 
     groups: tuple[tuple[Holding, tuple[int, ...]], ...]
+    is_tied: bool = False
+    """Parts of a pipeline share it: groups of each hold all, and have some of its gradient."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -47,7 +50,8 @@ class Holders:
 
         Each element is held once, then. What is lacking to a full shard crosses as zeros.
         """
-        if len(self.groups) == 1 or any(len(ranks) > 1 for _, ranks in self.groups):
+        is_held_once = all(len(ranks) == 1 for _, ranks in self.groups) and not self.is_tied
+        if len(self.groups) == 1 or not is_held_once:
             return False
         numel = sum(holding.numel for holding, _ in self.groups)
         return len(self.groups) * self.shard_numel - numel <= _MOST_PADDING * numel
@@ -96,6 +100,8 @@ class Route:
     """None: what this rank holds is its shard of the bucket, but for padding."""
     back: Way | None
     """None where `there` is."""
+    adds: bool = False
+    """What several participants send of one element is added, in their order; else it is equal."""
 
     @property
     def shard_numel(self) -> int:
@@ -108,8 +114,11 @@ def shard_numel(numel: int, participants: int) -> int:
     return -(-numel // participants)
 
 
-def route(parts: tuple[Part, ...], rank: int) -> Route:
-    """Return a participant's route of a bucket that consists of `parts`, one after another."""
+def route(parts: tuple[Part, ...], rank: int, *, is_gradient: bool = False) -> Route:
+    """Return a participant's route of a bucket that consists of `parts`, one after another.
+
+    `is_gradient`: what parts of a pipeline that share a tensor send of it is added.
+    """
     ranks = participants(parts)
     is_alone = len(ranks) == 1
     numel = sum(each.stop - each.start for each in parts)
@@ -131,6 +140,7 @@ def route(parts: tuple[Part, ...], rank: int) -> Route:
         held=tuple(held),
         there=None if is_alone else _way(given, taken),
         back=None if is_alone else _way(outgoing, incoming),
+        adds=is_gradient and any(each.holders.is_tied for each in parts),
     )
 
 

@@ -305,12 +305,17 @@ def _end_in(slot: Slot) -> None:
     if slot.route is None or slot.route.there is None:
         return
     assert slot.arriving is not None, "start_in comes first"
+    adds = slot.route.adds
+    if adds:
+        slot.shard.zero_()
     place = 0
     for block in slot.route.there.blocks:
-        source = slot.arriving[place : place + block.numel]
-        _view(slot.shard, block).copy_(source.view(block.count, block.run))
+        source = slot.arriving[place : place + block.numel].view(block.count, block.run)
+        target = _view(slot.shard, block)
+        target.add_(source) if adds else target.copy_(source)
         place += block.numel
-    slot.shard[place:].zero_()  # padding
+    if not adds:
+        slot.shard[place:].zero_()  # padding
     slot.arriving = None
 
 

@@ -131,9 +131,30 @@ class Net(nn.Module):
         return result
 
 
-def net(seed: int) -> Net:
+class Tied(Net):
+    """Reads out by the matrix that embeds: the first part of a pipeline has it, and the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = None
+        self.is_first = self.is_last = True
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        values = inputs
+        if self.is_first:
+            assert self.embedding is not None
+            values = self.embedding(inputs)
+        for layer in self.layers.values():
+            values = layer(values)
+        if self.is_last:
+            assert isinstance(self.embedding, nn.Embedding)
+            values = nn.functional.linear(values, self.embedding.weight)
+        return values
+
+
+def net(seed: int, *, is_tied: bool = False) -> Net:
     torch.manual_seed(seed)
-    return Net()
+    return Tied() if is_tied else Net()
 
 
 def data(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -297,8 +318,12 @@ STAGES: dict[int, list[tuple[str, ...]]] = {
 def _part(whole: Net, names: tuple[str, ...]) -> Net:
     """Return a copy of the model that has these parts only."""
     part = copy.deepcopy(whole)
-    part.embedding = part.embedding if "embedding" in names else None
-    part.head = part.head if "head" in names else None
+    is_first, is_last = "embedding" in names, "head" in names
+    if isinstance(part, Tied):
+        part.is_first, part.is_last = is_first, is_last
+    has_embedding = is_first or (is_last and isinstance(part, Tied))
+    part.embedding = part.embedding if has_embedding else None
+    part.head = part.head if is_last else None
     for name in [each for each in part.layers if each not in names]:
         del part.layers[name]
     return part
@@ -352,7 +377,7 @@ def train(folder: Path, name: str) -> None:
     layouts, num_steps = plan["layouts"], plan["num_steps"]
     site = join_site()
     layout = layouts[site.index]
-    laid = lay_out(layout, net(seed=site.index))
+    laid = lay_out(layout, net(seed=site.index, is_tied=plan["is_tied"]))
     optimizer = torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE, momentum=0.9)
     is_summed = layout.endswith(SUM)
     way: Literal["mean", "sum"] = "sum" if is_summed else "mean"
@@ -573,9 +598,11 @@ def reference_routed(ranks: list[int]) -> dict[str, torch.Tensor]:
     return {name: each.detach() for name, each in model.named_parameters()}
 
 
-def reference(layouts: list[str], num_steps: int) -> tuple[list[list[float]], list[float]]:
+def reference(
+    layouts: list[str], num_steps: int, *, is_tied: bool
+) -> tuple[list[list[float]], list[float]]:
     """Train in one process; return losses by step and data-parallel rank, and norms."""
-    model = net(seed=0)
+    model = net(seed=0, is_tied=is_tied)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     found, norms = [], []
     for step in range(num_steps):
@@ -619,7 +646,7 @@ def train_saved(folder: Path, name: str) -> None:
     plan = json.loads((folder / "layouts.json").read_text())
     layouts, num_steps = plan["layouts"], plan["num_steps"]
     site = join_site()
-    laid = lay_out(layouts[site.index], net(seed=site.index))
+    laid = lay_out(layouts[site.index], net(seed=site.index, is_tied=plan["is_tied"]))
     optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     site.synchronize(laid.models, optimizer)

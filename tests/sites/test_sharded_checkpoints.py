@@ -29,12 +29,13 @@ def run(
     *,
     resume: Path | None = None,
     is_noisy: bool = False,
+    is_tied: bool = False,
     codec: str | None = None,
     program: Program = programs.train_saved,
 ) -> Path:
     """Train to the last step, from a checkpoint if there is one; return what was saved."""
     folder.mkdir()
-    plan = {"layouts": layouts, "num_steps": STEPS, "is_noisy": is_noisy}
+    plan = {"layouts": layouts, "num_steps": STEPS, "is_noisy": is_noisy, "is_tied": is_tied}
     (folder / "layouts.json").write_text(json.dumps(plan))
     ranks = [programs.RANKS[each] for each in layouts]
     store = folder / "store"
@@ -104,6 +105,17 @@ def test_another_layout_goes_on_alike(tmp_path: Path, before: str, after: str) -
     expected = final(whole)
     for name, each in final(other).items():
         # Sums of float32 in another order, which AdamW's division makes larger.
+        torch.testing.assert_close(each, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("before", "after"), [("pp", "pp"), ("pp", "tp"), ("fsdp2", "pp")])
+def test_what_stages_share_goes_on(tmp_path: Path, before: str, after: str) -> None:
+    whole = run(tmp_path / "whole", (before,), is_tied=True)
+    resume = whole / checkpoint_name(SAVED)
+    other = run(tmp_path / "other", (after,), resume=resume, is_tied=True)
+    expected = final(whole)
+    for name, each in final(other).items():
         torch.testing.assert_close(each, expected[name], rtol=1e-5, atol=1e-5, msg=name)
 
 

@@ -34,15 +34,17 @@ PAIRS = [
 ]
 
 
-def write_plan(folder: Path, layouts: tuple[str, ...], num_steps: int) -> None:
+def write_plan(
+    folder: Path, layouts: tuple[str, ...], num_steps: int, *, is_tied: bool = False
+) -> None:
     """Tell ranks what to do."""
-    plan = {"layouts": layouts, "num_steps": num_steps}
+    plan = {"layouts": layouts, "num_steps": num_steps, "is_tied": is_tied}
     (folder / "layouts.json").write_text(json.dumps(plan))
 
 
-def run(folder: Path, layouts: tuple[str, ...], num_steps: int) -> FakeGateways:
+def run(folder: Path, layouts: tuple[str, ...], num_steps: int, *, is_tied: bool) -> FakeGateways:
     """Train with these layouts; every rank ends well."""
-    write_plan(folder, layouts, num_steps)
+    write_plan(folder, layouts, num_steps, is_tied=is_tied)
     ranks = [programs.RANKS[each] for each in layouts]
     job = ["exchange.bucket=64KiB"]
     with FakeGateways(folder, ranks, verify_every=1) as gateways:
@@ -55,9 +57,28 @@ def run(folder: Path, layouts: tuple[str, ...], num_steps: int) -> FakeGateways:
 
 @pytest.mark.parametrize("layouts", PAIRS)
 def test_two_layouts_train_as_one_process(tmp_path: Path, layouts: tuple[str, str]) -> None:
-    num_steps = 6 if layouts in DEFAULT else 30
-    gateways = run(tmp_path, layouts, num_steps)
-    wanted, norms = programs.reference([*layouts], num_steps)
+    check_trains_as_one_process(tmp_path, layouts, 6 if layouts in DEFAULT else 30)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "layouts",
+    [("pp", "fsdp3"), ("tp", "interleaved"), ("pp-sum", "ddp"), ("pp", "pp4")],
+    ids="-".join,
+)
+def test_a_parameter_that_stages_share_trains_as_one(
+    tmp_path: Path, layouts: tuple[str, str]
+) -> None:
+    """Each stage has some of its gradient."""
+    check_trains_as_one_process(tmp_path, layouts, 20, is_tied=True)
+
+
+def check_trains_as_one_process(
+    tmp_path: Path, layouts: tuple[str, str], num_steps: int, *, is_tied: bool = False
+) -> None:
+    """Losses, norms and parameters are those of one process, at all ranks."""
+    gateways = run(tmp_path, layouts, num_steps, is_tied=is_tied)
+    wanted, norms = programs.reference([*layouts], num_steps, is_tied=is_tied)
     first = 0
     saved = results(tmp_path)
     for each in saved.values():

@@ -144,6 +144,46 @@ def test_every_element_arrives_and_comes_back(seed: int) -> None:
         assert back.tolist() == held[rank].tolist(), f"{seed=}"
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_gradients_that_parts_of_a_pipeline_share_are_added(seed: int) -> None:
+    """Of one tensor, laid out in another way in each part, beside one that a part has alone."""
+    draw = random.Random(seed)
+    shape = (draw.choice(SIZES), draw.choice(SIZES))
+    alone = np.arange(draw.randint(1, 5)) + 1
+    locals_: list[dict[int, Integers]] = [{}, {}]
+    groups: list[tuple[Holding, tuple[int, ...]]] = []
+    shared = np.zeros(math.prod(shape), np.int64)
+    for part in range(2):
+        mesh = draw.randint(1, 3)
+        placements, first = draw.getrandbits(32), len(locals_[0])
+        gradient = 1000 * (part + 1) + np.arange(len(shared))
+        shared += gradient
+        holdings = []
+        for place in range(mesh):
+            axes = _axes(random.Random(placements), 2, (mesh,), (place,))
+            holdings.append(Holding.of(shape, [each for each in axes if each is not None]))
+            locals_[0][first + place] = _local(gradient.reshape(shape), holdings[-1])
+        groups += _holders(holdings, range(first, first + mesh)).groups
+    locals_[1][0] = alone
+    lone = Holders(((Holding.of(alone.shape, []), (0,)),))
+    parts = Part(Holders((*groups,), is_tied=True), 0, len(shared)), Part(lone, 0, len(alone))
+    bucket = np.concatenate([shared, alone])
+    ranks = participants(parts)
+    routes = {rank: route(parts, rank, is_gradient=True) for rank in ranks}
+    for index, rank in enumerate(ranks):
+        each = routes[rank]
+        assert each.adds
+        arriving = [
+            _cut(_held(routes[source], source, locals_), _there(routes[source]), index)
+            for source in ranks
+        ]
+        shard = np.zeros(each.shard_numel, np.int64)
+        np.add.at(shard, _numbers(_there(each).blocks), np.concatenate(arriving))
+        wanted = bucket[index * len(shard) : (index + 1) * len(shard)]
+        assert shard[: len(wanted)].tolist() == wanted.tolist(), f"{seed=}"
+    assert not route(parts, 0).adds, "values of parameters are copied"
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_in_rank_major_order_each_rank_hands_over_what_it_holds(seed: int) -> None:
     """Several tensors of one mesh, cut into buckets along the ranks' shards."""
