@@ -368,9 +368,10 @@ class RunMachine:
             case run_events.SiteReturned():
                 return self._returned(event)
             case run_events.NobodyReturned():
-                return self._finish(
-                    _Verdict(RunState.FAILED, "COORDINATOR_LOST", event.message), now_s
-                )
+                late = [site for site in self._all() if site.has_agent and site.may_have_processes]
+                verdict = _Verdict(RunState.FAILED, "COORDINATOR_LOST", event.message)
+                stops = [self._stop(site, event.message) for site in late]
+                return [*stops, *self._finish(verdict, now_s)]
             case run_events.SessionBroken():
                 return [RecordEvent("session.broken", event.site, {"message": event.message})]
             case run_events.SessionResumed():

@@ -290,6 +290,18 @@ def test_a_coordinator_has_met_agents_though_theirs_have_ended() -> None:
     assert led.lead.run.is_going_on, "the members may come back yet"
 
 
+def test_where_no_agent_has_come_back_a_site_that_was_started_meanwhile_is_stopped() -> None:
+    led = Led()
+    led.run()
+    led.lose_us()
+    led.restart()
+    led.wait(4.0)
+    led.tell(AgentCame("us", "us"), SiteEnded("us", succeeded=False), prepared("us"))
+    new = led.tell(AgentMissed("ap", 4.0))
+    assert led.sent(run_events.SendStop, new) == ["us"]
+    assert led.records[-1].detail["reason_code"] == "COORDINATOR_LOST"
+
+
 def test_a_site_that_follows_does_so_after_a_silence() -> None:
     led = Led()
     led.run()
