@@ -122,8 +122,8 @@ def _read(detail: object) -> dict[str, Any]:
 class Outward:
     """What a coordinator can do beyond itself."""
 
-    send: Callable[[Told, int], None]
-    """Sends for a coordinator of that generation."""
+    send: Callable[[Told, int, int], None]
+    """Sends to that incarnation of an agent, for a coordinator of that generation."""
     say: Callable[..., None]
 
 
@@ -208,8 +208,12 @@ class SimCoordinator:
             case RecordEvent():
                 self._journal.append(action, now_s)
             case _ if isinstance(action, Told):
-                if action.site in self._sessions:
-                    self._outward.send(action, self.generation)
+                self._send(action)
+
+    def _send(self, message: Told) -> None:
+        """Send in a site's session; its loss has been told, or will be."""
+        if message.site in self._sessions:
+            self._outward.send(message, self._sessions[message.site], self.generation)
 
     def die(self, now_s: float) -> None:
         """End, whatever was under way."""
@@ -256,7 +260,7 @@ class SimCoordinator:
         had_session = agent.session > 0
         agent.begin_session(agent.session + 1, self.generation)
         if agent.has_run and self.lead.run.state.is_terminal:
-            self._outward.send(SendStop(name, "it does not go on", 1.0), self.generation)
+            self._send(SendStop(name, "it does not go on", 1.0))
         came = run_events.AgentCame(
             name, name, epoch, had_session=had_session, has_run=agent.has_run
         )

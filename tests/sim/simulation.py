@@ -248,11 +248,13 @@ class Simulation:
             coordinator.die(math.inf)
         return coordinator
 
-    def _send_control(self, message: Told, generation: int) -> None:
+    def _send_control(self, message: Told, incarnation: int, generation: int) -> None:
         """Send to a site's agent: in order, as long as the session lasts."""
         if isinstance(message, SendStop):
             self._check_stop(message)
         agent = self.agents[message.site]
+        if agent.incarnation != incarnation:
+            return
         wire, session = self._wires["", message.site], (agent.incarnation, agent.session)
         wire.free_s = max(wire.free_s, self.now_s + self._delay_s() * wire.slow)
         hear = partial(self._hear, message, generation, session)
@@ -491,12 +493,14 @@ class Simulation:
 
     def _check_done(self) -> None:
         """All are done with the job: each has had the same rounds."""
+        succeeded: dict[str, bool] = {}
+        for _, record in self._journal.records:
+            if record.kind in {"site.ended", "site.returning"}:
+                succeeded[record.site] = bool(record.detail.get("succeeded"))
         pasts = {
-            record.site: self.agents[record.site].site.chains.get(self._last_round)
-            for _, record in self._journal.records
-            if record.kind == "site.ended"
-            and record.detail["succeeded"]
-            and record.site in self._members
+            name: self.agents[name].site.chains.get(self._last_round)
+            for name in self._members
+            if succeeded.get(name)
         }
         if None in pasts.values() or len(set(pasts.values())) > 1:
             raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
