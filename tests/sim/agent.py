@@ -183,7 +183,7 @@ class SimAgent:
             self.site.begin_if_due()
 
     def _ended(self, ended: SiteEnded) -> None:
-        self.stage = Stage.IDLE
+        self.stage, self.site.has_ended = Stage.IDLE, True
         self.put(ended)
 
     def _later(self, from_s: float, to_s: float, do: Callable[[], None]) -> None:

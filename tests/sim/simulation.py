@@ -221,7 +221,7 @@ class Simulation:
     def _arrive(self, site: SimSite, receiver: SimSite, frame: Frame) -> None:
         """A frame comes, or waits for its link; with either end what had not crossed is gone."""
         if self._wires[site.name, receiver.name].is_cut:
-            if site.is_alive:
+            if site.is_alive and not site.has_ended:
                 self.at(1.0, self._arrive, site, receiver, frame)
             return
         site.num_on_way -= 1
@@ -495,12 +495,12 @@ class Simulation:
         """All are done with the job: each has had the same rounds."""
         succeeded: dict[str, bool] = {}
         for _, record in self._journal.records:
-            if record.kind in {"site.ended", "site.returning"}:
+            if record.kind in {"site.ended", "site.lost", "site.dropped", "site.returning"}:
                 succeeded[record.site] = bool(record.detail.get("succeeded"))
         pasts = {
-            name: self.agents[name].site.chains.get(self._last_round)
-            for name in self._members
-            if succeeded.get(name)
+            name: site.chains.get(self._last_round)
+            for name, site in self.sites.items()
+            if succeeded.get(name) and not site.has_left
         }
         if None in pasts.values() or len(set(pasts.values())) > 1:
             raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")

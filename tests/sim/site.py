@@ -113,6 +113,8 @@ class SimSite:
     """Its rank was started."""
     is_fenced: bool = False
     """It was told to end, or has ended well."""
+    has_ended: bool = False
+    """No process of it is left."""
     has_left: bool = False
     """It was dropped, and has had its last round."""
     num_on_way: int = 0
