@@ -25,7 +25,7 @@ class Epoch:
     """The members of a run and their trees, from a round on."""
 
     number: int
-    """Rises within a run. 0: all sites, and the reduction of the run's spec."""
+    """Rises within a run. 0: the sites and the reduction that the run begins with."""
     members: tuple[str, ...]
     """The sites that take part, by name, in the run's order."""
     reduction: CodedPlan

@@ -253,6 +253,8 @@ class Job:
     """What is kept; None: nothing."""
     placement: tuple[Placed, ...] = ()
     """The sites that take part; empty: all, with the batch spread evenly over all ranks."""
+    begin_with: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """The sites that the run begins with; the others of its topology may be added. Empty: all."""
     plan: PlanWishes | None = None
     """What a plan may decide; None: a run takes the job as it is."""
     workload: DescribedModel | None = None

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import PurePath
 
 from topology.job import Checkpoint, Job
+from topology.member_plans import plan_for
 from topology.model.reduction_plans import plan_reduction
 from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.plan_wishes import Replan
@@ -32,7 +33,7 @@ def decide_run(
     `reduction` is what `decide_reduction` made of the two. The job's relative paths begin at
     `folder`.
     """
-    return RunSpec(
+    spec = RunSpec(
         job=_anchored(job, folder),
         topology=topology,
         reduction=reduction,
@@ -41,6 +42,9 @@ def decide_run(
         timeouts=Timeouts.derive(topology.failure),
         replan=replan,
     )
+    if spec.first_sites == spec.site_names:
+        return spec
+    return dataclasses.replace(spec, first=plan_for(spec, spec.first_sites))
 
 
 def decide_reduction(job: Job, topology: Topology) -> CodedPlan:

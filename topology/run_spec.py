@@ -16,12 +16,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.json_fields import json_bytes, json_of, read_json, to_json
+from topology.json_fields import REQUIRED, json_bytes, json_of, read_json, to_json
 from topology.plan_wishes import Replan
 from topology.timeouts import Timeouts
 from topology.trees.trees import ReductionPlan
@@ -67,7 +67,7 @@ class RunSpec:
     topology: Topology
     """The sites that take part, in the order in which contributions are summed, and their links."""
     reduction: CodedPlan
-    """The reduction that carries gradients until another plan does."""
+    """The reduction of all sites, which carries gradients until another plan does."""
     chunk_bytes: int
     """Bytes of a chunk in float32, for the whole run: `job.exchange.chunk_bytes`, or less where
     links hold less."""
@@ -77,11 +77,25 @@ class RunSpec:
     replan: Replan | None = None
     """The settings of planning again by the coordinator; None: the run keeps its plan. Where it may
     change, gateways have links to every site that they could have for a neighbour."""
+    first: CodedPlan | None = field(default=None, metadata=REQUIRED)
+    """The reduction that the run begins with, where it begins with some of its sites; None: with
+    all, by `reduction`."""
 
     @property
     def site_names(self) -> tuple[str, ...]:
         """The names of the sites, in the order of their indices."""
         return tuple(site.name for site in self.topology.sites)
+
+    @property
+    def first_sites(self) -> tuple[str, ...]:
+        """The names of the sites that the run begins with, in the same order."""
+        begin = self.job.begin_with or self.site_names
+        return tuple(name for name in self.site_names if name in begin)
+
+    @property
+    def first_reduction(self) -> CodedPlan:
+        """The reduction that the run begins with: of `first_sites`."""
+        return self.first or self.reduction
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""
@@ -130,11 +144,11 @@ def _required(value: object, path: str = "") -> Iterator[str]:
             yield from _required(item, path)
     if not dataclasses.is_dataclass(value):
         return
-    for field in dataclasses.fields(value):
-        if not field.init:
+    for each in dataclasses.fields(value):
+        if not each.init:
             continue
-        inside, item = f"{path}.{field.name}".lstrip("."), getattr(value, field.name)
-        if field.metadata.get("required") and item != field.default:
+        inside, item = f"{path}.{each.name}".lstrip("."), getattr(value, each.name)
+        if each.metadata.get("required") and item != each.default:
             yield inside
         yield from _required(item, inside)
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "events": "Print what happened to a run, from its journal.",
     "wait": "Wait for the end of a run; its outcome is the exit status.",
     "cancel": "Stop a run at all sites.",
-    "sites": "Drop a site from a run that goes on, or have it take part again.",
+    "sites": "Drop a site from a run that goes on, or have one take part.",
     "checkpoints": "List, verify and export what was kept of a run.",
     "emulate": "Emulate the WAN of a topology by itself; enter, change and check it.",
     "report": "Write what runs and benchmarks came to as one page, by default of the latest run.",

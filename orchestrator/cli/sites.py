@@ -21,7 +21,7 @@ site_argument = click.argument("site", metavar="SITE")
 @click.group("sites")
 @json_option
 def command() -> None:
-    """Drop a site from a run that goes on, or have it take part again."""
+    """Drop a site from a run that goes on, or have one take part."""
 
 
 @command.command("drop")
@@ -47,13 +47,14 @@ def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout
 @run_options
 @click.pass_obj
 def add(output: Output, choice: RunChoice, site: str) -> int:
-    """Have SITE, which was dropped or lost, take part again in RUN, by default the latest.
+    """Have SITE take part in RUN, by default the latest.
 
-    It is started as soon as its agent is there and nothing of the run is left at it.
+    It was dropped or lost, and is started as soon as its agent is there and nothing of the run is
+    left at it; or the run did not begin with it.
     """
     with reading(choice) as reader:
         run = reader.add_site(site)
-    return _told(output, run, f"{site} is to take part again")
+    return _told(output, run, f"{site} is to take part")
 
 
 def _told(output: Output, run: control_pb2.Run, what: str) -> int:

@@ -97,6 +97,7 @@ class ActiveRun:
             time.monotonic(),
             may_return=job.exchange.schedule != "off",
             refuses_same_data=job.same_data == "refuse",
+            begin_with=submission.spec.first_sites,
         )
         self._lead = RunLead(run, lambda: begin_epochs(submission.spec))
         self._compares_data = job.exchange.schedule != "off"
@@ -126,6 +127,7 @@ class ActiveRun:
                     )
         except (MetricsError, LookupError, TypeError) as error:
             log.warning("what was measured before is not counted: %s", error)
+        self._metrics.members = frozenset(self.view.members or self.view.begin_with)
         totals = self._journal.progress(self.run_id).get("totals", {})
         self._lead.run.recall_verified(int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
@@ -225,6 +227,8 @@ class ActiveRun:
                 self.replan(reported)
             if metric.kind == metrics.STATE:
                 self.handle(run_events.StateOffered(site))
+            if metric.kind == metrics.STEP and self._lead.run.awaits_steps:
+                self.handle(run_events.StepTaken(site))
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)
             if self._compares_data and gradient_hash and math.isfinite(gradient_hash):
                 self.handle(run_events.GradientReported(site, metric.step, int(gradient_hash)))
@@ -328,6 +332,9 @@ class ActiveRun:
             detail=detail or {},
         )
         self.view.apply(event)
+        if kind in {"run.active", "epoch.begun"}:
+            follows = (detail or {}).get("record", {}).get("follows", ())
+            self._metrics.members = frozenset(self.view.members).difference(follows)
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -328,7 +328,8 @@ class Control:
             case "settled":
                 run.handle(settled_from(site, message.settled))
             case "resumed":
-                run.handle(EntryBegun(site, message.resumed.epoch, message.resumed.round))
+                told = message.resumed
+                run.handle(EntryBegun(site, told.epoch, told.round, told.behind))
             case "suspect":
                 run.handle(suspected_from(site, message.suspect))
             case "reached":

@@ -21,7 +21,7 @@ MAX_WHY = 500
 
 
 def begin_epochs(spec: RunSpec) -> Membership:
-    """Return a run's first epoch: all its sites, and the reduction of the spec."""
+    """Return a run's first epoch: the sites and the reduction that it begins with."""
 
     def make_plan(
         members: tuple[str, ...], dead: frozenset[Pair], follows: tuple[str, ...]
@@ -41,7 +41,7 @@ def begin_epochs(spec: RunSpec) -> Membership:
         limits=_limits(spec),
         make_plan=make_plan,
         links_of=links_of,
-        first=Epoch(0, spec.site_names, spec.reduction, 0),
+        first=Epoch(0, spec.first_sites, spec.first_reduction, 0),
     )
 
 

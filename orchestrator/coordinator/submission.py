@@ -62,6 +62,7 @@ class Submission:
             "priority": self.priority,
             "folder": str(folder),
             "sites": list(self.spec.site_names),
+            "begin_with": list(self.spec.first_sites),
             "links": [
                 {
                     "source": link.source,

@@ -11,11 +11,11 @@ Pure: events in, actions out. Every change of an epoch goes the same way.
    journal tells it again. A proposal that was not finished is superseded by one with a higher
    number.
 
-A site that was lost comes back in two steps. First it *follows*: it takes over the members' state
-and gets the results of all later rounds, and nobody waits for it. Once it says that it is level, it
-enters: rounds count its part from one on that all ranks have agreed on. Where chunks have to be
-done again while it follows, it has to begin anew, for it may have had other results; unless nobody
-else is left.
+A site that was lost comes back in two steps, and so comes one that the run did not begin with.
+First it *follows*: it takes over the members' state and gets the results of all later rounds, and
+nobody waits for it. Once it says that it is level, it enters: rounds count its part from one on
+that all ranks have agreed on. Where chunks have to be done again while it follows, it has to begin
+anew, for it may have had other results; unless nobody else is left.
 
 A failure while sites settle begins a new proposal. A change that nobody needs (other trees, a site
 that joins, or that the operator drops) waits until nothing is wrong, stops nothing, and can be
@@ -177,6 +177,8 @@ class SiteLevel:
     """A site that follows has taken all results that there are: from now on it can take part."""
 
     site: str
+    behind: int = 0
+    """Where it never has: how many rounds it may be behind, and others then wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,8 @@ class EntryBegun:
     by: str
     epoch: int
     round: int
+    behind: int = 0
+    """Of the site that follows: `SiteLevel.behind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,7 +575,7 @@ class Membership:
         entry, present = self._entry, self.epoch
         if event.by in present.follows and event.epoch == present.number:
             if event.round >= present.from_round:
-                self._want_level(event.by)
+                self._want_level(SiteLevel(event.by, event.behind))
             return []
         if entry is None or event.epoch != entry.epoch.number:
             return []
@@ -585,15 +589,15 @@ class Membership:
             return [begun, *told, SendResume(site, epoch, (), (site,))]
         return [begun, *told, EndChange(SiteEnters(site), epoch)]
 
-    def _want_level(self, site: str) -> None:
+    def _want_level(self, wanted: SiteLevel) -> None:
         """Have a site that follows enter next."""
-        if not any(each == SiteLevel(site) for each in self._open_changes()):
-            self._changes.append(SiteLevel(site))
+        if not any(isinstance(each, SiteLevel) for each in self._open_changes()):
+            self._changes.append(wanted)
 
     def _let_in_alone(self) -> None:
         """A site that follows enters at once where there is nobody left whom it could follow."""
         if self.epoch.follows == self.epoch.members:
-            self._want_level(self.epoch.members[0])
+            self._want_level(SiteLevel(self.epoch.members[0]))
 
     def _resume_entry(self, site: str, entry: _Entry) -> SendResume:
         return SendResume(site, entry.epoch, (), (entry.change.site,))
@@ -711,6 +715,9 @@ class Membership:
         if not self._is_linked(proposal, now_s):
             return self._cancel(proposal, change, "", "not all would reach each other", now_s)
         if missing and now_s >= proposal.deadline_s:
+            if isinstance(change, SiteLevel) and change.site in missing:  # it holds the others up
+                why = "it follows, and has not settled in time"
+                self._sites[change.site].leave_out(why, now_s)
             return self._cancel(proposal, change, missing[0], "it did not answer in time", now_s)
         if missing:
             return []
@@ -1080,8 +1087,11 @@ class Membership:
     def _await_entry(self, proposal: _Proposal, change: Entering, now_s: float) -> list[Action]:
         """Tell members who follows or enters: all ranks hear of it before they agree on a round."""
         begun = max(answer.round for answer in proposal.answers.values())
-        if isinstance(change, SiteLevel) and proposal.answers[change.site].round < begun - 1:
-            return self._cancel(proposal, change, change.site, "it is not level any more", now_s)
+        if isinstance(change, SiteLevel):
+            behind = begun - proposal.answers[change.site].round
+            if behind > change.behind + 1:
+                why = "it is not level any more"
+                return self._cancel(proposal, change, change.site, why, now_s)
         follows = (change.site,) if isinstance(change, SiteEnters) else ()
         others = tuple(name for name in proposal.members if name not in follows)
         epoch = Epoch(

@@ -243,6 +243,13 @@ class GradientReported:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTaken:
+    """The ranks of a site have taken a step of the run."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateOffered:
     """The site's script can give the run's state, and take it over: it calls `site.checkpoint`."""
 
@@ -345,6 +352,7 @@ Event = (
     | DigestReported
     | GradientReported
     | StateOffered
+    | StepTaken
     | StallReported
     | CancelRequested
     | DropRequested

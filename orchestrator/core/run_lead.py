@@ -71,7 +71,7 @@ class RunLead:
         site = event.site
         self._is_unmet &= not event.had_session
         if site in self.run.awaited and (event.had_session or not event.has_run):
-            self._is_unmet = False
+            self._is_unmet &= self.run.is_coming_up(site)  # nothing of the run was there yet
             if event.had_session:
                 yield run_events.SiteReturned(site, event.host, event.epoch, event.has_run)
                 return
@@ -90,7 +90,8 @@ class RunLead:
 
     def _hear(self, event: run_events.Event | membership.Event, now_s: float) -> Iterator[Action]:
         if isinstance(event, membership.EntryBegun):
-            detail = {"epoch": event.epoch, "round": event.round}
+            behind = {"behind": event.behind} if event.behind else {}
+            detail = {"epoch": event.epoch, "round": event.round, **behind}
             yield RecordEvent("site.resumed", event.by, detail)
         if isinstance(event, membership.Event):
             yield from self._tell_epochs(event, now_s)
@@ -103,6 +104,8 @@ class RunLead:
         told = _told_to_epochs(event)
         if isinstance(event, run_events.SiteRunning) and self.run.is_returning(event.site):
             told = membership.SiteEnters(event.site)
+        if isinstance(told, membership.SiteHeard) and self.run.is_coming_up(told.site):
+            told = None  # epochs hear of it once it is there
         if told is not None:
             yield from self._tell_epochs(told, now_s)
 
@@ -128,6 +131,9 @@ class RunLead:
             if site not in epoch.follows and self.run.is_returning(site):
                 # the coordinator before could not say so any more
                 yield from self._tell_run(run_events.SiteEntered(site, epoch.from_round), now_s)
+        for site in self.run.ready_to_enter:
+            if site not in epoch.members:
+                yield from self._tell_epochs(membership.SiteEnters(site), now_s)
         for site in self.run.awaits_drop:
             yield from self._tell_epochs(membership.DropWanted(site, DROPPED), now_s)
 

@@ -5,7 +5,8 @@ are left: orchestrator/core/membership.py decides that, and tells this machine.
 
 - FORMING: Prepare goes to all once every site has an agent; Start goes to all once all are
   prepared. Where the WAN is emulated, namespaces are opened before Prepare, or else a relay after.
-- ACTIVE: all sites are running, but for those that are lost.
+- ACTIVE: all sites are running, but for those that are lost, or that the run did not begin with
+  and nobody has added yet.
 - STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
   cancelled the run. Stop went to every site that was told to prepare.
 - SUCCEEDED: every site that was not lost ended by itself, well. FAILED. CANCELLED.
@@ -14,7 +15,7 @@ are left: orchestrator/core/membership.py decides that, and tells this machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.core import run_events
@@ -53,6 +54,7 @@ _WHAT_IS_MISSING = {
 _RETURNS_WITHIN_S = 3600.0
 """Within this long a site is started again `failure.max_restarts` times at most."""
 _GONE = frozenset({SiteState.ENDED, SiteState.LOST})
+_COMING_UP = frozenset({SiteState.JOINED, SiteState.PREPARED, SiteState.STARTING})
 LOSES_SITE = frozenset(
     {
         "RANK_EXITED",
@@ -86,6 +88,8 @@ class _Site:
     """Its agent has gone or is silent, and whether the run goes on without it is not decided."""
     is_out: bool = False
     """The run goes on without it."""
+    is_later: bool = False
+    """The run did not begin with it, and it has taken no part yet."""
     losses: list[Failure] = field(default_factory=list)
     """What befell it while the run was active."""
     has_agent: bool = False
@@ -99,6 +103,17 @@ class _Site:
     """It has its last round, and ends after it."""
     is_wanted: bool = False
     """An operator has it started again, however often it was."""
+
+    def begin_return(self) -> None:
+        """It is started while the run goes on."""
+        self.state, self.is_returning, self.is_told_to_prepare = SiteState.JOINED, True, True
+        self.is_wanted = self.is_done = False
+        self.is_told_to_start = self.is_told_to_stop = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of the run was ever there, and nobody waits for it."""
+        return self.is_later and not self.is_told_to_prepare
 
     @property
     def may_have_processes(self) -> bool:
@@ -126,11 +141,13 @@ class RunMachine:
         *,
         may_return: bool = False,
         refuses_same_data: bool = True,
+        begin_with: Collection[str] = (),
     ) -> None:
         """Begin with no site.
 
         `may_return`: a site that is lost can be given the run's state. `refuses_same_data`: sites
-        that train on the same data end the run.
+        that train on the same data end the run. `begin_with`: the sites with which it is formed;
+        none: all.
         """
         self._may_return = may_return
         self.state = RunState.FORMING
@@ -138,6 +155,10 @@ class RunMachine:
         self._timeouts = Timeouts.derive(topology.failure)
         self._sites = {site.name: _Site(site.name) for site in topology.sites}
         self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
+        for site in self._all():
+            if begin_with and site.name not in begin_with:
+                site.is_out = site.is_later = True
+                self._digests.drop(site.name)
         self._start_deadline_s = now_s + self._timeouts.start_s
         self._wan = _WanStage(topology)
         self._ending = _Ending(self._timeouts.collect_s)
@@ -147,6 +168,8 @@ class RunMachine:
         self._active_s: float | None = None
         self._has_state = False
         """The script has what a site needs that comes back."""
+        self._has_steps = False
+        """The script has taken a step: what it calls before that, it has called."""
         self._is_released = False
         """All sites are done with the job, and have been told so."""
 
@@ -177,16 +200,27 @@ class RunMachine:
     @property
     def brings_back(self) -> bool:
         """Whether the run goes on, and a site that is lost now may come back."""
-        return self.is_going_on and not (self._is_released or self._return_problem)
+        is_open = self.is_going_on and not self._is_released
+        return is_open and self._has_state and not self._return_problem
+
+    @property
+    def awaits_steps(self) -> bool:
+        """Whether it is open if sites can come back: no site has said, or taken a step."""
+        return not (self._has_state or self._has_steps)
 
     @property
     def _return_problem(self) -> str:
-        """Why no site comes back; empty: it may."""
+        """Why no site comes back; empty: it may, or that is not known yet."""
         if not self._may_return:
             return "no site comes back where `exchange.schedule: off`"
         if self._wan.uses_relay:
             return "no site comes back where a relay emulates the WAN: its gateways get other ports"
-        return "" if self._has_state else f"no site comes back: {NO_STATE}"
+        return f"no site comes back: {NO_STATE}" if self._lacks_state else ""
+
+    @property
+    def _lacks_state(self) -> bool:
+        """Whether the script has taken steps, and has not what a site needs that comes back."""
+        return self._has_steps and not self._has_state
 
     def endpoints_of(self, site: str) -> tuple[Endpoint, ...]:
         """Return where a site's gateways listen."""
@@ -199,6 +233,8 @@ class RunMachine:
         fewest = self._topology.failure.min_sites
         if not self.is_going_on:
             return f"the run is {self.state.lower()}"
+        if self._sites[site].is_new:
+            return f"site {site} takes no part yet"
         if self._sites[site].is_dropped:
             return f"site {site} is dropped already"
         if self._sites[site].is_successful:
@@ -217,9 +253,11 @@ class RunMachine:
         )
 
     def add_problem(self, site: str) -> str:
-        """Return why a site cannot be started again; nothing if it can."""
+        """Return why a site cannot be started while the run goes on; nothing if it can."""
         if not self.is_going_on:
             return f"the run is {self.state.lower()}"
+        if self._sites[site].is_new:
+            return self._new_problem(self._sites[site])
         if self._sites[site].is_leaving:
             return f"site {site} is about to leave"
         if not self._sites[site].is_out:
@@ -228,9 +266,40 @@ class RunMachine:
             return f"site {site} is coming back already"
         return self._return_problem
 
+    def _new_problem(self, site: _Site) -> str:
+        """Return why a site that the run did not begin with cannot be added; nothing if it can."""
+        topology = self._topology
+        present = [each.name for each in self._present()]
+        if not any(topology.link(site.name, at) and topology.link(at, site.name) for at in present):
+            return (
+                f"the topology has no link, both ways, between site {site.name} and any that takes "
+                f"part ({', '.join(present)}): add a site first to which it has one, or write one "
+                "into `links` and go on with `isthmus launch --resume`"
+            )
+        if not site.has_agent:
+            place = topology.coordinator_told or topology.coordinator
+            at = f"{place.host}:{place.port}" if place.port else "HOST:PORT"
+            return (
+                f"site {site.name} has no agent: start one there, by `isthmus up` or `isthmus agent "
+                f"--site {site.name} --coordinator {at} --topology FILE --state FOLDER`, and add "
+                "the site again"
+            )
+        return self._return_problem
+
     def is_returning(self, site: str) -> bool:
-        """Whether a site is up again, and does not take part yet."""
+        """Whether a site was started while the run goes on, and does not take part yet."""
         return self._sites[site].is_returning
+
+    def is_coming_up(self, site: str) -> bool:
+        """Whether a site was started while the run goes on, and its ranks are not there yet."""
+        found = self._sites.get(site)
+        return found is not None and found.is_returning and found.state in _COMING_UP
+
+    @property
+    def ready_to_enter(self) -> tuple[str, ...]:
+        """The sites that do not take part yet, and whose ranks are there."""
+        there = [site for site in self._all() if site.state is SiteState.RUNNING]
+        return tuple(site.name for site in there if site.is_returning)
 
     @property
     def verified_steps(self) -> int:
@@ -256,7 +325,7 @@ class RunMachine:
         """
         match event.kind:
             case "run.preparing":
-                for each in self._all():
+                for each in self._present():
                     each.is_told_to_prepare = True
             case "run.active":
                 self.state, self._active_s = RunState.ACTIVE, happened_s
@@ -284,7 +353,6 @@ class RunMachine:
             self._recall_site(site, event)
             if event.kind == "site.returning":
                 site.returns_s.append(happened_s)
-                site.is_wanted = site.is_done = False
 
     def _recall_why(self, reason: str, now_s: float) -> None:
         """The run was stopped for what had befallen its sites, which it might have survived."""
@@ -318,6 +386,8 @@ class RunMachine:
                 site.state = SiteState.RUNNING
             case "site.done":
                 site.is_done = True
+            case "site.returning":
+                site.begin_return()
             case "site.ended":
                 site.state, site.is_returning = SiteState.ENDED, False
                 site.is_successful = bool(event.detail["succeeded"])
@@ -331,6 +401,7 @@ class RunMachine:
                 site.is_dropped = False
             case "site.returned":
                 site.state, site.is_out, site.is_returning = SiteState.RUNNING, False, False
+                site.is_later = False
             case "site.lost" | "site.gone":
                 site.state, site.is_returning = SiteState.LOST, False
                 site.is_out |= bool(event.detail.get("is_out"))
@@ -395,6 +466,8 @@ class RunMachine:
             case run_events.StateOffered():
                 is_first, self._has_state = not self._has_state, True
                 return [RecordEvent("run.state_offered")] if is_first else []
+            case run_events.StepTaken():
+                return self._step_taken()
             case run_events.StallReported():
                 return self._stalled(event, now_s)
             case run_events.NamespacesOpened():
@@ -465,6 +538,8 @@ class RunMachine:
             # comes after that.
             why, grace_s = "is anything left here?", self._timeouts.stop_grace_s
             return [recorded, run_events.SendStop(site.name, why, grace_s)]
+        if site.state is SiteState.JOINED and site.is_returning:
+            return [recorded, self._prepare_return(site)]
         if site.state is SiteState.JOINED:
             return [recorded, run_events.SendPrepare(site.name)]
         if site.state is SiteState.STARTING:
@@ -474,8 +549,8 @@ class RunMachine:
 
     def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
         site = self._sites[event.site]
-        is_decided = not self.is_going_on or self._is_released
-        is_silent = not is_decided and event.silent_s > 0
+        is_decided = not self.is_going_on
+        is_silent = not is_decided and not self._is_released and event.silent_s > 0
         site.has_agent = False
         # Whether one that follows does so no more is decided with its epoch.
         site.is_returning &= is_silent and site.state is SiteState.RUNNING
@@ -485,6 +560,9 @@ class RunMachine:
         if not site.may_have_processes:
             site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
             return [RecordEvent("site.left", site.name, detail)]
+        if self._is_released:  # all are done, and it has been told to go
+            site.state = SiteState.LOST
+            return [RecordEvent("site.gone", site.name, detail)]
         site.is_lost_perhaps = not is_decided
         if not is_silent:
             site.state = SiteState.LOST
@@ -496,8 +574,9 @@ class RunMachine:
         return [*failed, RecordEvent(kind, site.name, detail)]
 
     def _agent_ended(self, event: run_events.AgentEnded, now_s: float) -> list[Action]:
-        if self._sites[event.site].state is not SiteState.ABSENT or self._ending.has_begun:
-            return []  # its session told, or will tell
+        site = self._sites[event.site]
+        if site.state is not SiteState.ABSENT or site.is_new or self._ending.has_begun:
+            return []  # its session told, or will tell; or nobody waits for it
         return self._fail(
             "LAUNCH_FAILED", event.message, now_s, site=event.site, log_path=event.log_path
         )
@@ -524,7 +603,7 @@ class RunMachine:
         """Call the run active once all sites are up; a short job may have ended at some already."""
         if not all(
             site.state is SiteState.RUNNING or site.is_done or site.is_successful
-            for site in self._all()
+            for site in self._present()
         ):
             return []
         self.state = RunState.ACTIVE
@@ -587,6 +666,16 @@ class RunMachine:
         if found.times > 1:
             return self._fail("SAME_DATA", str(found), now_s)
         return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
+
+    def _step_taken(self) -> list[Action]:
+        """Say that no site comes back, where one is waited for that cannot."""
+        is_first, self._has_steps = not self._has_steps, True
+        awaited = [site.name for site in self._all() if site.is_out and not site.is_new]
+        awaited += [site.name for site in self._all() if site.is_new and site.is_wanted]
+        if not is_first or not self._lacks_state or not awaited:
+            return []
+        note = f"not started: {', '.join(awaited)}: {self._return_problem}"
+        return [RecordEvent("run.state_missing", detail={"note": note})]
 
     def _stalled(self, event: run_events.StallReported, now_s: float) -> list[Action]:
         """Name each rank that hangs while others wait: its site cannot go on with it."""
@@ -761,10 +850,10 @@ class RunMachine:
         site = self._sites[event.site]
         if not site.is_returning:
             return []
-        site.is_out = site.is_returning = False
+        note = f"site {site.name} takes part{'' if site.is_later else ' again'}"
+        site.is_out = site.is_returning = site.is_later = False
         site.losses.clear()
         self._digests.regain(site.name)
-        note = f"site {site.name} takes part again"
         return [RecordEvent("site.returned", site.name, {"round": event.round, "note": note})]
 
     def _bring_back(self, now_s: float) -> list[Action]:
@@ -786,19 +875,21 @@ class RunMachine:
                 ]
             failure = self._topology.failure
             lately = [each for each in site.returns_s if now_s - each < _RETURNS_WITHIN_S]
-            has_gone = site.is_out and site.has_agent and site.state is SiteState.ENDED
+            is_free = site.state is (SiteState.JOINED if site.is_new else SiteState.ENDED)
             has_paused = not lately or now_s - lately[-1] >= failure.detect_within_s
-            is_due = has_paused and len(lately) < failure.max_restarts and not site.is_dropped
-            if has_gone and (is_due or site.is_wanted):
-                site.is_wanted = False
+            is_due = has_paused and len(lately) < failure.max_restarts
+            is_due &= not (site.is_dropped or site.is_new)
+            if site.is_out and site.has_agent and is_free and (is_due or site.is_wanted):
+                note = f"site {site.name} is started{'' if site.is_later else ' again'}"
                 site.returns_s = [*lately, now_s]
-                site.state, site.is_returning = SiteState.JOINED, True
-                site.is_told_to_start = site.is_told_to_stop = site.is_done = False
-                note = f"site {site.name} is started again"
+                site.begin_return()
                 actions.append(RecordEvent("site.returning", site.name, {"note": note}))
-                namespace = (self._wan.namespaces or {}).get(site.name)
-                actions.append(run_events.SendPrepare(site.name, namespace, returns=True))
+                actions.append(self._prepare_return(site))
         return actions
+
+    def _prepare_return(self, site: _Site) -> Action:
+        namespace = (self._wan.namespaces or {}).get(site.name)
+        return run_events.SendPrepare(site.name, namespace, returns=True)
 
     def _cannot_go_on(self, event: run_events.CannotGoOn, now_s: float) -> list[Action]:
         """End the run, for the first of what befell its sites."""
@@ -824,12 +915,12 @@ class RunMachine:
         """
         if self._ending.has_begun or self.state is not RunState.FORMING:
             return []
-        states = {site.state for site in self._all()}
+        states = {site.state for site in self._present()}
         if states == {SiteState.JOINED}:
             return self._prepare()
         if not self._may_start:
             return self._activate(now_s)
-        listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
+        listening = tuple(endpoint for site in self._present() for endpoint in site.endpoints)
         if self._wan.uses_relay:
             return self._wan.ask_for_relay(listening)
         return self._start(self._address_book())
@@ -848,7 +939,7 @@ class RunMachine:
     @property
     def _may_start(self) -> bool:
         """Whether all gateways listen, and some ranks were not started yet."""
-        states = {site.state for site in self._all()}
+        states = {site.state for site in self._present()}
         begun = {SiteState.PREPARED, SiteState.STARTING, SiteState.RUNNING}
         return SiteState.PREPARED in states and states <= begun
 
@@ -859,9 +950,9 @@ class RunMachine:
         namespaces = self._wan.namespaces
         if namespaces is None:
             return self._wan.ask_for_namespaces()
-        for site in self._all():
+        for site in self._present():
             site.is_told_to_prepare = True
-        prepare = [run_events.SendPrepare(s.name, namespaces.get(s.name)) for s in self._all()]
+        prepare = [run_events.SendPrepare(s.name, namespaces.get(s.name)) for s in self._present()]
         return [RecordEvent("run.preparing"), *prepare]
 
     def _start(self, book: Mapping[str, tuple[Endpoint, ...]]) -> list[Action]:
@@ -878,7 +969,7 @@ class RunMachine:
 
     def _release_if_done(self) -> list[Action]:
         """Let all gateways go once every site is done: one that is lost before may need them."""
-        sites = [site for site in self._all() if not site.is_out]
+        sites = self._present()
         is_done = bool(sites) and all(site.is_done or site.is_successful for site in sites)
         if self._is_released or not self.is_going_on or not is_done:
             return []
@@ -906,9 +997,9 @@ class RunMachine:
 
     def _start_timed_out(self, now_s: float) -> list[Action]:
         """Fail a start that took too long, for the sites furthest behind: the others wait."""
-        states = {site.state for site in self._all()}
+        states = {site.state for site in self._present()}
         behind = next(state for state in _WHAT_IS_MISSING if state in states)
-        names = [site.name for site in self._all() if site.state is behind]
+        names = [site.name for site in self._present() if site.state is behind]
         told = "site" if len(names) == 1 else "sites"
         message = (
             f"not up within {self._timeouts.start_s:g} s: {told} {', '.join(names)}: "
@@ -955,8 +1046,9 @@ class RunMachine:
 
     def _finish(self, verdict: _Verdict, now_s: float) -> list[Action]:
         failure = verdict.failure
-        out = [site.name for site in self._all() if site.is_out and not site.is_dropped]
-        dropped = [site.name for site in self._all() if site.is_out and site.is_dropped]
+        begun = [site for site in self._all() if not site.is_later]
+        out = [site.name for site in begun if site.is_out and not site.is_dropped]
+        dropped = [site.name for site in begun if site.is_out and site.is_dropped]
         told = [f"sites lost on the way: {', '.join(out)}"] if out else []
         told += [f"sites dropped on the way: {', '.join(dropped)}"] if dropped else []
         detail: dict[str, object] = {
@@ -977,6 +1069,9 @@ class RunMachine:
 
     def _all(self) -> Sequence[_Site]:
         return list(self._sites.values())
+
+    def _present(self) -> Sequence[_Site]:
+        return [site for site in self._all() if not site.is_out]
 
 
 def _reported(failure: Failure) -> Action:

@@ -57,6 +57,8 @@ class RunMetrics:
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.sites = {site: SiteMetrics() for site in sites}
+        self.members = frozenset(sites)
+        """The sites that take part: a step's loss is known once these have sent theirs."""
         self.losses: list[tuple[int, float]] = []
         """Step, and the mean loss of its global batch; in the order in which they were complete."""
         self.held_out_loss: float | None = None
@@ -137,20 +139,24 @@ class RunMetrics:
 
     def _add_loss(self, site: str, step: int, values: Mapping[str, float]) -> None:
         """Average the sites' losses, weighted by their tokens, once all have sent the step's."""
+        if self.losses and step <= self.losses[-1][0]:
+            return  # a site follows, and what it makes of its data counts nothing
         entry = self._open.setdefault(step, _OpenStep())
         tokens = values.get(metrics.SITE_TOKENS, 0.0)
         entry.weighted += values[metrics.LOSS] * tokens
         entry.tokens += tokens
         entry.sites.add(site)
-        if len(entry.sites) == len(self.sites):
-            del self._open[step]
-            if entry.tokens > 0:
-                self._keep_loss(step, entry.weighted / entry.tokens)
+        if entry.sites >= self.members:
+            self._keep_loss(step)
         elif len(self._open) > OPEN_STEPS:
-            del self._open[min(self._open)]
+            self._keep_loss(min(self._open))
 
-    def _keep_loss(self, step: int, loss: float) -> None:
+    def _keep_loss(self, step: int) -> None:
         """Append to the curve; between kept points the last one moves with the run."""
+        entry = self._open.pop(step)
+        if entry.tokens <= 0:
+            return
+        loss = entry.weighted / entry.tokens
         if len(self.losses) > 1 and self.losses[-1][0] - self.losses[-2][0] < self._loss_stride:
             self.losses.pop()
         self.losses.append((step, loss))

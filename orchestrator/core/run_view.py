@@ -37,6 +37,7 @@ _NOTED = frozenset(
         "site.drop_refused",
         "site.returning",
         "site.returned",
+        "run.state_missing",
         "run.waiting",
         "run.went_on",
         "run.ended",
@@ -90,6 +91,8 @@ class RunView:
     reason: str = ""
     failure: Failure | None = None
     sites: dict[str, SiteView] = field(default_factory=dict)
+    begin_with: tuple[str, ...] = ()
+    """The sites that the run begins with."""
     members: tuple[str, ...] = ()
     """Sites that take part in the latest epoch."""
     epoch: int = 0
@@ -110,6 +113,7 @@ class RunView:
                 self.name, self.folder = detail["name"], detail["folder"]
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
+                self.begin_with = tuple(detail.get("begin_with", detail["sites"]))
                 self.links = tuple(detail["links"])
                 self.priority = detail.get("priority", 0)
                 if detail.get("is_queued"):
@@ -117,7 +121,7 @@ class RunView:
             case "run.dequeued":
                 self.state, self.generation = RunState.FORMING, event.generation
             case "run.active":
-                self.state, self.members = RunState.ACTIVE, tuple(self.sites)
+                self.state, self.members = RunState.ACTIVE, self.begin_with
             case "epoch.begun":
                 self.members, self.epoch = tuple(detail["members"]), int(detail["epoch"])
             case "run.stopping":

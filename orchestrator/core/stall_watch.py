@@ -35,9 +35,10 @@ class StallWatch:
         self._named: set[tuple[str, int]] = set()
 
     def forget(self, site: str) -> None:
-        """Nobody there comes, or waits, any more."""
+        """Nobody there comes, or waits, any more; who comes later may hang again."""
         self._absent.pop(site, None)
         self._waiting.discard(site)
+        self._named = {each for each in self._named if each[0] != site}
 
     def report(
         self, site: str, absent: Sequence[AbsentRank], *, is_waiting: bool

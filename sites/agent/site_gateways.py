@@ -87,10 +87,10 @@ class EpochChange:
     def answered(self, answer: Mapping[str, Any]) -> None:
         """A gateway answers; once all have, the site does.
 
-        Of a site that follows, one gateway speaks for all once it is level.
+        Of a site that follows, one gateway speaks for all once it could take part.
         """
         if answer["op"] == "resumed" and answer["epoch"] == self.epoch:
-            self._put(Resumed(epoch=self.epoch, round=answer["round"]))
+            self._put(Resumed(epoch=self.epoch, round=answer["round"], behind=answer["behind"]))
             return
         if (answer["op"], answer["epoch"]) != self._waits_for:
             return

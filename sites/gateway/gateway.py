@@ -408,8 +408,8 @@ class Gateway(EndingGateway):
             with self._watching:
                 self._stalls.posted(rank, time.monotonic())
         try:
-            if epoch := self._executor.post(rank, request, values):
-                self._tell_resumed(epoch, request.round)
+            if begun := self._executor.post(rank, request, values):
+                self._tell_resumed(begun.epoch, request.round, begun.behind)
         except SiteLeftError as error:
             self._leave(error)
 
@@ -426,8 +426,8 @@ class Gateway(EndingGateway):
         if is_first:
             threading.Thread(target=tell, name="leave", daemon=True).start()
 
-    def _tell_resumed(self, epoch: int, round_: int) -> None:
-        self._write({"op": "resumed", "epoch": epoch, "round": round_})
+    def _tell_resumed(self, epoch: int, round_: int, behind: int = 0) -> None:
+        self._write({"op": "resumed", "epoch": epoch, "round": round_, "behind": behind})
 
     def keep_residuals(self, rank: int, path: Path) -> None:
         """Copy what is owed to a rank's shards, and have it written meanwhile."""

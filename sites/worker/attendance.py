@@ -54,7 +54,7 @@ class Attendance:
             return dict(self._absent)
 
     def begin_without(self, sites: Iterable[int]) -> None:
-        """Begin in the midst of a run that goes on without some sites; all others know it."""
+        """Begin in a run that goes on, or begins, without some sites; all others know it."""
         with self._lock:
             self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
 

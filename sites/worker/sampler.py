@@ -206,7 +206,7 @@ class Sampler:
         self._note(site, _Absence(step))
 
     def begin_without(self, sites: Iterable[int]) -> None:
-        """Begin in the midst of a run that goes on without some sites; all others know it."""
+        """Begin in a run that goes on, or begins, without some sites; all others know it."""
         for site in sites:
             self._note(site, _Absence(-NOTICE_STEPS - 1))
 

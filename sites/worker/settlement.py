@@ -130,6 +130,12 @@ class Settlement:
         known = everybody if own is None else own.ranks_of()
         if ranks_of != known:
             name = next(name for name in ranks_of if ranks_of[name] != known[name])
+            if own is None:
+                raise LayoutMismatchError(
+                    f"site {self._site} has {name} on ranks {list(ranks_of[name])} only, and the "
+                    "others have never heard of its pipeline stages: a site that is added later "
+                    "has each tensor on all of its ranks, by fully_shard or tensor parallelism"
+                )
             raise LayoutMismatchError(
                 f"site {self._site} comes back with {name} on ranks {list(ranks_of[name])}, and "
                 f"the others know it on ranks {list(known[name])}: come back with the pipeline "

@@ -152,6 +152,11 @@ class Site:
         self._marks = 0
         """The epoch that the next gradients begin, for a site follows or enters; 0: none."""
         self._returns = returns
+        later = {*spec.site_names} - {*spec.first_sites}
+        self._later = tuple(at for at, name in enumerate(welcome.sites) if name in later)
+        """Sites that the run does not begin with, by index."""
+        if not returns:
+            link.attendance.begin_without(self._later)
         self._returned_at = 0
         """Steps that the others had taken when this site began to follow."""
         self._has_left = False
@@ -688,12 +693,14 @@ class Site:
         sequences = {each.site: each.sequences for each in self.job.placement}
         names = self._welcome.sites if global_batch is None else ()
         sharing = None if data_mesh is None else data_mesh.mesh.flatten().tolist()
+        ranks = self._welcome.ranks_per_site
+        first_ranks = sum(each for at, each in enumerate(ranks) if at not in self._later)
         sampler = Sampler(
             num_samples=len(dataset),
             shares=BatchShares(
-                full=FullBatch(size, self.global_world_size),
+                full=FullBatch(size, first_ranks),
                 rule=self.job.on_fewer_sites,
-                ranks=self._welcome.ranks_per_site,
+                ranks=ranks,
                 sequences=tuple(sequences[each] for each in names) if sequences else (),
             ),
             site=self.index,
@@ -701,6 +708,8 @@ class Site:
             replicas=None if sharing is None else len(sharing),
             seed=seed,
         )
+        if not self._returns:
+            sampler.begin_without(self._later)
         self._sampler = sampler
         return sampler
 

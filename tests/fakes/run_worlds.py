@@ -27,8 +27,13 @@ class World:
         needs_all: bool = True,
         may_return: bool = False,
         refuses_same_data: bool = True,
+        begin_with: str = "",
+        cut: str = "",
     ) -> None:
-        """`needs_all`: as where failure.min_sites is the number of the sites."""
+        """`needs_all`: as where failure.min_sites is the number of the sites.
+
+        `cut`: two sites without a link.
+        """
         self.needs_all = needs_all
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
@@ -40,8 +45,14 @@ class World:
                 min_sites=described.failure.min_sites if needs_all else 1,
             )
             described = dataclasses.replace(described, failure=failure)
+        links = [each for each in described.links if {each.source, each.target} != {*cut}]
+        described = dataclasses.replace(described, links=tuple(links))
         self.machine = RunMachine(
-            described, self.now_s, may_return=may_return, refuses_same_data=refuses_same_data
+            described,
+            self.now_s,
+            may_return=may_return,
+            refuses_same_data=refuses_same_data,
+            begin_with=begin_with,
         )
         self.actions: list[run_events.Action] = []
 

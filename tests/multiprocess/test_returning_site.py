@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 STEPS = 1500
-SCRIPT_STEPS = 1200
+SCRIPT_STEPS = 3000
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 LAYOUTS_SCRIPT = SCRIPT.with_name("user_layouts.py")
 
@@ -154,4 +154,44 @@ def test_a_site_is_dropped_and_added_while_the_run_goes_on(run: Bench) -> None:
     for site in "ab":
         steps = steps_of(run, site)
         assert steps == [*range(1, len(steps) + 1)], site
+    run.wait_for_nothing_left(15.0)
+
+
+def test_a_site_that_the_run_did_not_begin_with_is_added(run: Bench) -> None:
+    """It has another number of ranks, and comes before the others in the topology."""
+    topology = topology_yaml(
+        [(1, 2), (1, 1), (1, 1)], emulate=False, detect_within="5s", min_sites=1
+    )
+    text = job_yaml(steps=STEPS, codec="int8") + "begin_with: [b, c]\n"
+    text += f"on_fewer_sites: shrink\nentrypoint: {SCRIPT}\n"
+    job = run.write(topology, text + f"arguments: ['{SCRIPT_STEPS}', ddp, '0.1']\n")
+    process = run.start("launch", str(job), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    status = run.isthmus("status", "--json").check().envelope["data"]
+    assert status["members"] == ["b", "c"]
+    assert {each["site"]: each["state"] for each in status["sites"]}["a"] == "JOINED"
+    refused = run.isthmus("sites", "drop", "a", "--json")
+    assert "site a takes no part yet" in refused.err + refused.out
+    run.isthmus("sites", "add", "a", "--json").check()
+    out, err = process.communicate(timeout=250)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    every = range(1, SCRIPT_STEPS + 1)
+    for site in "bc":
+        assert Counter(steps_of(run, site)) == Counter(every), site
+    steps = steps_of(run, "a")
+    assert steps, run.logs()
+    assert steps[-1] == SCRIPT_STEPS
+    assert len(set(steps)) == len(steps) < SCRIPT_STEPS
+    status = run.isthmus("status", "--json").check().envelope["data"]
+    assert status["members"] == ["b", "c", "a"]
+    assert status["totals"]["verified_steps"] >= SCRIPT_STEPS - 20
+    tokens: Counter[int] = Counter()
+    shares = Counter[str]()
+    for each in run.metrics():
+        if each["kind"] == "step":
+            tokens[each["step"]] += each["values"]["site_tokens"]
+            if each["step"] == SCRIPT_STEPS:
+                shares[each["site"]] = each["values"]["site_tokens"]
+    assert (tokens[1], tokens[SCRIPT_STEPS]) == (12, 12), "the whole batch, whoever takes part"
+    assert shares == {"a": 6, "b": 3, "c": 3}
     run.wait_for_nothing_left(15.0)

@@ -389,6 +389,57 @@ def test_a_site_that_is_level_enters_like_any_change_of_members() -> None:
     assert (core.epoch.follows, core.epoch.from_round) == ((), 103)
 
 
+def test_a_site_that_never_gets_level_enters_as_far_behind_as_it_says() -> None:
+    core = machine()
+    for round_, expected in ((80, "epoch.cancelled"), (81, "epoch.entering")):
+        core = machine()
+        lose_sa(core)
+        let_sa_follow(core)
+        core.handle(EntryBegun("sa", 2, 80, behind=9), 42)
+        core.handle(settled("ap", 3, 91), 43)
+        core.handle(settled("eu", 3, 90), 43)
+        assert kinds(core.handle(settled("sa", 3, round_), 43))[0] == expected
+    core.handle(EntryBegun("ap", 3, 99), 44)
+    assert (core.epoch.follows, core.epoch.from_round) == ((), 99)
+    core.handle(SiteGone("sa", "it could not keep up"), 50)
+    core.handle(settled("ap", 4, 99), 51)
+    core.handle(settled("eu", 4, 99), 51)
+    assert (core.epoch.members, core.epoch.from_round) == (("ap", "eu"), 99)
+
+
+def test_a_site_that_hangs_when_it_is_to_enter_holds_the_others_up_once() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_follow(core)
+    core.handle(EntryBegun("sa", 2, 80), 42)
+    core.handle(settled("ap", 3, 81), 43)
+    core.handle(settled("eu", 3, 81), 43)
+    assert core.handle(Ticked(), 42 + LIMITS.detect_s - 0.1) == []
+    actions = core.handle(Ticked(), 42 + LIMITS.detect_s)
+    assert kinds(actions) == [
+        *["epoch.cancelled", *["SendCancel"] * 3],
+        *["epoch.proposed", *["SendSettle"] * 2],
+    ]
+    core.handle(settled("ap", 4, 82), 60)
+    actions = core.handle(settled("eu", 4, 82), 60)
+    assert core.epoch.members == ("ap", "eu")
+    assert [each.site for each in actions if isinstance(each, LoseSite)] == ["sa"]
+
+
+def test_a_site_that_is_silent_before_it_has_entered_holds_nobody_up() -> None:
+    core = machine()
+    lose_sa(core)
+    let_sa_follow(core)
+    core.handle(EntryBegun("sa", 2, 80), 42)
+    told = [each for name in NAMES for each in core.handle(settled(name, 3, 81), 43)]
+    assert kinds(told) == ["epoch.entering", *["SendResume"] * 3]
+    core.handle(LeaseEnded("sa", "its agent was silent"), 50)
+    core.handle(Ticked(), 50 + LIMITS.collect_s)
+    core.handle(settled("ap", 4, 85), 60)
+    core.handle(settled("eu", 4, 85), 60)
+    assert core.epoch.members == ("ap", "eu")
+
+
 def test_a_site_that_follows_begins_anew_where_chunks_are_done_again() -> None:
     core = machine()
     lose_sa(core)

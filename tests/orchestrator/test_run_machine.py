@@ -8,6 +8,7 @@ import pytest
 from orchestrator.core import run_events
 from orchestrator.core.run_events import Endpoint, RecordEvent, RunState
 from orchestrator.core.run_view import RecordedEvent
+from orchestrator.core.stall_watch import AbsentRank
 from tests.fakes.run_worlds import (
     COLLECT_S,
     GRACE_S,
@@ -19,6 +20,8 @@ from tests.fakes.run_worlds import (
     prepared,
     recorded_events,
 )
+
+LACKS_STATE = "does not call `start = site.checkpoint(model, optimizer)`"
 
 
 def test_a_run_that_goes_well() -> None:
@@ -446,14 +449,112 @@ def test_a_site_whose_script_cannot_take_the_state_over_is_not_started_again() -
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StepTaken("a"))
     lose_b(world)
     world.wait(LEASE_S)
     assert world.sent(run_events.SendPrepare).count("b") == 1
     lost = [each for each in recorded_events(world) if each.kind == "site.lost"]
     for told in (str(lost[0].detail["note"]), world.machine.add_problem("b")):
-        assert "does not call `start = site.checkpoint(model, optimizer)`" in told
+        assert LACKS_STATE in told
     world.tell(run_events.StateOffered("a"))
     assert world.sent(run_events.SendPrepare).count("b") == 2, "it is later with it than the loss"
+
+
+@pytest.mark.parametrize("calls_it", [True, False])
+def test_of_a_site_lost_before_the_first_step_it_is_not_known_whether_it_can_return(
+    calls_it: bool,
+) -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.activate()
+    lose_b(world)
+    lost = [each for each in recorded_events(world) if each.kind == "site.lost"]
+    assert lost[0].detail["note"] == "the run goes on without site b: GATEWAY_EXITED at site b"
+    assert world.machine.add_problem("b") == ""
+    if calls_it:
+        world.tell(run_events.StateOffered("a"))
+    told = world.tell(run_events.StepTaken("a"), run_events.StepTaken("c"))
+    assert world.sent(run_events.SendPrepare).count("b") == 1 + calls_it
+    assert len(told) == (0 if calls_it else 1)
+    assert all(LACKS_STATE in str(each.detail["note"]) for each in recorded(told))
+
+
+def begun_by_a_and_b() -> World:
+    """Return a run that has begun without site c, an agent of which is there."""
+    world = World(3, needs_all=False, may_return=True, begin_with="ab")
+    world.tell(run_events.SiteJoined("a", "h"), run_events.SiteJoined("b", "h"))
+    assert world.sent(run_events.SendPrepare) == ["a", "b"]
+    world.tell(*(prepared(site) for site in "ab"), *(run_events.SiteRunning(site) for site in "ab"))
+    assert world.is_in(RunState.ACTIVE)
+    world.tell(run_events.SiteJoined("c", "h"), run_events.StateOffered("a"))
+    return world
+
+
+def test_a_site_that_the_run_did_not_begin_with_is_started_when_it_is_added() -> None:
+    world = begun_by_a_and_b()
+    world.tell(*(digest(site, 7) for site in "ab"))
+    assert world.machine.verified_steps == 1, "nobody waits for its hashes"
+    assert "takes no part yet" in world.machine.drop_problem("c")
+    world.wait(1000.0)
+    assert world.sent(run_events.SendPrepare) == ["a", "b"]
+    assert world.machine.add_problem("c") == ""
+    (prepare,) = (
+        each
+        for each in world.tell(run_events.AddRequested("c"))
+        if isinstance(each, run_events.SendPrepare)
+    )
+    assert (prepare.site, prepare.returns) == ("c", True)
+    assert "coming back already" in world.machine.add_problem("c")
+    world.tell(prepared("c"))
+    assert world.sent(run_events.SendStart) == ["a", "b", "c"]
+    world.tell(run_events.SiteRunning("c"))
+    assert world.machine.ready_to_enter == ("c",)
+    world.tell(run_events.SiteEntered("c", 75))
+    notes = [each.detail["note"] for each in recorded_events(world) if "note" in each.detail]
+    assert notes == ["site c is started", "site c takes part"]
+    world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ab"))
+    assert world.is_in(RunState.ACTIVE), "it is waited for"
+    lost = failure(world, "RANK_KILLED", "c")
+    world.tell(run_events.SiteEnded("c", succeeded=False, failures=(lost,)))
+    world.tell(run_events.SiteDropped("c", "killed"))
+    assert world.finish.state is RunState.SUCCEEDED
+
+
+def test_a_site_that_was_never_added_is_no_loss() -> None:
+    world = begun_by_a_and_b()
+    world.tell(run_events.SiteLost("c", "its agent was silent", 5.0))
+    world.tell(run_events.AgentEnded("c", "it could not start", ""))
+    world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ab"))
+    assert world.finish == run_events.FinishRun(RunState.SUCCEEDED, "", "", None)
+    (ended,) = (each for each in recorded_events(world) if each.kind == "run.ended")
+    assert "note" not in ended.detail
+
+
+def test_why_a_site_cannot_be_added() -> None:
+    world = World(3, needs_all=False, may_return=True, begin_with="ab")
+    world.tell(*(run_events.SiteJoined(site, "h") for site in "ab"))
+    world.tell(*(prepared(site) for site in "ab"), *(run_events.SiteRunning(site) for site in "ab"))
+    problem = world.machine.add_problem("c")
+    assert "site c has no agent: start one there" in problem
+    assert "isthmus agent --site c --coordinator " in problem
+    world.tell(run_events.SiteJoined("c", "h"))
+    assert world.machine.add_problem("c") == "", "the first step tells"
+    world.tell(run_events.AddRequested("c"))
+    assert world.sent(run_events.SendPrepare) == ["a", "b"]
+    (told,) = recorded(world.tell(run_events.StepTaken("a")))
+    assert LACKS_STATE in str(told.detail["note"])
+    assert LACKS_STATE in world.machine.add_problem("c")
+
+
+def test_a_site_without_a_link_to_who_takes_part_is_told_what_it_lacks() -> None:
+    world = World(3, needs_all=False, may_return=True, begin_with="ab", cut="ac")
+    world.tell(*(run_events.SiteJoined(site, "h") for site in "abc"))
+    world.tell(*(prepared(site) for site in "ab"), *(run_events.SiteRunning(site) for site in "ab"))
+    world.tell(run_events.StateOffered("a"))
+    assert world.machine.add_problem("c") == ""
+    lose_b(world)
+    problem = world.machine.add_problem("c")
+    assert "no link, both ways, between site c and any that takes part (a)" in problem
+    assert "`links`" in problem
 
 
 def let_b_come_back(world: World) -> None:
@@ -471,10 +572,15 @@ def epoch_begun(*follows: str) -> RecordEvent:
     return RecordEvent("epoch.begun", detail=detail)
 
 
-def restarted(world: World) -> World:
+def recorded(actions: Sequence[run_events.Action]) -> list[RecordEvent]:
+    return [each for each in actions if isinstance(each, RecordEvent)]
+
+
+def restarted(world: World, *before: World, begin_with: str = "") -> World:
     """Return the world with a coordinator that has read what was written down."""
-    later = World(3, needs_all=False, may_return=True)
-    for number, each in enumerate(recorded_events(world)):
+    later = World(3, needs_all=False, may_return=True, begin_with=begin_with)
+    told = [each for one in (*before, world) for each in recorded_events(one)]
+    for number, each in enumerate(told):
         event = RecordedEvent(
             sequence=number,
             wall_s=0.0,
@@ -496,6 +602,70 @@ def test_a_site_that_follows_goes_on_under_the_next_coordinator() -> None:
     assert later.sent(run_events.SendStop) == []
     later.tell(run_events.SiteEntered("b", 75))
     assert [each.kind for each in recorded_events(later)][-1] == "site.returned"
+
+
+@pytest.mark.parametrize("stage", ["returning", "prepared", "running"])
+def test_a_site_that_is_coming_up_goes_on_under_the_next_coordinator(stage: str) -> None:
+    world = begun_by_a_and_b()
+    world.tell(run_events.AddRequested("c"))
+    if stage != "returning":
+        world.tell(prepared("c"))
+    if stage == "running":
+        world.tell(run_events.SiteRunning("c"))
+    later = restarted(world, begin_with="ab")
+    assert set(later.machine.awaited) == {*"abc"}
+    assert later.machine.is_coming_up("c") is (stage != "running")
+    actions = later.tell(*(run_events.SiteReturned(site, "h", 0) for site in "abc"))
+    assert later.sent(run_events.SendStop) == []
+    prepare = [each for each in actions if isinstance(each, run_events.SendPrepare)]
+    wanted = [("c", True)] if stage == "returning" else []
+    assert [(each.site, each.returns) for each in prepare] == wanted
+    assert later.sent(run_events.SendStart) == (["c"] if stage == "prepared" else [])
+    if stage == "returning":
+        later.tell(prepared("c"))
+    if stage != "running":
+        later.tell(run_events.SiteRunning("c"))
+    assert later.machine.ready_to_enter == ("c",)
+    later.tell(run_events.SiteEntered("c", 75))
+    assert restarted(later, world, begin_with="ab").machine.add_problem("c") == "site c takes part"
+
+
+def test_a_site_that_is_gone_after_all_were_done_is_no_failure() -> None:
+    world = World(2, needs_all=False)
+    world.activate()
+    world.tell(run_events.SiteDone("a"), run_events.SiteDone("b"))
+    assert world.sent(run_events.SendRelease) == ["a", "b"]
+    world.tell(run_events.SiteLost("b", "its agent was silent", 5.0))
+    world.tell(run_events.SiteEnded("a", succeeded=True))
+    assert world.finish == run_events.FinishRun(RunState.SUCCEEDED, "", "", None)
+    told = [each.kind for each in recorded_events(world)]
+    assert not {"failure.reported", "site.lost"} & {*told}
+
+
+def test_a_rank_that_hangs_when_its_site_enters_holds_nobody_up_for_long() -> None:
+    """Also where it has hung before, and its site has come back since."""
+    world = World(3, needs_all=False, may_return=True)
+    let_b_come_back(world)
+    for has_entered in (False, True):
+        if has_entered:
+            world.tell(run_events.SiteEntered("b", 75))
+        stuck = AbsentRank(
+            rank=0,
+            for_s=20.0,
+            round=75,
+            is_stopped=False,
+            is_in_collective=False,
+            doing="in step",
+            stack_path="",
+        )
+        stops = world.sent(run_events.SendStop).count("b")
+        world.tell(run_events.StallReported("a", (), is_waiting=True))
+        world.tell(run_events.StallReported("b", (stuck,), is_waiting=False))
+        assert world.sent(run_events.SendStop).count("b") == stops + 1
+        world.tell(run_events.SiteEnded("b", succeeded=False))
+        world.tell(run_events.SiteDropped("b", "stalled"))
+        world.wait(LEASE_S)
+        world.tell(prepared("b"), run_events.SiteRunning("b"))
 
 
 def test_a_site_that_came_back_is_not_done_again_for_the_next_coordinator() -> None:

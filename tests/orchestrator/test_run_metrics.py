@@ -36,9 +36,20 @@ def test_memory_is_bounded_over_a_long_run() -> None:
     alone = RunMetrics(("a", "b"))
     for number in range(2 * OPEN_STEPS):
         alone.add("a", "step", number, step(1.0, 1), {})
-    alone.add("b", "step", 0, step(1.0, 1), {})
-    alone.add("b", "step", 2 * OPEN_STEPS - 1, step(1.0, 1), {})
-    assert alone.losses == [(2 * OPEN_STEPS - 1, 1.0)]
+    assert [number for number, _ in alone.losses] == [*range(OPEN_STEPS)]
+    alone.add("b", "step", 0, step(2.0, 1), {})
+    assert alone.losses[0] == (0, 1.0), "too late to count"
+    alone.add("b", "step", 2 * OPEN_STEPS - 1, step(2.0, 1), {})
+    assert alone.losses[-1] == (2 * OPEN_STEPS - 1, 1.5)
+
+
+def test_a_loss_is_known_once_all_have_sent_it_that_take_part() -> None:
+    measured = RunMetrics(("a", "b", "c"))
+    measured.members = frozenset("ab")
+    measured.add("a", "step", 1, step(1.0, 1), {})
+    assert measured.losses == []
+    measured.add("b", "step", 1, step(2.0, 1), {})
+    assert measured.losses == [(1, 1.5)]
 
 
 def test_gateways_of_one_link_count_together() -> None:

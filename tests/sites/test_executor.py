@@ -21,9 +21,10 @@ from sites.codecs.codec import Floats
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction import executor
 from sites.gateway.reduction.credit import FRAME_BYTES
+from sites.gateway.reduction.executor import Begun
 from sites.local.rank_messages import Reduce
 from tests.fakes.exchanges import Exchanges, request_of
-from topology.trees.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, Tree, followed, star
 
 DEADLINE_S = 20.0
 CHUNK_BYTES = 1 << 10
@@ -183,3 +184,26 @@ def test_links_are_needed_for_as_long_as_a_plan_is() -> None:
     for round_, needed in ((1, [True, True]), (2, [False, True])):
         exchange.post(*a_post(round_))
         assert [plans.needs(site) for site in (1, 2)] == needed, round_
+
+
+def test_a_site_that_others_wait_for_gives_up_before_their_ranks_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: 0.0)
+    monkeypatch.setattr(executor, "time", clock)
+    every = ReductionPlan(3, (star(3, 0),), "")
+    members = ReductionPlan(3, (Tree(0, {1: 0}),), "", only=(0, 1))
+    exchange = Exchanges(members, "fp32", (1, 1, 1), peer_lost_s=10.0).exchanges[2]
+    exchange.resume(1, 5, followed(members, {2: (0, 1)}), ("fp32",))
+    assert exchange.post(*a_post(5)) == Begun(1, 0)
+    assert exchange.post(*a_post(6)) is None
+    now_s += 11.0
+    assert exchange.post(*a_post(9)) == Begun(1, 0), "nobody has let it in"
+    exchange.resume(2, 20, every, ("fp32",))
+    now_s += 79.0
+    exchange.post(*a_post(10))
+    now_s += 2.0
+    with pytest.raises(PeerLostError, match="the others have waited for 80 s"):
+        exchange.post(*a_post(11))
+    exchange.close()

@@ -108,6 +108,8 @@ def test_gateways_resume_with_what_the_coordinator_says() -> None:
     for round_ in (7, 8):
         site.epochs.answered({"op": "resumed", "epoch": 3, "round": round_})
     assert site.put == [Resumed(epoch=3, round=8)]
+    site.epochs.answered({"op": "resumed", "epoch": 3, "round": 40, "behind": 5})
+    assert site.put[1:] == [Resumed(epoch=3, round=40, behind=5)], "one speaks for all"
     with pytest.raises(SiteError, match="the epoch is not JSON"):
         site.epochs.resume(Resume(epoch=4, record=b"{"))
 

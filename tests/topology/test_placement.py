@@ -185,3 +185,48 @@ def test_a_placement_that_leaves_out_a_site_and_a_plan_of_all_contradict_each_ot
     placed = "plan: {sites: all}\nplacement: [{site: a, sequences: 6}, {site: b, sequences: 7}]\n"
     [told] = mistakes(placed)
     assert "plan.sites is all, and c, d has no place" in told
+
+
+def test_the_sites_that_a_run_begins_with_come_first_and_all_are_there() -> None:
+    run = load("begin_with: [d, c]\n")
+    assert [(site.name, site.index) for site in run.topology.sites] == [
+        ("c", 0),
+        ("d", 1),
+        ("a", 2),
+        ("b", 3),
+    ]
+    assert run.topology.links == run.described.links
+    run = load("placement: [{site: d, sequences: 8}, {site: a, sequences: 5}]\nbegin_with: [d]\n")
+    assert [site.name for site in run.topology.sites] == ["d", "a"]
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "expected"),
+    [
+        ("begin_with: [a, f]\n", (), "unknown site 'f'"),
+        ("begin_with: [a, a]\n", (), "'a' is named twice"),
+        (
+            "begin_with: [a, b]\nplacement: [{site: a, sequences: 13}]\n",
+            (),
+            "unknown site 'b'",
+        ),
+        ("begin_with: [a, c]\n", (), "no links in both directions connect 'a' with 'c'"),
+        ("begin_with: [a, b]\nplan: {}\n", (), "want `begin_with` or `plan`, not both"),
+        ("begin_with: [a, b]\nprobe: {}\n", (), "a probe measures the links of all sites"),
+        (
+            "begin_with: [a, b]\n",
+            ("exchange.schedule=off",),
+            "no site can be added where `exchange.schedule: off`",
+        ),
+    ],
+)
+def test_mistakes_of_the_sites_that_a_run_begins_with(
+    written: str, overrides: tuple[str, ...], expected: str
+) -> None:
+    (found,) = mistakes(written, *overrides)
+    assert expected in found
+
+
+def test_a_run_begins_with_as_many_sites_as_it_goes_on_with() -> None:
+    with pytest.raises(ConfigError, match=r"failure\.min_sites is 3: want as many"):
+        load("begin_with: [a, b]\n", topology=("failure.min_sites=3",))

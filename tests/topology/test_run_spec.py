@@ -144,3 +144,15 @@ def test_only_sites_that_know_them_take_trees_whose_results_go_another_way() -> 
 def test_what_is_no_spec_is_refused(written: bytes, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RunSpec.from_bytes(written)
+
+
+def test_a_run_that_begins_with_some_sites_has_a_reduction_of_these_and_of_all() -> None:
+    one = spec("reduction: {tree: star}\nbegin_with: [c, b]\n")
+    assert (one.site_names, one.first_sites) == (("b", "c", "a"), ("b", "c"))
+    assert one.reduction.plan.members == (0, 1, 2)
+    assert one.first_reduction.plan.members == (0, 1)
+    assert RunSpec.from_bytes(one.to_bytes()) == one
+    assert {"job.begin_with", "first"} <= {*_required(one)}
+    whole = spec("begin_with: [a, b, c]\n")
+    assert (whole.first, whole.first_sites) == (None, whole.site_names)
+    assert "first" not in {*_required(whole)}

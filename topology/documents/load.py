@@ -75,6 +75,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
             on_fewer_sites=model.on_fewer_sites,
             checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),
             placement=tuple(_made(Placed, each) for each in model.placement),
+            begin_with=tuple(model.begin_with),
             plan=None if model.plan is None else _wishes(model.plan),
             workload=None if model.workload is None else _made(DescribedModel, model.workload),
         )

@@ -3,19 +3,21 @@
 A job's `placement` names them; a job without one spreads its batch over the ranks of all sites.
 From `placed` on, everybody sees a topology of the sites that take part only, with indices of its
 own, so that no other part of isthmus needs to know that there are more.
+
+With some of them the run may begin (`begin_with`), and others are added while it goes on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.job import Job
 from topology.suggest import did_you_mean
 from topology.text.yaml_document import Path
 from topology.trainer_cuts import is_uneven, why_not
-from topology.world import Topology
+from topology.world import Site, Topology
 
 Misplaced = tuple[Path, str]
 """A place in the job, and what is wrong there."""
@@ -24,11 +26,15 @@ Misplaced = tuple[Path, str]
 def placed(job: Job, topology: Topology) -> Topology:
     """Return the topology of the sites that take part in a job: the same without a placement.
 
-    `problems_of` has found nothing wrong with the two.
+    The sites that the run begins with come first, for the first site's initial parameters are
+    everybody's. `problems_of` has found nothing wrong with the two.
     """
-    if not job.placement:
+    if job.placement:
+        topology = restricted(topology, [each.site for each in job.placement])
+    if not job.begin_with:
         return topology
-    return restricted(topology, [each.site for each in job.placement])
+    order = sorted(topology.sites, key=lambda site: site.name not in job.begin_with)
+    return dataclasses.replace(topology, sites=_numbered(order))
 
 
 def restricted(topology: Topology, names: Sequence[str]) -> Topology:
@@ -39,7 +45,7 @@ def restricted(topology: Topology, names: Sequence[str]) -> Topology:
     kept = [site for site in topology.sites if site.name in names]
     if len(kept) == len(topology.sites):
         return topology
-    sites = tuple(dataclasses.replace(site, index=index) for index, site in enumerate(kept))
+    sites = _numbered(kept)
     links = tuple(link for link in topology.links if {link.source, link.target} <= set(names))
     min_sites = min(topology.failure.min_sites, len(sites))
     return dataclasses.replace(
@@ -50,8 +56,12 @@ def restricted(topology: Topology, names: Sequence[str]) -> Topology:
     )
 
 
+def _numbered(sites: Iterable[Site]) -> tuple[Site, ...]:
+    return tuple(dataclasses.replace(site, index=index) for index, site in enumerate(sites))
+
+
 def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return what is wrong with a job's placement on a topology, which is described in full."""
+    """Return what is wrong with a job's sites on a topology, which is described in full."""
     names = [site.name for site in topology.sites]
     problems: list[Misplaced] = []
     first: dict[str, int] = {}
@@ -79,8 +89,36 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
         problems.append((("placement",), message))
     problems += _without_device(job, topology)
     if job.placement and not problems:
-        problems += _unconnected(restricted(topology, list(first)))
+        problems += _unconnected(restricted(topology, list(first)), ("placement",))
+    if job.begin_with and not problems:
+        problems += _problems_of_beginning(job, placed(job, topology))
     return problems
+
+
+def _problems_of_beginning(job: Job, topology: Topology) -> list[Misplaced]:
+    """Return what is wrong with the sites that a run begins with, of those that take part."""
+    names, begin = [site.name for site in topology.sites], job.begin_with
+    problems: list[Misplaced] = []
+    for index, name in enumerate(begin):
+        path: Path = ("begin_with", index)
+        if name not in names:
+            problems.append((path, f"unknown site {name!r}{did_you_mean(name, names)}"))
+        elif name in begin[:index]:
+            problems.append((path, f"{name!r} is named twice"))
+    fewest = topology.failure.min_sites
+    if len(begin) < fewest:
+        message = f"failure.min_sites is {fewest}: want as many sites at least; got {len(begin)}"
+        problems.append((("begin_with",), message))
+    why = ""
+    if job.plan is not None:
+        why = "a plan decides which sites take part: want `begin_with` or `plan`, not both"
+    elif job.probe is not None:
+        why = "a probe measures the links of all sites"
+    elif job.exchange.schedule == "off":
+        why = "no site can be added where `exchange.schedule: off`"
+    if why:
+        problems.append((("begin_with",), why))
+    return problems or _unconnected(restricted(topology, begin), ("begin_with",))
 
 
 def _without_device(job: Job, topology: Topology) -> list[Misplaced]:
@@ -157,7 +195,7 @@ def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
     return problems
 
 
-def _unconnected(topology: Topology) -> list[Misplaced]:
+def _unconnected(topology: Topology, path: Path) -> list[Misplaced]:
     cut = unreached(topology)
     if not cut:
         return []
@@ -165,7 +203,7 @@ def _unconnected(topology: Topology) -> list[Misplaced]:
         f"no links in both directions connect {topology.sites[0].name!r} with "
         f"{', '.join(map(repr, cut))}, without the sites that are left out"
     )
-    return [(("placement",), message)]
+    return [(path, message)]
 
 
 def unreached(topology: Topology) -> list[str]:

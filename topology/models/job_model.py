@@ -680,6 +680,11 @@ class JobModel(Strict):
         default_factory=list,
         description="The sites that take part; none: all, the batch spread evenly over all ranks.",
     )
+    begin_with: list[Text] = Field(
+        default_factory=list,
+        description="The sites that the run begins with; `isthmus sites add` adds others of the "
+        "topology. None: all.",
+    )
     plan: PlanModel | None = None
     workload: Annotated[
         WorkloadModel | None,

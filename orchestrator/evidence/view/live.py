@@ -40,7 +40,7 @@ class LiveTable:
         state = formats.run_state(run)
         heading.append(state, style=STYLES.get(state, ""))
         yield heading
-        if run.epoch and len(run.members) < len(run.sites):
+        if run.members and len(run.members) < len(run.sites):
             yield Text(f"members since epoch {run.epoch}: {', '.join(run.members)}")
         if shown := _figures(run):
             yield Text("  ".join(shown))

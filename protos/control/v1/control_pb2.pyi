@@ -889,11 +889,14 @@ class Resumed(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
     round: builtins.int
     """as in Settled"""
+    behind: builtins.int
+    """of a site that follows: the rounds that it may be behind when it is let in"""
     def __init__(
         self,
         *,
@@ -901,8 +904,9 @@ class Resumed(google.protobuf.message.Message):
         generation: builtins.int = ...,
         epoch: builtins.int = ...,
         round: builtins.int = ...,
+        behind: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "epoch", b"epoch", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
 
 global___Resumed = Resumed
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import os
 import threading
 import time
@@ -73,6 +74,7 @@ from sites.gateway.reduction.epochs import (
     Verdict,
     in_force,
 )
+from sites.gateway.reduction.following import Following
 from sites.gateway.reduction.pool import Pool, Priority
 from sites.gateway.reduction.residuals import Owed, Residuals
 from sites.local.chunk_grid import Grid, Sharing, grid
@@ -87,8 +89,6 @@ _HERE_BYTES = 2 << 20
 """Payloads up to here are summed by the thread that received them. It takes 0.2 ms or so, in which
 all links wait; to wake a thread of the pool would cost more."""
 _OUTCOME_CHECK_S = 1.0
-_LEVEL_EVERY = 16
-"""Rounds between two attempts of a site that follows to take part."""
 _FOLLOW_SHARE = 0.25
 """The part of a machine's memory that results may take which wait for ranks that are behind."""
 
@@ -103,6 +103,16 @@ class Settled:
     """Chunks of rounds that are not known to be stable. They stay so, if chunks are stopped."""
     chains: Mapping[int, int]
     """`Epochs.chains`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What begins with a round that a rank posts."""
+
+    epoch: int
+    """In which a site enters; or in which this site follows, and could take part."""
+    behind: int = 0
+    """Of a site that follows: the rounds that it may be behind when it is let in."""
 
 
 class SiteLeftError(IsthmusError):
@@ -163,8 +173,11 @@ class Executor:
         self._encoding_bytes = 0
         """float32 bytes of own parts that are admitted and not handed to links yet."""
         self._last_arrival_s: dict[GatewayId, float] = {}
-        self._level_at = 0
-        """The round of which it is told next that this site follows and is level."""
+        self._following = Following(config.peer_lost_s)
+        self._newest = -1
+        """The latest round of which anything came before a rank had posted it."""
+        self._awaited_since_s = math.inf
+        """Since when the others may wait for this site, whose ranks are to enter later."""
         self._ahead_bytes = follow_bytes()
         """What a site that comes back may keep of the others' results until its ranks take it."""
 
@@ -269,6 +282,8 @@ class Executor:
                 self._do_again(from_round)
                 self._due.clear()
             self._due.extend(self._epochs.due())
+            if self._history.has_followed and not self._epochs.follows(from_round):
+                self._awaited_since_s = time.monotonic()
             ahead = self._take_ahead()
             self._condition.notify_all()
         self._receive_again(ahead)
@@ -366,15 +381,15 @@ class Executor:
 
     # ---------------------------------------------------------------- local ranks
 
-    def post(self, rank: int, request: Reduce, values: Floats) -> int:
+    def post(self, rank: int, request: Reduce, values: Floats) -> Begun | None:
         """Start a rank's part of a bucket, which is lent until it is reduced: `add_part`.
 
         Returns:
-            The epoch that began with it, with a site that enters, or in which this site follows and
-            is level with the others; 0: none.
+            What the coordinator has to hear of; None: nothing.
 
         Raises:
             SiteLeftError: the site has no part in the round.
+            PeerLostError: it came back, and others have waited for it for too long.
             LocalProtocolError: the rank broke the order of posts.
             LayoutMismatchError: another rank or site has another bucket in this place.
             NonFiniteError: it holds a NaN or an infinity, and the run is to stop for that.
@@ -384,31 +399,35 @@ class Executor:
         with self._condition:
             self._wait_for_plan(request.round)
             has_entered = bool(request.enters) and self._epochs.enter(request.enters, request.round)
-            is_level = request.round > self.round and self._is_level(request.round)
+            now_s = time.monotonic()
+            is_new = request.round > self.round
+            behind = self._begin_to_follow(request.round, now_s) if is_new else None
             bucket = self._opened(rank, request)
             ahead = self._take_ahead() if has_entered else {}
-            now_s = time.monotonic()
             for chunk, own in bucket.add_part(rank, request, values, now_s):
                 heapq.heappush(self._waiting, ((*bucket.key, chunk.index), bucket, chunk, own))
             reduced = self._take_reduced(bucket, now_s)
         self.pump()
         self._reply(reduced)
         self._receive_again(ahead)
-        if is_level:
-            return self._epochs.number
-        return request.enters if has_entered else 0
+        if behind is not None:
+            return Begun(self._epochs.number, behind)
+        return Begun(request.enters) if has_entered else None
 
-    def _is_level(self, round_: int) -> bool:
-        """Whether this site only follows, and nothing has come of a round that begins here.
+    def _begin_to_follow(self, round_: int, now_s: float) -> int | None:
+        """Return how far behind this site could be let in, as `Following.begins`.
 
-        Told of every `_LEVEL_EVERY`th round: what follows from it may fail.
+        Raises:
+            PeerLostError: it was, and others have waited for it for too long.
         """
-        if not self._epochs.follows(round_) or any(key[0] == round_ for key in self._expected):
-            return False
-        if round_ < self._level_at:
-            return False
-        self._level_at = round_ + _LEVEL_EVERY
-        return True
+        if not self._epochs.follows(round_):
+            self._awaited_since_s = math.inf
+            return None
+        longest_s = 2 * self._following.longest_wait_s
+        if now_s - self._awaited_since_s > longest_s:
+            why = f"this site takes part again, and the others have waited for {longest_s:g} s"
+            raise PeerLostError(why, self._config.site)
+        return self._following.begins(round_, self._newest, now_s)
 
     def _opened(self, rank: int, request: Reduce) -> OpenBucket:
         """Return the bucket that a rank posts; the first rank opens it.
@@ -659,6 +678,7 @@ class Executor:
         key = frame.key.round, frame.key.bucket
         bucket = self._open.get(key)
         if bucket is None:
+            self._newest = max(self._newest, frame.key.round)
             expected = self._expected.setdefault(key, Expected(key))
             self._note_arrival(expected.arrivals, sender, frame, now_s)
             expected.frames.append((sender, frame))

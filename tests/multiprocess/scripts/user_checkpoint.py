@@ -4,7 +4,6 @@ Arguments: STEPS ddp|fsdp|average DROPOUT.
 """
 
 import sys
-import time
 
 import torch
 from torch import nn
@@ -65,5 +64,3 @@ for _, (batch, targets) in zip(
     scheduler.step()
     seen.steps += 1
     site.log(loss=loss, learning_rate=scheduler.get_last_lr()[0])
-    if start == 0:
-        time.sleep(0.02)  # so that there is time to be killed, come back, and get level in

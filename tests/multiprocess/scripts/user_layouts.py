@@ -5,7 +5,6 @@ Whoever begins when there is a file LATER takes the layout that it names.
 """
 
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -99,4 +98,3 @@ for step in range(start, steps):
     optimizer.step()
     scheduler.step()
     site.log(learning_rate=scheduler.get_last_lr()[0])
-    time.sleep(0.01)  # so that there is time to come back in

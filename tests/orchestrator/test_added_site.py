@@ -1,0 +1,94 @@
+"""What a run's two machines tell each other of a site that is added while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.coordinator.run_epochs import begin_epochs
+from orchestrator.core import membership, run_events
+from orchestrator.core.run_events import RecordEvent
+from orchestrator.core.run_lead import Action, Event, RunLead
+from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_view import RecordedEvent
+from tests.fakes.run_specs import spec_of_texts
+from tests.fakes.run_worlds import prepared
+from tests.fakes.worlds import JOB, topology_text
+
+SPEC = spec_of_texts(f"{JOB}begin_with: [a, b]\n", topology_text(3, min_sites=1))
+
+
+class Led:
+    """A run of sites a and b, to which site c may be added, and all that was ever asked for."""
+
+    def __init__(self) -> None:
+        machine = RunMachine(SPEC.topology, 0.0, may_return=True, begin_with=SPEC.first_sites)
+        self.lead = RunLead(machine, lambda: begin_epochs(SPEC))
+        self.actions: list[Action] = []
+
+    def tell(self, *events: Event) -> list[Action]:
+        new = [action for event in events for action in self.lead.handle(event, 1.0)]
+        self.actions += new
+        return new
+
+    def begin(self) -> None:
+        self.tell(*(run_events.SiteJoined(site, "h") for site in "abc"))
+        self.tell(*(prepared(site) for site in "ab"))
+        self.tell(*(run_events.SiteRunning(site) for site in "ab"))
+        self.tell(run_events.StateOffered("a"), run_events.AddRequested("c"))
+
+    def restarted(self) -> Led:
+        later = Led()
+        recorded = [
+            RecordedEvent(
+                sequence=number,
+                wall_s=0.0,
+                run_id="run",
+                generation=1,
+                kind=each.kind,
+                site=each.site,
+                detail=each.detail,
+            )
+            for number, each in enumerate(self.actions)
+            if isinstance(each, RecordEvent)
+        ]
+        later.actions += later.lead.recall(recorded, [0.0] * len(recorded), 0.0)
+        return later
+
+
+def of(actions: Sequence[Action], kind: type[Action]) -> list[str]:
+    return [getattr(each, "site", "") for each in actions if isinstance(each, kind)]
+
+
+def test_it_follows_once_its_ranks_are_there() -> None:
+    run = Led()
+    run.begin()
+    epoch = run.lead.epoch
+    assert epoch is not None
+    assert (epoch.members, epoch.reduction) == (("a", "b"), SPEC.first)
+    run.tell(prepared("c"))
+    settles = of(run.tell(run_events.SiteRunning("c")), membership.SendSettle)
+    assert settles == ["a", "b"]
+
+
+def test_a_connection_that_breaks_while_it_starts_costs_nothing() -> None:
+    run = Led()
+    run.begin()
+    for more in (prepared("c"), run_events.Ticked()):
+        run.tell(run_events.SessionBroken("c", "reset"), run_events.SessionResumed("c", 1.0), more)
+    assert of(run.actions, run_events.SendStop) == []
+    assert run.lead.run.is_coming_up("c")
+
+
+def test_it_goes_on_under_the_next_coordinator_before_it_follows() -> None:
+    for is_there in (False, True):
+        run = Led()
+        run.begin()
+        run.tell(prepared("c"), *([run_events.SiteRunning("c")] if is_there else []))
+        later = run.restarted()
+        came = [run_events.AgentCame(site, "h", had_session=True, has_run=True) for site in "abc"]
+        actions = later.tell(*came)
+        if not is_there:
+            assert of(actions, membership.SendSettle) == []
+            actions = later.tell(run_events.SiteRunning("c"))
+        assert of(later.actions, run_events.SendStop) == []
+        assert set(of(actions, membership.SendSettle)) == {"a", "b"}
