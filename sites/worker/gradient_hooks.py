@@ -5,22 +5,21 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import LocalProtocolError
 from sites.worker.arguments import why_not_averaged
-from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, Round, SharedBy
+from sites.worker.bucket_pipeline import BucketPipeline, Round
 from sites.worker.exactness import Exactness
-from sites.worker.sharding import local_of
+from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
-from sites.worker.used_flags import UsedFlags
+from sites.worker.used_flags import MaybeUsed
 
 
 class GradientHook:
@@ -66,42 +65,6 @@ class GradientHook:
         return rounds
 
 
-def check_zeroed(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuse what an earlier backward pass has left, where a loss that is a sum begins another.
-
-    It is a mean by now: divided again, it would count for next to nothing. On CUDA this waits, but
-    not where gradients are None.
-
-    Raises:
-        LocalProtocolError: a gradient is not zero.
-    """
-    grads = [each.grad for each in parameters if each.grad is not None]
-    left = [local_of(each).count_nonzero() for each in grads]
-    if left and bool(torch.stack(left).any()):
-        raise LocalProtocolError(
-            'site.synchronize(loss="sum"): gradients of an earlier backward pass are still there, '
-            "which have been divided by tokens: call zero_grad, of every optimizer, before each "
-            "backward pass that synchronises"
-        )
-
-
-class ZeroedCheck:
-    """Calls `check_zeroed` at the beginning of the first backward pass after each round."""
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Hook into parameters of DistributedDataParallel, whose gradients it leaves in place."""
-        self._parameters = [each for each in parameters if each.requires_grad]
-        self.is_due = False
-        """A round has ended, and no backward pass has begun."""
-        for each in self._parameters:
-            each.register_hook(self._check)  # type: ignore[no-untyped-call] # before it is added
-
-    def _check(self, _: torch.Tensor) -> None:
-        if self.is_due:
-            self.is_due = False
-            check_zeroed(self._parameters)
-
-
 class HeldBuckets:
     """Buckets of DistributedDataParallel that get their averages together."""
 
@@ -132,53 +95,6 @@ class HeldBuckets:
                     future.set_result(buffer)
 
         last.then(complete)
-
-
-class MaybeUsed:
-    """Parameters that DistributedDataParallel may leave without a gradient: find_unused_parameters.
-
-    It decides by the ranks of this site whether a parameter was used at all. What only another site
-    has used is given its gradient here.
-    """
-
-    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
-        """Take all parameters with their names, in an order that is the same at all sites."""
-        self._names = {each: name for each, name in names.items() if each.requires_grad}
-        own = [*self._names.values()]
-        self._flags = UsedFlags(own, own, next(iter(self._names)).device)
-        self._averaged: dict[torch.Tensor, torch.Tensor] = {}
-        """Where in DDP's buckets the average gradients of this round will lie."""
-        self._unused: set[torch.Tensor] = set()
-
-    def note(self, bucket: GradBucket) -> None:
-        """Note which parameters of one of DDP's buckets have a gradient at this rank."""
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._averaged[parameter] = grad
-            if parameter.grad is None:
-                self._unused.add(parameter)
-
-    def submit(
-        self,
-        pipeline: BucketPipeline,
-        *,
-        number: int | None = None,
-        sharing: SharedBy = EVERYBODY,
-    ) -> None:
-        """Tell all sites, in a bucket of the open round."""
-        unused = [name for each, name in self._names.items() if each not in self._averaged]
-        unused += [self._names[each] for each in self._unused]
-        self._flags.submit(pipeline, unused, number=number, sharing=sharing)
-
-    def give_averaged(self) -> None:
-        """Give each parameter its average gradient that DDP has left out; called after it."""
-        averaged, self._averaged, self._unused = self._averaged, {}, set()
-        without = {each for each in averaged if each.grad is None}
-        used = self._flags.read() if without else set()
-        for parameter, grad in averaged.items():
-            if parameter.grad is not None:
-                parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
-            elif self._names[parameter] in used:
-                parameter.grad = grad.clone().view_as(parameter)
 
 
 class ReplicaHook(GradientHook):

@@ -20,16 +20,12 @@ from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import (
-    GradientHook,
-    HeldBuckets,
-    MaybeUsed,
-    ZeroedCheck,
-    memory_of,
-)
+from sites.worker.gradient_hooks import GradientHook, HeldBuckets, memory_of
+from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_hashes import layout_of_labels
+from sites.worker.used_flags import MaybeUsed
 
 
 class ReplicaBesideShardsHook(GradientHook):

@@ -27,7 +27,8 @@ from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import groups_of, named_tensors, tell_reduced, twin_buffers
-from sites.worker.gradient_hooks import GradientHook, check_zeroed
+from sites.worker.gradient_hooks import GradientHook
+from sites.worker.left_gradients import check_zeroed
 from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
 from sites.worker.sharding import is_sharded, local_of

@@ -8,9 +8,10 @@ bits. They leave with the last gradients, so that no round trip is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch._C._distributed_c10d import GradBucket
 
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.tensor_hashes import layout_of_labels
@@ -62,3 +63,50 @@ class UsedFlags:
         self._future.wait()
         flags = self._flags.tolist()
         return {name for name, place in self._places.items() if flags[place] > 0.0}
+
+
+class MaybeUsed:
+    """Parameters that DistributedDataParallel may leave without a gradient: find_unused_parameters.
+
+    It decides by the ranks of this site whether a parameter was used at all. What only another site
+    has used is given its gradient here.
+    """
+
+    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Take all parameters with their names, in an order that is the same at all sites."""
+        self._names = {each: name for each, name in names.items() if each.requires_grad}
+        own = [*self._names.values()]
+        self._flags = UsedFlags(own, own, next(iter(self._names)).device)
+        self._averaged: dict[torch.Tensor, torch.Tensor] = {}
+        """Where in DDP's buckets the average gradients of this round will lie."""
+        self._unused: set[torch.Tensor] = set()
+
+    def note(self, bucket: GradBucket) -> None:
+        """Note which parameters of one of DDP's buckets have a gradient at this rank."""
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._averaged[parameter] = grad
+            if parameter.grad is None:
+                self._unused.add(parameter)
+
+    def submit(
+        self,
+        pipeline: BucketPipeline,
+        *,
+        number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
+    ) -> None:
+        """Tell all sites, in a bucket of the open round."""
+        unused = [name for each, name in self._names.items() if each not in self._averaged]
+        unused += [self._names[each] for each in self._unused]
+        self._flags.submit(pipeline, unused, number=number, sharing=sharing)
+
+    def give_averaged(self) -> None:
+        """Give each parameter its average gradient that DDP has left out; called after it."""
+        averaged, self._averaged, self._unused = self._averaged, {}, set()
+        without = {each for each in averaged if each.grad is None}
+        used = self._flags.read() if without else set()
+        for parameter, grad in averaged.items():
+            if parameter.grad is not None:
+                parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
+            elif self._names[parameter] in used:
+                parameter.grad = grad.clone().view_as(parameter)
