@@ -177,11 +177,9 @@ class ChannelGrowth:
 
     def _follow_path(self, addresses: Addresses) -> None:
         """Have as much on the way as keeps the link full, and leaves others their part."""
-        if self._link.is_shared or stay_local(addresses):
-            return  # a share is all the run's; of an emulated link on this host the kernel sees none
         found = segments_to(addresses)
-        if not found.rtt_s:
-            return
+        if self._link.is_shared or found.is_local or not found.rtt_s:
+            return  # a share is all the run's; of an emulated link on this host the kernel sees none
         totals = self._outbox.totals()
         window_bytes = self._window.follow(
             Path(found.rtt_s, found.shortest_rtt_s, found.sent_again),

@@ -12,16 +12,17 @@ own is neither closed nor kept. The kernel is
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import math
 import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -84,6 +85,8 @@ class Segments:
     """The longest one, smoothed, of connections with something on the way; 0: there are none."""
     shortest_rtt_s: float = math.inf
     """The shortest of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
+    is_local: bool = False
+    """Some connection stays on this host."""
 
 
 def addresses_of(host: str, port: int) -> Addresses:
@@ -119,6 +122,7 @@ def segments_to(addresses: Addresses) -> Segments:
         found[-1].congestion_control if found else "",
         max((each.rtt_s for each in found), default=0.0),
         min((each.shortest_rtt_s for each in found), default=math.inf),
+        any(each.is_local for each in found),
     )
 
 
@@ -136,7 +140,7 @@ def set_up(peer: Peer | Entrance, link: PeerLink, pace_bytes_per_s: float) -> No
     """
     addresses = addresses_now(peer)
     if addresses is not None:
-        _ask(addresses, partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
+        _ask(addresses, functools.partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
 
 
 def stay_local(addresses: Addresses) -> bool:
@@ -151,7 +155,7 @@ def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
     window. Where the path has become more than twice as long as `rtt_s`, which was measured lately,
     BBR is left to find that out.
     """
-    return sum(_ask(addresses, partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
+    return sum(_ask(addresses, functools.partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
 
 
 def send_buffer_bytes() -> int | None:
@@ -230,6 +234,7 @@ def _segments(connection: socket.socket) -> Segments:
         _congestion_control(connection),
         1e-6 * value(_RTT_US_AT) if value(_UNACKED_AT) else 0.0,
         1e-6 * value(_MIN_RTT_US_AT),
+        _is_local(connection),
     )
 
 
@@ -292,11 +297,11 @@ def _ask(addresses: Addresses, ask: Callable[[socket.socket], Answer]) -> list[A
 def _sockets() -> Iterator[socket.socket]:
     """Yield a duplicate of each of this process's sockets, which the caller closes."""
     with contextlib.suppress(OSError):  # no such file system here
-        for file in _OPEN_FILES.iterdir():
+        for file in os.listdir(_OPEN_FILES):  # noqa: PTH208 - ten times a second for each peer
             with contextlib.suppress(OSError):  # closed meanwhile
-                if not str(file.readlink()).startswith("socket:"):
+                if not stat.S_ISSOCK(os.fstat(int(file)).st_mode):
                     continue
-                duplicate = os.dup(int(file.name))
+                duplicate = os.dup(int(file))
                 try:
                     found = socket.socket(fileno=duplicate)
                 except OSError:
@@ -305,6 +310,7 @@ def _sockets() -> Iterator[socket.socket]:
                 yield found
 
 
+@functools.lru_cache(maxsize=1024)
 def _plain(host: str) -> str:
     """Return an address; IPv4 that is wrapped in IPv6 is unwrapped."""
     with contextlib.suppress(ValueError):
