@@ -94,8 +94,10 @@ def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ran
 @pytest.mark.parametrize(
     ("nodes", "action", "code", "exit_code", "said"),
     [
-        (2, "exit", "RANK_EXITED", 17, "exiting with 17"),
-        (1, "raise", "RANK_EXITED", 1, "ValueError: a mistake in the script"),
+        pytest.param(
+            *(1, "exit", "RANK_EXITED", 17, "exiting with 17"), marks=pytest.mark.exhaustive
+        ),
+        (2, "raise", "RANK_EXITED", 1, "ValueError: a mistake in the script"),
         (1, "kill", "RANK_KILLED", -9, ""),
     ],
 )
