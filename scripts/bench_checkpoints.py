@@ -68,6 +68,7 @@ def main() -> None:
             exchange=exchange,
             attendance=Attendance(),
             on_written=lambda *values: told.append(values),
+            on_waiting=lambda: None,
         )
         optimizer.register_step_pre_hook(lambda *_: checkpoints.complete())
         checkpoints.start(lambda value: value, 0)

@@ -36,6 +36,7 @@ class Checkpoints:
         exchange: ExchangeState,
         attendance: Attendance,
         on_written: Callable[[int, float, int, float], None],
+        on_waiting: Callable[[], None],
     ) -> None:
         """Look at what is to be saved.
 
@@ -50,6 +51,7 @@ class Checkpoints:
             attendance: which sites take part.
             on_written: told step, seconds, bytes, and how many seconds training has waited; from
                 a thread, where the checkpoint is published.
+            on_waiting: told every second that training waits for the checkpoint before.
         """
         self._settings = settings
         self._place = place
@@ -61,7 +63,7 @@ class Checkpoints:
         self._attendance = attendance
         self._stall_s = 0.0
         self._on_written = on_written
-        self._writer = CheckpointWriter(place, device, self._tell_written)
+        self._writer = CheckpointWriter(place, device, self._tell_written, on_waiting)
         self._interval: Interval | None = None
         self._watch: RequestWatch | None = None
         self._last_step = 0

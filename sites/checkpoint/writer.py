@@ -118,6 +118,10 @@ class Snapshot:
     late: LateState = LateState({}, {}, frozenset())
 
 
+_TELL_EVERY_S = 1.0
+_PATIENCE_S = 600.0
+"""A store that takes longer hangs, and the rank that waits for it is named as stalled."""
+
 _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
 """A rank's report: what went wrong, the files that it has written, and its `other_state`."""
 
@@ -126,11 +130,23 @@ class CheckpointWriter:
     """Owns the thread. For the training thread; one snapshot at a time."""
 
     def __init__(
-        self, place: Place, device: torch.device, on_written: Callable[[int, float, int], None]
+        self,
+        place: Place,
+        device: torch.device,
+        on_written: Callable[[int, float, int], None],
+        on_waiting: Callable[[], None],
     ) -> None:
-        """A collective of the site. `on_written` is told step, seconds and bytes, by its thread."""
+        """A collective of the site.
+
+        Args:
+            place: who writes, and where to.
+            device: this rank's.
+            on_written: told step, seconds and bytes, by the thread that writes.
+            on_waiting: told every second that training waits for a checkpoint to be written.
+        """
         self._place = place
         self._on_written = on_written
+        self._on_waiting = on_waiting
         self.group = dist.new_group(backend="gloo")
         """The site's ranks, for this thread's collectives: training has its own."""
         on_cuda = device.type == "cuda"
@@ -171,8 +187,15 @@ class CheckpointWriter:
             self._staged.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written."""
+        """Return when nothing is being written.
+
+        A slow store is no rank that hangs: so this is told meanwhile, for ten minutes at most.
+        """
         if self._thread is not None:
+            until_s = time.monotonic() + _PATIENCE_S
+            while self._thread.is_alive() and time.monotonic() < until_s:
+                self._on_waiting()
+                self._thread.join(_TELL_EVERY_S)
             self._thread.join()
             self._thread = None
 

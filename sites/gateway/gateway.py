@@ -390,6 +390,12 @@ class Gateway(EndingGateway):
             with self._watching:
                 self._stalls.handed(rank, round_, time.monotonic())
 
+    def saving(self, rank: int) -> None:
+        """A rank waits for its checkpoint to be written."""
+        if self._stalls is not None:
+            with self._watching:
+                self._stalls.saving(rank, time.monotonic())
+
     def rank_left(self, rank: int) -> None:
         """A rank has left."""
         if self._stalls is not None:

@@ -135,6 +135,13 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """The rank waits until its checkpoint is written: it does not hang. Told every few seconds."""
+
+    op: ClassVar[str] = "saving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepResiduals:
     """Write what is owed to this rank's shards to a file, which has its name once it is whole.
 
@@ -282,12 +289,26 @@ class Members:
     others' ranks write it: sites/local/entry_folder.py."""
 
 
-FromRank = Join | Region | Reduce | Handed | KeepResiduals | OweResiduals | Metric | Digest | Leave
+FromRank = (
+    Join
+    | Region
+    | Reduce
+    | Handed
+    | Saving
+    | KeepResiduals
+    | OweResiduals
+    | Metric
+    | Digest
+    | Leave
+)
 FromGateway = Welcome | Reduced | Members | Failure
 """A failure says that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {
     kind.op: kind
-    for kind in (Join, Region, Reduce, Handed, KeepResiduals, OweResiduals, Metric, Digest, Leave)
+    for kind in (
+        *(Join, Region, Reduce, Handed, Saving, KeepResiduals, OweResiduals),
+        *(Metric, Digest, Leave),
+    )
 }
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "failed": Failure,

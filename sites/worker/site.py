@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protos import metrics
 from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import joined
-from sites.local.rank_messages import Metric, Welcome
+from sites.local.rank_messages import Metric, Saving, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.attendance import NOTICE_STEPS
 from sites.worker.batch_shares import BatchShares
@@ -508,6 +508,7 @@ class Site:
             attendance=self._link.attendance,
             exchange=exchange,
             on_written=self._record_checkpoint,
+            on_waiting=lambda: self._link.send(Saving()),
         )
 
     def _go_on(self, entry: EntryState, checkpoints: Checkpoints | None) -> None:

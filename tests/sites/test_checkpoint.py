@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,9 +53,16 @@ class Training:
             exchange=exchange,
             data=lambda: {"next": 7, "holes": []},
             attendance=Attendance(),
-            on_written=lambda step, *_: self.written.append(step),
+            on_written=self.note_written,
+            on_waiting=self.note_waiting,
         )  # fmt: skip
         self.optimizer.register_step_pre_hook(lambda *_: self.checkpoints.complete())
+
+    def note_written(self, step: int, *_: float) -> None:
+        self.written.append(step)
+
+    def note_waiting(self) -> None:
+        pass
 
     def take(self, steps: range) -> None:
         for step in steps:
@@ -69,6 +77,33 @@ class Training:
         for each in self.optimizer.state.values():
             held += each.values()
         return [each.clone() for each in held]
+
+
+class SlowTraining(Training):
+    """Its checkpoints are not written before training has said that it waits for one."""
+
+    def __init__(self, store: str, folder: Path) -> None:
+        self.waited = threading.Event()
+        super().__init__(store, folder)
+
+    def note_written(self, step: int, *_: float) -> None:
+        assert self.waited.wait(30)
+        super().note_written(step)
+
+    def note_waiting(self) -> None:
+        self.waited.set()
+
+
+def test_who_waits_for_a_slow_store_says_so(tmp_path: Path) -> None:
+    training = SlowTraining(str(tmp_path / "store"), tmp_path)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 4))
+    assert not training.waited.is_set()
+    assert training.written == []
+    training.take(range(4, 5))
+    assert training.waited.is_set()
+    training.checkpoints.finish(4)
+    assert training.written == [2, 4]
 
 
 @pytest.mark.parametrize("where", ["folder", "url"])

@@ -59,6 +59,18 @@ def test_the_rank_that_handed_nothing_over_is_absent_and_the_other_waits() -> No
     assert watch.look(now_s + 20.3, LOOK_S) == Standing((), ())
 
 
+def test_a_rank_that_waits_for_its_checkpoint_does_not_hang() -> None:
+    watch, now_s = trained(5)
+    watch.handed(0, 5, now_s + 0.1)
+    watch.posted(0, now_s + 0.1)
+    told = []
+    for second in range(1, 21):
+        watch.saving(1, now_s + second)
+        told += looks(watch, now_s + second, 1.0)
+    assert [each for _, each in told] == [Standing((), (0,))]
+    assert looks(watch, now_s + 21.0, 20.0)[0][1] == Standing((1,), (0,))
+
+
 def test_what_was_handed_over_and_does_not_come_makes_a_rank_absent_though_it_waits() -> None:
     watch, now_s = trained(5)
     for rank in (0, 1):

@@ -35,6 +35,7 @@ from sites.local.rank_messages import (
     Reduce,
     Reduced,
     Region,
+    Saving,
     Welcome,
     decode_from_rank,
     encode,
@@ -137,6 +138,9 @@ class Ranks(Protocol):
 
     def handed(self, rank: int, round_: int) -> None:
         """A rank's script has handed a bucket over."""
+
+    def saving(self, rank: int) -> None:
+        """A rank waits for its checkpoint to be written."""
 
     def keep_residuals(self, rank: int, path: Path) -> None:
         """What is owed to a rank's shards is to be written."""
@@ -335,6 +339,8 @@ class LocalServer:
                 self._ranks.post(rank, message, self._shard(rank, connection, message))
             case Handed():
                 self._ranks.handed(rank, message.round)
+            case Saving():
+                self._ranks.saving(rank)
             case KeepResiduals():
                 self._ranks.keep_residuals(rank, Path(message.path))
             case OweResiduals():

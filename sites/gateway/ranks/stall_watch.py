@@ -68,6 +68,10 @@ class StallWatch:
         each.num_open += 1
         each.moved_s = now_s
 
+    def saving(self, rank: int, now_s: float) -> None:
+        """A rank waits for its checkpoint to be written, and says so every few seconds."""
+        self._ranks[rank].moved_s = now_s
+
     def posted(self, rank: int, now_s: float) -> None:
         """A bucket that a rank has handed over has come."""
         each = self._ranks[rank]
