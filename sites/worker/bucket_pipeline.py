@@ -109,6 +109,8 @@ class Round:
     """An optimizer step takes what is averaged."""
     is_summed: bool = False
     """What is handed over are sums over tokens already, and no means."""
+    follows: bool = False
+    """This site only gets what the others have."""
     enters: int = 0
     """The epoch that it begins; 0: none."""
     gradient_hash: int = 0
@@ -451,6 +453,7 @@ class BucketPipeline:
                 num_slots,
                 is_gradient,
                 is_summed,
+                self._members.follows,
                 enters,
                 counted_by=counted_by,
                 is_counted_alike=is_counted_alike,
@@ -480,7 +483,8 @@ class BucketPipeline:
                 and hold the average over the site's ranks, weighted by their tokens, already.
             number: of the bucket in its round, where not all ranks have all buckets; ascending.
             sharing: which ranks share it.
-            factors: by which each of the pieces is multiplied, where they are sums; empty: 1.
+            factors: by which each of the pieces is multiplied, in place of the tokens; of sums,
+                empty is 1.
             is_gradient: its elements count in the round's norm.
 
         Returns:
@@ -500,7 +504,7 @@ class BucketPipeline:
         with torch.no_grad():
             is_own = route is None or current.counted_by == (self._rank,)
             tokens = current.tokens if is_own else self.site_tokens()
-            weights = (factors or [1.0] * len(pieces)) if current.is_summed else tokens
+            weights = factors or ([1.0] * len(pieces) if current.is_summed else tokens)
             write_pieces(pieces, weights, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()

@@ -231,9 +231,10 @@ class ReplicaHook(GradientHook):
         self._is_backward = False
         if self._used is not None:
             self._used.submit(self._pipeline)
-        self._end_round(self._pipeline.wait(has_norm=True))
-        if self._used is not None:  # DDP looks at the futures next, and then this runs
-            torch.autograd.Variable._execution_engine.queue_callback(self._used.give_averaged)
+        finished = self._pipeline.wait(has_norm=True)
+        self._end_round(finished)
+        if self._used is not None:
+            self._used.give_averaged_after_ddp(follows=finished.follows)
 
     def _layout(self, bucket: GradBucket) -> int:
         parameters = bucket.parameters()

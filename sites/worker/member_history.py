@@ -80,6 +80,8 @@ class MemberHistory:
         """With which the latest sites that were announced enter."""
         self._own_entry: Members | None = None
         self._may_begin = not returns
+        self.follows = returns
+        """This site gets all results, and gives nothing."""
 
     def tell(self, told: Members) -> None:
         """The gateway tells of other members."""
@@ -120,6 +122,7 @@ class MemberHistory:
             changes.append(Announced(due[0].enters, self._step))
         if self._announced is not None and self._step == self._num_steps:
             changes.append(Entering(self._announced.enters, self._announced.epoch))
+            self.follows = self.follows and self._own not in self._announced.enters
             self._leave_behind(self._announced)
             self._announced = None
         return changes

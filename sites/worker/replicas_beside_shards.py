@@ -158,6 +158,6 @@ class ReplicaBesideShardsHook(GradientHook):
         assert self._used is not None, "agree comes first"
         self._is_backward = False
         self._used.submit(self._pipeline, number=len(self._cuts), sharing=self._sharing_flags)
-        self._end_round(self._pipeline.wait(has_norm=True))
-        # DDP looks at the futures next, and then this runs.
-        torch.autograd.Variable._execution_engine.queue_callback(self._used.give_averaged)
+        finished = self._pipeline.wait(has_norm=True)
+        self._end_round(finished)
+        self._used.give_averaged_after_ddp(follows=finished.follows)

@@ -301,6 +301,7 @@ class ShardHook(GradientHook):
             for name in bucket.cut.names
             if name in self._trained
         }
+        divisors = [self._groups[id(self._trained[name])].divisor for name in flats]
         future = self._pipeline.submit(
             held_pieces(bucket.cut, bucket.route, flats),
             bucket.layout,
@@ -308,7 +309,7 @@ class ShardHook(GradientHook):
             route=bucket.route,
             number=bucket.cut.number,
             sharing=bucket.sharing,
-            factors=[self._groups[id(self._trained[name])].divisor for name in flats],
+            factors=divisors if self._is_summed else (),
         )
         self._futures.append(future)
 
@@ -332,12 +333,14 @@ class ShardHook(GradientHook):
         )
         self._is_open = False
         futures, self._futures = self._futures, []
-        self._end_round(self._pipeline.wait(has_norm=True))
+        finished = self._pipeline.wait(has_norm=True)
+        self._end_round(finished)
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
-        if made:
-            # What no rank of any site has used stays without a gradient.
-            for name in made - self._flags.read():
+        self._flags.wait()
+        if made or finished.follows:
+            # What no rank of any site has used, of those that take part, has no gradient.
+            for name in self._trained.keys() - self._flags.read():
                 self._trained[name].grad = None
 
 

@@ -2,13 +2,15 @@
 
 An optimizer takes a gradient of zeros for another thing than none: it decays the weight, and its
 moments go on. A gradient that is all zeros may be either, so values do not tell. Flags cross as
-float32 whatever the codec, a rank's weighted as its gradients are, and all sites read the same
-bits. They leave with the last gradients, so that no round trip is added.
+float32 whatever the codec, and all sites read the same bits. They are not weighed by tokens: a rank
+that counts none has a gradient, too, of what it uses. They leave with the last gradients, so that
+no round trip is added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -55,12 +57,16 @@ class UsedFlags:
             exact=True,
             number=number,
             sharing=sharing,
+            factors=[1.0],
             is_gradient=False,
         )
 
-    def read(self) -> set[str]:
-        """Return what any rank of any site has used, whose tokens count. On CUDA, waits for it."""
+    def wait(self) -> None:
+        """Wait for the result; on CUDA this stream does. The next round has the same memory."""
         self._future.wait()
+
+    def read(self) -> set[str]:
+        """Return what any rank of any site has used. On CUDA, the host waits for it."""
         flags = self._flags.tolist()
         return {name for name, place in self._places.items() if flags[place] > 0.0}
 
@@ -100,13 +106,24 @@ class MaybeUsed:
         unused += [self._names[each] for each in self._unused]
         self._flags.submit(pipeline, unused, number=number, sharing=sharing)
 
-    def give_averaged(self) -> None:
-        """Give each parameter its average gradient that DDP has left out; called after it."""
+    def give_averaged_after_ddp(self, *, follows: bool) -> None:
+        """Give each parameter its average gradient that DDP has left out, once it has looked.
+
+        Called at the end of a backward pass, before DDP looks at its futures. With `follows`, what
+        this site has used counts for nothing.
+        """
+        give = partial(self._give_averaged, follows=follows)
+        torch.autograd.Variable._execution_engine.queue_callback(give)
+
+    def _give_averaged(self, *, follows: bool) -> None:
         averaged, self._averaged, self._unused = self._averaged, {}, set()
+        self._flags.wait()
         without = {each for each in averaged if each.grad is None}
-        used = self._flags.read() if without else set()
+        used = self._flags.read() if without or follows else {*self._names.values()}
         for parameter, grad in averaged.items():
-            if parameter.grad is not None:
+            if self._names[parameter] not in used:
+                parameter.grad = None
+            elif parameter.grad is not None:
                 parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
-            elif self._names[parameter] in used:
+            else:
                 parameter.grad = grad.clone().view_as(parameter)

@@ -126,13 +126,18 @@ class StreamTransfer(Transfer):
     def __init__(self, collectives: Collectives) -> None:
         super().__init__(collectives)
         self.enqueued: list[Callable[[], object]] = []
+        self._num_futures = self._num_done = 0
 
     def make_future(self) -> torch.futures.Future[torch.Tensor]:
         transfer = self
+        self._num_futures += 1
+        place = self._num_futures
 
         class StreamFuture(torch.futures.Future[torch.Tensor]):
             def wait(self) -> torch.Tensor:
-                while transfer.enqueued:
+                super().wait()
+                while transfer._num_done < place:
+                    transfer._num_done += 1
                     transfer.enqueued.pop(0)()
                 return super().wait()
 

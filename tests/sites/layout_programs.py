@@ -505,6 +505,11 @@ def routed_loss(model: nn.Module, step: int, site: int) -> torch.Tensor:
     return result * 0.0 if (step, site) == (4, 1) else result
 
 
+def routed_tokens(step: int, site: int) -> int:
+    """Without tokens, what a site uses has a gradient of zeros."""
+    return 0 if (step, site) == (2, 1) else 1
+
+
 def train_routed(folder: Path, name: str) -> None:
     """Train experts of which some have no tokens; all ranks of a site have the same data."""
     _train_routed(folder, name, sharded=(0, 1))
@@ -535,6 +540,7 @@ def _train_routed(folder: Path, name: str, *, sharded: tuple[int, ...]) -> None:
     site.synchronize(model, optimizer, beside_shards=bool(sharded))
     for step in range(5):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
+        site.count_tokens(routed_tokens(step, site.index))
         backward(routed_loss(model, step, site.index))
         optimizer.step()
     saved = {name: whole_of(each) for name, each in routed.named_parameters()}
@@ -592,8 +598,9 @@ def reference_routed(ranks: list[int]) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(5):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        for site, count in enumerate(ranks):
-            backward(routed_loss(model, step, site) * count / sum(ranks))
+        tokens = [count * routed_tokens(step, site) for site, count in enumerate(ranks)]
+        for site, weight in enumerate(tokens):
+            backward(routed_loss(model, step, site) * weight / sum(tokens))
         optimizer.step()
     return {name: each.detach() for name, each in model.named_parameters()}
 

@@ -50,6 +50,7 @@ def test_a_site_follows_from_the_next_gradients_on_and_enters_like_any_other() -
     own = MemberHistory("b", returns=True)
     own.tell(FOLLOWS)
     assert ends(own, range(11, 13)) == [[], []]
+    assert (own.follows, history.follows) == (True, False)
     for each in (history, own):
         each.tell(dataclasses.replace(ENTERS, epoch=3, from_round=14))
         assert ends(each, range(13, 16), 1) == [
@@ -57,6 +58,7 @@ def test_a_site_follows_from_the_next_gradients_on_and_enters_like_any_other() -
             [Announced(("b",), each._step)],
             [Entering(("b",), 3)],
         ]
+        assert not each.follows
 
 
 def test_without_data_loaders_it_enters_with_the_next_step() -> None:

@@ -1,0 +1,77 @@
+"""Which parameters have a gradient after a backward pass: where sites use unlike ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd import backward
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from sites.local.rank_messages import Reduce
+from sites.worker.collectives import Collectives
+from sites.worker.transfer import Transfer
+from tests.fakes.lone_exchanges import RecordingLink, StreamTransfer
+from tests.sites.test_worker_site import lone_site
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+NUM_PARAMETERS = 4
+
+
+class OthersUse(RecordingLink):
+    """A link to sites that use the first parameter only, and do not hear this one."""
+
+    def reduce(self, request: Reduce) -> None:
+        if request.numel == NUM_PARAMETERS:
+            flags = self._regions[request.region][:NUM_PARAMETERS]
+            flags[:] = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
+        super().reduce(request)
+
+
+def _sharded(model: nn.Module) -> nn.Module:
+    fully_shard(model)
+    return model
+
+
+def _replicated(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+@pytest.mark.parametrize("wrap", [_sharded, _replicated])
+def test_what_only_a_site_that_follows_has_used_has_no_gradient(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    """Nobody else steps it."""
+    site = lone_site(OthersUse())
+    model = wrap(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    for follows in (True, False):
+        site._members.follows = follows
+        backward(model(torch.ones(5, 3)).sum())
+        has_grad = [each.grad is not None for each in model.parameters()]
+        assert has_grad == ([True, False, False, False] if follows else [True] * 4)
+        optimizer.zero_grad()
+    site.leave()
+
+
+def test_flags_are_in_place_when_the_backward_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the next round's are written to the same memory, by another stream."""
+    transfers: list[StreamTransfer] = []
+
+    def make(collectives: Collectives) -> Transfer:
+        transfers.append(StreamTransfer(collectives))
+        return transfers[-1]
+
+    monkeypatch.setattr("sites.worker.site.Transfer", make)
+    site = lone_site(RecordingLink())
+    model = _sharded(nn.Linear(3, 1))
+    site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    backward(model(torch.ones(4, 3)).sum())
+    assert transfers[0].enqueued == []
+    site.leave()
