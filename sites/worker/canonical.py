@@ -18,7 +18,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Self
 
 import torch.distributed as dist
@@ -184,14 +184,24 @@ class Agreed:
 
     ranks_per_gateway: int
     """How many of this site's ranks a gateway serves."""
-    rank_major: Set[str] = frozenset()
-    """Names of the tensors that cross in rank-major order."""
+    rank_major: Mapping[str, int] = field(default_factory=dict)
+    """Hash of who holds what, by name, of the tensors that cross in rank-major order."""
 
     def cut_gradients(self, bucket_numel: int) -> list[BucketCut]:
         """Cut all gradients into buckets, in the order of crossing."""
         holders = self.here.holders
         return cut_gradients(
             self.law, bucket_numel, {name: holders[name] for name in self.rank_major}
+        )
+
+    def identity(self, cuts: Sequence[BucketCut]) -> int:
+        """Return what tells apart how all are cut into buckets, and which ranks share each.
+
+        In rank-major order, also who holds what: by that elements have their places.
+        """
+        return layout_of_labels(
+            f"{each.layout} {self.participants(each)} {[*map(self.rank_major.get, each.names)]}"
+            for each in cuts
         )
 
     def shared_by(
@@ -353,8 +363,8 @@ def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterabl
 
 def rank_major_names(
     site: str, tensors: SiteTensors, lists: Sequence[SiteList | None]
-) -> frozenset[str]:
-    """Return the tensors that the ranks of all sites hold alike, so that they cross as they lie.
+) -> dict[str, int]:
+    """Find the tensors that the ranks of all sites hold alike, so that they cross as they lie.
 
     Args:
         site: whose `tensors` these are.
@@ -362,12 +372,15 @@ def rank_major_names(
         lists: what each site has told; None: one that was lost before. It may hold them in any way,
             so then there are none.
 
+    Returns:
+        Hash of who holds what, by name.
+
     Raises:
         LayoutMismatchError: the site comes back, and holds one in another way than it told.
     """
     first, *others = lists
     if first is None or None in others:
-        return frozenset()
+        return {}
     alike = {
         name: shards
         for name, shards in first.shards.items()
@@ -379,7 +392,7 @@ def rank_major_names(
                 f"site {site} comes back with {name} divided among its ranks in another way than "
                 "at all sites when the run began: come back with the layout that it began with"
             )
-    return frozenset(alike)
+    return alike
 
 
 def _hash_of_shards(holders: Holders) -> int | None:

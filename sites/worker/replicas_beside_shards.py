@@ -24,7 +24,6 @@ from sites.worker.gradient_hooks import GradientHook, HeldBuckets, memory_of
 from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
-from sites.worker.tensor_hashes import layout_of_labels
 from sites.worker.used_flags import MaybeUsed
 
 
@@ -91,7 +90,7 @@ class ReplicaBesideShardsHook(GradientHook):
     def agree(self, agreed: Agreed) -> None:
         """Cut the agreed list into buckets."""
         cuts = agreed.cut_gradients(self._bucket_numel)
-        self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
+        self.cut = agreed.identity(cuts)
         flags = cut_flags(agreed.law, len(cuts))
         *sharing, self._sharing_flags = agreed.shared_by([*cuts, flags], dist.get_rank())
         self._cuts = [*zip(cuts, sharing, strict=True)]

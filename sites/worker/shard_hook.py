@@ -33,7 +33,6 @@ from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
 from sites.worker.sharding import is_sharded, local_of
 from sites.worker.step_records import TokenCount
-from sites.worker.tensor_hashes import layout_of_labels
 from sites.worker.used_flags import UsedFlags
 
 
@@ -124,7 +123,7 @@ class ShardHook(GradientHook):
             assert held is not None
             self._check_mean(name, self._groups[id(parameter)].ranks, held[1])
         cuts = agreed.cut_gradients(self._bucket_numel)
-        self.cut = layout_of_labels(f"{each.layout} {agreed.participants(each)}" for each in cuts)
+        self.cut = agreed.identity(cuts)
         flags = cut_flags(agreed.law, len(cuts))
         self._flags_number = flags.number
         device = next((local_of(each).device for each in self._trained.values()), None)

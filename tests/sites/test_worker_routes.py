@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sites.worker.canonical import Agreed, Entry, SiteList, SiteTensors, rank_major_names
 from sites.worker.holdings import Block, Dealt, Holding, blocks_of, problem_of
 from sites.worker.routes import (
     Holders,
@@ -265,3 +266,25 @@ def test_what_no_rank_or_two_hold_is_named() -> None:
     assert problem_of([upper]) == "element 2 is held by no rank"
     whole = Holding.of((4,), [])
     assert problem_of([upper, lower, whole]) == "element 0 is held by ranks of unlike shards"
+
+
+def test_what_is_owed_in_rank_major_order_belongs_to_who_holds_what() -> None:
+    """A run that goes on with columns in place of rows owes nothing of what it owed for rows."""
+    entry = Entry("weight", (8, 8), "torch.float32", 4, "trained", exact=False)
+    found = set()
+    for dim in (0, 1):
+        holdings = [Holding.of(entry.shape, [Dealt(dim, 2, rank)]) for rank in range(2)]
+        tensors = SiteTensors((entry,), {"weight": _holders(holdings, range(2))})
+        told = SiteList.from_bytes(tensors.to_bytes())
+        agreed = Agreed(
+            law=(entry,),
+            here=tensors,
+            sites=(told.ranks_of(),) * 2,
+            ranks_per_site=(2, 2),
+            ranks_per_gateway=2,
+            rank_major=rank_major_names("a", tensors, [told, told]),
+        )
+        (cut,) = agreed.cut_gradients(1000)
+        assert cut.is_rank_major
+        found.add(agreed.identity([cut]))
+    assert len(found) == 2
