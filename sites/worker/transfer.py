@@ -64,7 +64,8 @@ class Slot:
     """Elements of the bucket."""
     padded: torch.Tensor
     """float32[P s] on the rank's device: the scaled bucket, later all sites' mean. Where there is a
-    route, only what this rank holds of it; a view of `shard` where that does not move."""
+    route, only what this rank holds of it; `shard` itself, padding included, where that does not
+    move."""
     shard: torch.Tensor
     """float32[s] on the device: what this rank reduces over sites."""
     region: torch.Tensor
@@ -95,12 +96,10 @@ class Slot:
         """Return views of these buffers, which are large enough, for a bucket."""
         numel, padded_numel, shard_numel = sizes
         shard = self.shard[:shard_numel]
-        padded = self.padded[:padded_numel]
-        if route is not None and route.there is None:
-            padded = shard[: route.held_numel]
+        moves = route is None or route.there is not None
         return Slot(
             numel,
-            padded,
+            self.padded[:padded_numel] if moves else shard,
             shard,
             self.region[:shard_numel],
             route=route,
@@ -291,7 +290,6 @@ def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
         return collectives.reduce_scatter(slot.shard, slot.padded)
     ranks, way = slot.route.ranks, slot.route.there
     if way is None:
-        slot.shard[slot.padded.numel() :].zero_()  # padding
         return None
     leaving = torch.cat([slot.padded[start:stop] for start, stop in way.spans] or _nothing(slot))
     slot.arriving = leaving.new_empty(sum(way.received))

@@ -16,6 +16,8 @@ from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
 from sites.worker.gateway_link import AloneLink
 from sites.worker.initial_state import InitialState
+from sites.worker.routes import Route
+from sites.worker.transfer import Sizes, Transfer, write_pieces
 from tests.fakes.lone_exchanges import (
     LONG_S,
     BrokenLink,
@@ -151,3 +153,13 @@ def test_a_round_begins_after_the_last_one(start: Start) -> None:
     exchange.submit([torch.ones(3)], layout=0)
     with pytest.raises(LocalProtocolError, match="before the previous one, a backward pass say"):
         exchange.begin(1.0)
+
+
+def test_padding_in_rank_major_order_is_computed_with_the_gradient() -> None:
+    """On CUDA whoever waits for the gradient takes the shard, whatever an earlier bucket left."""
+    transfer = Transfer(Collectives(LONG_S))
+    slot = transfer.make_slot(Sizes(8, 0, 4), torch.full((4,), 7.0))
+    way = Route(numel=8, held_numel=3, ranks=(0, 1), index=0, held=((0, 3),), there=None, back=None)
+    own = slot.cut(Sizes.of(8, way, 2), way)
+    write_pieces([torch.ones(3)], 1.0, own.padded)
+    assert own.shard.tolist() == [1.0, 1.0, 1.0, 0.0]
