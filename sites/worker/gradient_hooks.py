@@ -281,8 +281,8 @@ class OptimizerHook(GradientHook):
         """Average the gradients in place; what the optimizer calls before each step.
 
         A parameter without a gradient here counts as zeros. If no rank of any site has one (whose
-        tokens count), it stays without, so that the optimizer leaves the parameter alone
-        everywhere.
+        tokens count, and whose site takes part), none has: so the optimizer leaves the parameter
+        alone everywhere.
         """
         if any(callable(each) for each in (*args, kwargs.get("closure"))):
             raise RuntimeError(
@@ -298,8 +298,7 @@ class OptimizerHook(GradientHook):
         if finished is not None:
             self._rounds.append(finished)
         for (_, parameter), grad, used in zip(trained, grads, is_used.tolist(), strict=True):
-            if parameter.grad is None and used > 0.0:
-                parameter.grad = grad
+            parameter.grad = grad if used > 0.0 else None
 
 
 def _gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:

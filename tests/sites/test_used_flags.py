@@ -20,17 +20,21 @@ from tests.sites.test_worker_site import lone_site
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-NUM_PARAMETERS = 4
+NUM_PARAMETERS, NUMEL = 4, 21
 
 
 class OthersUse(RecordingLink):
     """A link to sites that use the first parameter only, and do not hear this one."""
 
     def reduce(self, request: Reduce) -> None:
-        if request.numel == NUM_PARAMETERS:
-            flags = self._regions[request.region][:NUM_PARAMETERS]
+        if request.numel in (NUM_PARAMETERS, NUMEL + NUM_PARAMETERS):
+            flags = self._regions[request.region][: request.numel][-NUM_PARAMETERS:]
             flags[:] = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
         super().reduce(request)
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
 
 def _sharded(model: nn.Module) -> nn.Module:
@@ -42,13 +46,26 @@ def _replicated(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
+def test_what_others_have_not_used_no_optimizer_steps() -> None:
+    """This site follows, or counts no tokens: its own use is not heard of."""
+    site = lone_site(OthersUse())
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    site.average_gradients(optimizer)
+    backward(model(torch.ones(5, 3)).sum())
+    optimizer.step()
+    has_grad = [each.grad is not None for each in model.parameters()]
+    assert has_grad == [True, False, False, False]
+    site.leave()
+
+
 @pytest.mark.parametrize("wrap", [_sharded, _replicated])
 def test_what_only_a_site_that_follows_has_used_has_no_gradient(
     wrap: Callable[[nn.Module], nn.Module],
 ) -> None:
     """Nobody else steps it."""
     site = lone_site(OthersUse())
-    model = wrap(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    model = wrap(_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer)
     for follows in (True, False):
