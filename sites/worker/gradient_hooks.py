@@ -125,10 +125,9 @@ class ReplicaHook(GradientHook):
             for index, model in enumerate(models)
             for name, each in model.module.named_parameters()
         }
-        self._finds_unused = [each.find_unused_parameters for each in models]
         self._used: MaybeUsed | None = None
-        if any(self._finds_unused):
-            self._used = MaybeUsed(self._names)
+        if any(each.find_unused_parameters for each in models):
+            self._used = MaybeUsed(self._names, models)
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
         exactness.check([*self._names.values()])

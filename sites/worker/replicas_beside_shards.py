@@ -52,6 +52,7 @@ class ReplicaBesideShardsHook(GradientHook):
         if len(models) != 1:
             raise TypeError("site.synchronize: beside shards, want one DistributedDataParallel")
         (model,) = models
+        self._model = model
         parameters = [*model.module.named_parameters()]
         self._names = {each: bare_name(name) for name, each in parameters}
         if is_summed:
@@ -95,7 +96,7 @@ class ReplicaBesideShardsHook(GradientHook):
         *sharing, self._sharing_flags = agreed.shared_by([*cuts, flags], dist.get_rank())
         self._cuts = [*zip(cuts, sharing, strict=True)]
         parameters = {name: each for each, name in self._names.items()}
-        self._used = MaybeUsed({parameters[name]: name for name in flags.names})
+        self._used = MaybeUsed({parameters[name]: name for name in flags.names}, [self._model])
 
     def gradients(self) -> list[torch.Tensor]:
         """Return each gradient that there is."""

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.tensor_hashes import layout_of_labels
@@ -72,20 +73,32 @@ class UsedFlags:
 
 
 class MaybeUsed:
-    """Parameters that DistributedDataParallel may leave without a gradient: find_unused_parameters.
+    """Parameters that DistributedDataParallel may leave as they are: find_unused_parameters.
 
     It decides by the ranks of this site whether a parameter was used at all. What only another site
     has used is given its gradient here.
     """
 
-    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
-        """Take all parameters with their names, in an order that is the same at all sites."""
+    def __init__(
+        self, names: Mapping[torch.Tensor, str], models: Iterable[DistributedDataParallel]
+    ) -> None:
+        """Take all parameters with their names, in an order that is the same at all sites.
+
+        `models` have the parameters.
+        """
         self._names = {each: name for each, name in names.items() if each.requires_grad}
         own = [*self._names.values()]
         self._flags = UsedFlags(own, own, next(iter(self._names)).device)
         self._averaged: dict[torch.Tensor, torch.Tensor] = {}
         """Where in DDP's buckets the average gradients of this round will lie."""
         self._unused: set[torch.Tensor] = set()
+        self._left_out = {
+            parameter
+            for each in models
+            if each.find_unused_parameters
+            for parameter in each.module.parameters()
+        }
+        """DDP may leave their gradients as they are."""
 
     def note(self, bucket: GradBucket) -> None:
         """Note which parameters of one of DDP's buckets have a gradient at this rank."""
@@ -123,7 +136,7 @@ class MaybeUsed:
         for parameter, grad in averaged.items():
             if self._names[parameter] not in used:
                 parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them
-            else:
+            elif parameter.grad is None:
                 parameter.grad = grad.clone().view_as(parameter)
+            elif parameter in self._left_out:
+                parameter.grad.copy_(grad)  # zeros, where zero_grad(set_to_none=False) left them

@@ -46,6 +46,22 @@ def _replicated(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
+def test_where_every_parameter_is_used_gradients_are_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside shards flags cross, too; DistributedDataParallel itself writes all gradients."""
+    site = lone_site(RecordingLink())
+    model = DistributedDataParallel(_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer, beside_shards=True)
+    written: list[object] = []
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *given: written.append(given))
+    backward(model(torch.ones(5, 3)).sum())
+    monkeypatch.undo()
+    assert len(written) == NUM_PARAMETERS + 1, "into its buckets, and the flags"
+    site.leave()
+
+
 def test_what_others_have_not_used_no_optimizer_steps() -> None:
     """This site follows, or counts no tokens: its own use is not heard of."""
     site = lone_site(OthersUse())
