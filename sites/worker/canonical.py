@@ -442,6 +442,11 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set
                 f"{first_rank}, and {each.entry.shape} of {each.entry.dtype} on rank {rank}: a "
                 "pipeline's parts need the names that they have in the whole model"
             )
+        if each.entry.kind != first.entry.kind:
+            raise TypeError(
+                f"site.synchronize: {name} is {first.entry.kind} on rank {first_rank}, and "
+                f"{each.entry.kind} on rank {rank}: freeze it on all ranks or on none"
+            )
     givers: dict[Holding, tuple[int, Held]] = {}
     for rank, each in held:
         giver, given = givers.setdefault(each.holding, (rank, each))

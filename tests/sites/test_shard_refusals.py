@@ -148,6 +148,13 @@ def test_parts_of_a_pipeline_that_share_a_parameter_begin_with_one_value() -> No
         SiteTensors.of([first, last])
 
 
+def test_a_parameter_that_only_some_parts_of_a_pipeline_freeze_is_refused() -> None:
+    first = [_held("embedding", (0,), 0), _held("layers.0", (0,), 0)]
+    last = [_held("embedding", (1,), 0, kind="frozen"), _held("layers.1", (1,), 0)]
+    with pytest.raises(TypeError, match="embedding is trained on rank 0, and frozen on rank 1"):
+        SiteTensors.of([first, last])
+
+
 def test_a_pipeline_stage_that_trains_nothing_is_refused() -> None:
     stages = [[_held("embedding", (0,), 0, "frozen")], [_held("head", (1,), 0)]]
     with pytest.raises(TypeError, match=r"rank 0 has no parameter that is trained, and others"):
