@@ -353,6 +353,8 @@ class RunMachine:
             self._recall_site(site, event)
             if event.kind == "site.returning":
                 site.returns_s.append(happened_s)
+        for each in self._all():
+            (self._digests.drop if each.is_out else self._digests.regain)(each.name)
 
     def _recall_why(self, reason: str, now_s: float) -> None:
         """The run was stopped for what had befallen its sites, which it might have survived."""

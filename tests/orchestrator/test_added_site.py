@@ -36,6 +36,24 @@ class Led:
         self.tell(*(run_events.SiteRunning(site) for site in "ab"))
         self.tell(run_events.StateOffered("a"), run_events.AddRequested("c"))
 
+    def settle(self, *sites: str, round_: int) -> None:
+        """Have sites answer the latest proposal."""
+        records = [each for each in self.actions if isinstance(each, RecordEvent)]
+        number = [each.detail["epoch"] for each in records if each.kind == "epoch.proposed"][-1]
+        epoch = int(str(number))
+        self.tell(*(membership.SiteSettled(site=site, epoch=epoch, round=round_) for site in sites))
+
+    def enter(self) -> None:
+        """Have site c follow, and take part."""
+        self.tell(prepared("c"), run_events.SiteRunning("c"))
+        self.settle("a", "b", round_=4)
+        self.tell(membership.EntryBegun("a", 1, 6), membership.EntryBegun("c", 1, 7))
+        self.settle("a", "b", "c", round_=8)
+        self.tell(membership.EntryBegun("a", 2, 10))
+        epoch = self.lead.epoch
+        assert epoch is not None
+        assert (epoch.members, epoch.follows) == (("a", "b", "c"), ())
+
     def restarted(self) -> Led:
         later = Led()
         recorded = [
@@ -92,3 +110,32 @@ def test_it_goes_on_under_the_next_coordinator_before_it_follows() -> None:
             actions = later.tell(run_events.SiteRunning("c"))
         assert of(later.actions, run_events.SendStop) == []
         assert set(of(actions, membership.SendSettle)) == {"a", "b"}
+
+
+def test_its_parameters_are_compared_under_the_next_coordinator() -> None:
+    run = Led()
+    run.begin()
+    run.enter()
+    later = run.restarted()
+    later.tell(
+        *(run_events.AgentCame(site, "h", 2, had_session=True, has_run=True) for site in "abc")
+    )
+    for site, combined in {"a": 1, "b": 1, "c": 2}.items():
+        later.tell(run_events.DigestReported(site, 0, 20, combined, (combined,), ("weight",)))
+    (failure,) = [
+        each.detail
+        for each in later.actions
+        if isinstance(each, RecordEvent) and each.kind == "failure.reported"
+    ]
+    assert (failure["code"], failure["site"]) == ("PARAMETERS_DIFFER", "c")
+
+
+def test_sites_that_are_lost_are_not_waited_for_under_the_next_coordinator() -> None:
+    run = Led()
+    run.begin()
+    run.tell(run_events.SiteLost("b", "its agent has left"))
+    run.settle("a", round_=4)
+    later = run.restarted()
+    later.tell(run_events.AgentCame("a", "h", 1, had_session=True, has_run=True))
+    later.tell(run_events.DigestReported("a", 0, 20, 1, (1,), ("weight",)))
+    assert later.lead.run.verified_steps == 1
