@@ -112,7 +112,10 @@ class SiteTensors:
             TypeError: as `gather`.
         """
         _check_all_train(ranks)
-        parts = [frozenset(each.entry.name for each in held) for held in ranks]
+        parts = [
+            frozenset(each.entry.name for each in held if each.entry.kind == "trained")
+            for held in ranks
+        ]
         by_name: dict[str, list[tuple[int, Held]]] = {}
         for rank in reversed(range(len(ranks))):
             for each in ranks[rank]:
@@ -429,7 +432,7 @@ def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:
 def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set[str]]) -> Holders:
     """Group the ranks that hold a tensor by what they hold of it, and by parts that share it.
 
-    `parts` are the names of all tensors that a rank has, by rank.
+    `parts` are the names of all parameters that a rank trains, by rank.
 
     Raises:
         TypeError: not each element is held once, or all ranks by what is the same.

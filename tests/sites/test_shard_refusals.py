@@ -148,6 +148,12 @@ def test_parts_of_a_pipeline_that_share_a_parameter_begin_with_one_value() -> No
         SiteTensors.of([first, last])
 
 
+def test_ranks_with_unlike_buffers_are_no_parts_of_a_pipeline() -> None:
+    """Their copies have one gradient, and no sum of two."""
+    first = [_held("layers.0", (0,), 0), _held("seen", (0,), 0, kind="buffer")]
+    assert not SiteTensors.of([first, [_held("layers.0", (1,), 0)]]).holders["layers.0"].is_tied
+
+
 def test_a_parameter_that_only_some_parts_of_a_pipeline_freeze_is_refused() -> None:
     first = [_held("embedding", (0,), 0), _held("layers.0", (0,), 0)]
     last = [_held("embedding", (1,), 0, kind="frozen"), _held("layers.1", (1,), 0)]
