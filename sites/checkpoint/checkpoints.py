@@ -87,7 +87,8 @@ class Checkpoints:
         self._objects.take(reader.load(self._state))
         self._own = reader.own(manifest, self._place)
         self.restore_generators()
-        if self._own is not None and manifest.ranks == self._place.ranks:
+        # Chunks are cut for all sites, those included that took no part.
+        if self._own is not None and self._own.get("ranks", manifest.ranks) == self._place.ranks:
             self._exchange.resume(self._own["exchange"], reader.residuals(manifest, self._place))
         self._last_step = manifest.step
         return manifest
@@ -151,6 +152,7 @@ class Checkpoints:
                 own={
                     "generators": generator_states(self._device),
                     "exchange": self._exchange_now,
+                    "ranks": dict(self._place.ranks),
                 },
                 has_residuals=self._exchange.has_residuals,
             )

@@ -30,29 +30,49 @@ pytestmark = pytest.mark.usefixtures("process_group")
 CPU = torch.device("cpu")
 
 
+class Owing(ExchangeState):
+    """Notes what a resumed run goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None, None)
+        self.resumed: list[dict[str, object]] = []
+
+    def resume(self, saved: dict[str, object], residuals: Path | None) -> None:
+        self.resumed.append(saved)
+
+
 class Training:
     """A model with a buffer, an optimizer with a schedule, and their checkpoints."""
 
     def __init__(
-        self, store: str, folder: Path, *, resume: str | None = None, width: int = 5
+        self,
+        store: str,
+        folder: Path,
+        *,
+        resume: str | None = None,
+        width: int = 5,
+        later: int = 0,
     ) -> None:
+        """With `later`, there is a second site of so many ranks, which takes no part."""
         self.model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.written: list[int] = []
-        state, exchange = TrainingState(self.model, self.optimizer), ExchangeState(None, None, None)
+        state, self.exchange = TrainingState(self.model, self.optimizer), Owing()
+        attendance = Attendance()
+        attendance.begin_without([1] if later else [])
         self.checkpoints = Checkpoints(
             settings=Checkpoint(every_steps=2, keep=2, to=store, resume=resume),
             place=Place(
                 store=store, local=folder / "local", run="run", job="job", generation=1,
-                site="a", rank=0, ranks={"a": 1}, keep=2,
+                site="a", rank=0, ranks={"a": 1, "b": later} if later else {"a": 1}, keep=2,
             ),
             device=CPU,
             state=state,
-            objects=RunObjects(state, {"scheduler": self.scheduler}, exchange),
-            exchange=exchange,
+            objects=RunObjects(state, {"scheduler": self.scheduler}, self.exchange),
+            exchange=self.exchange,
             data=lambda: {"next": 7, "holes": []},
-            attendance=Attendance(),
+            attendance=attendance,
             on_written=self.note_written,
             on_waiting=self.note_waiting,
         )  # fmt: skip
@@ -133,6 +153,21 @@ def test_what_was_saved_comes_back(tmp_path: Path, where: str) -> None:
     assert resumed.written == [], "nothing new"
     if where == "url":
         fsspec.filesystem("memory").rm(store, recursive=True)
+
+
+def test_what_is_owed_comes_back_where_chunks_are_cut_for_the_same_ranks(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    training = Training(store, tmp_path, later=2)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 3))
+    training.checkpoints.finish(2)
+    (stored,) = checkpoints_in(store)
+    for later, is_owed in ((2, True), (3, False), (0, False)):
+        resumed = Training(store, tmp_path, resume=stored.place, later=later)
+        manifest = resumed.checkpoints.resume()
+        assert manifest is not None
+        assert manifest.ranks == {"a": 1}, "b takes no part"
+        assert bool(resumed.exchange.resumed) is is_owed
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
