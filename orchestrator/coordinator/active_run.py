@@ -120,14 +120,10 @@ class ActiveRun:
         happened_s = (now_s - max(0.0, now_wall_s - event.wall_s) for event in recorded)
         missed = self._lead.recall(recorded, happened_s, now_s)
         try:
-            for each in read_metrics(self._files.folder / METRICS):
-                if each["site"] in self.view.sites:
-                    self._metrics.add(
-                        each["site"], each["kind"], each["step"], each["values"], each["labels"]
-                    )
+            self._metrics.recall(read_metrics(self._files.folder / METRICS), recorded)
         except (MetricsError, LookupError, TypeError) as error:
             log.warning("what was measured before is not counted: %s", error)
-        self._metrics.members = frozenset(self.view.members or self.view.begin_with)
+        self._metrics.members = self.view.counted
         totals = self._journal.progress(self.run_id).get("totals", {})
         self._lead.run.recall_verified(int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
@@ -333,8 +329,7 @@ class ActiveRun:
         )
         self.view.apply(event)
         if kind in {"run.active", "epoch.begun"}:
-            follows = (detail or {}).get("record", {}).get("follows", ())
-            self._metrics.members = frozenset(self.view.members).difference(follows)
+            self._metrics.members = self.view.counted
         self.changed.set()
         self.changed = asyncio.Event()
 

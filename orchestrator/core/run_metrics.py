@@ -6,11 +6,12 @@ the run: a curve of losses keeps every second point once it is full.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.run_view import RunView
+from orchestrator.core.run_view import RecordedEvent, RunView
 from protos import metrics
 
 MAX_LOSSES = 4096
@@ -88,6 +89,25 @@ class RunMetrics:
             pair = (site, labels.get("target", ""))
             self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
 
+    def recall(
+        self, records: Iterable[Mapping[str, Any]], recorded: Sequence[RecordedEvent]
+    ) -> None:
+        """Take what an earlier coordinator was told, each with the sites that took part then.
+
+        `records` are the lines of metrics.jsonl, and `recorded` is all that the journal has of the
+        run; both have the wall clock.
+
+        Raises:
+            LookupError, TypeError: a line is none of ours.
+        """
+        view, left = RunView(""), deque(recorded)
+        for each in records:
+            while left and left[0].wall_s <= each["wall_s"]:
+                view.apply(left.popleft())
+                self.members = view.counted
+            if each["site"] in self.sites:
+                self.add(each["site"], each["kind"], each["step"], each["values"], each["labels"])
+
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:
         """The last totals of each directed link, of all gateways that share it together."""
@@ -139,8 +159,8 @@ class RunMetrics:
 
     def _add_loss(self, site: str, step: int, values: Mapping[str, float]) -> None:
         """Average the sites' losses, weighted by their tokens, once all have sent the step's."""
-        if self.losses and step <= self.losses[-1][0]:
-            return  # a site follows, and what it makes of its data counts nothing
+        if site not in self.members or (self.losses and step <= self.losses[-1][0]):
+            return  # it follows, or followed then, and what it makes of its data counts nothing
         entry = self._open.setdefault(step, _OpenStep())
         tokens = values.get(metrics.SITE_TOKENS, 0.0)
         entry.weighted += values[metrics.LOSS] * tokens

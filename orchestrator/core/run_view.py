@@ -95,6 +95,8 @@ class RunView:
     """The sites that the run begins with."""
     members: tuple[str, ...] = ()
     """Sites that take part in the latest epoch."""
+    follows: tuple[str, ...] = ()
+    """Those of them whose part does not count yet."""
     epoch: int = 0
     links: tuple[Mapping[str, Any], ...] = ()
     """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
@@ -102,6 +104,11 @@ class RunView:
     """What people should know of it beside its state, a line each."""
     created_wall_s: float = 0.0
     ended_wall_s: float = 0.0
+
+    @property
+    def counted(self) -> frozenset[str]:
+        """The sites whose part counts: members that do not only follow."""
+        return frozenset(self.members or self.begin_with).difference(self.follows)
 
     def apply(self, event: RecordedEvent) -> None:
         """Take the next event of this run."""
@@ -124,6 +131,7 @@ class RunView:
                 self.state, self.members = RunState.ACTIVE, self.begin_with
             case "epoch.begun":
                 self.members, self.epoch = tuple(detail["members"]), int(detail["epoch"])
+                self.follows = tuple(detail.get("record", {}).get("follows", ()))
             case "run.stopping":
                 self.state = RunState.STOPPING
             case "run.ended":

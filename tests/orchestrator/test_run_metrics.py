@@ -1,8 +1,9 @@
 import math
+from typing import Any
 
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics, summarise
-from orchestrator.core.run_view import RunView
+from orchestrator.core.run_view import RecordedEvent, RunView
 
 
 def step(loss: float, tokens: float, **more: float) -> dict[str, float]:
@@ -50,6 +51,38 @@ def test_a_loss_is_known_once_all_have_sent_it_that_take_part() -> None:
     assert measured.losses == []
     measured.add("b", "step", 1, step(2.0, 1), {})
     assert measured.losses == [(1, 1.5)]
+
+
+def recorded(wall_s: float, kind: str, **detail: object) -> RecordedEvent:
+    return RecordedEvent(
+        sequence=0, wall_s=wall_s, run_id="run", generation=1, kind=kind, site="", detail=detail
+    )
+
+
+def test_what_was_measured_counts_for_the_sites_that_took_part_then() -> None:
+    journal = [
+        recorded(
+            0.0, "run.submitted", name="", folder="", sites=["a", "b"], begin_with=["a"], links=[]
+        ),
+        recorded(1.0, "run.active"),
+        recorded(4.0, "epoch.begun", epoch=1, members=["a", "b"], record={"follows": ["b"]}),
+        recorded(7.0, "epoch.begun", epoch=2, members=["a", "b"], record={}),
+    ]
+    losses = [
+        *((2.0, "a", 1, 1.0), (3.0, "a", 2, 2.0)),
+        *((5.0, "b", 3, 9.0), (6.0, "a", 3, 3.0)),
+        *((8.0, "a", 4, 4.0), (9.0, "b", 4, 5.0)),
+    ]
+    lines: list[dict[str, Any]] = [
+        {
+            "wall_s": wall_s, "site": site, "kind": "step", "step": number,
+            "values": step(loss, 1), "labels": {},
+        }
+        for wall_s, site, number, loss in losses
+    ]  # fmt: skip
+    measured = RunMetrics(("a", "b"))
+    measured.recall(lines, journal)
+    assert measured.losses == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5)]
 
 
 def test_gateways_of_one_link_count_together() -> None:
