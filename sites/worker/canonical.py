@@ -463,6 +463,13 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set
     by_part: dict[Set[str], dict[Holding, list[int]]] = {}
     for rank, each in held:
         part = parts[rank] if is_trained else frozenset[str]()
+        other = next((one for one in each.mesh if is_trained and parts[one] != part), rank)
+        if other != rank:
+            raise TypeError(
+                f"site.synchronize: ranks {rank} and {other} have unlike parts of the model, and "
+                f"fully_shard reduces {name} over both: parts of a pipeline have meshes of their "
+                "own, and parameters of which ranks have unlike ones (experts) are DTensors"
+            )
         by_part.setdefault(part, {}).setdefault(each.holding, []).append(rank)
     for groups in by_part.values():
         problem = problem_of(groups)

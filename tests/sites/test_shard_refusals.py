@@ -154,6 +154,13 @@ def test_ranks_with_unlike_buffers_are_no_parts_of_a_pipeline() -> None:
     assert not SiteTensors.of([first, [_held("layers.0", (1,), 0)]]).holders["layers.0"].is_tied
 
 
+def test_a_gradient_that_is_reduced_over_unlike_parts_is_not_added_again() -> None:
+    whole = replace(_held("shared", (0,), 0), mesh=(0, 1))
+    ranks = [[whole, _held(f"experts.{rank}", (rank,), 0)] for rank in range(2)]
+    with pytest.raises(TypeError, match=r"ranks 0 and 1 .* fully_shard reduces shared over both"):
+        SiteTensors.of(ranks)
+
+
 def test_a_parameter_that_only_some_parts_of_a_pipeline_freeze_is_refused() -> None:
     first = [_held("embedding", (0,), 0), _held("layers.0", (0,), 0)]
     last = [_held("embedding", (1,), 0, kind="frozen"), _held("layers.1", (1,), 0)]
