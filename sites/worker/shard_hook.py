@@ -99,6 +99,9 @@ class ShardHook(GradientHook):
         self._flags_number = 0
         self._sharing_flags = EVERYBODY
         self._arrived: set[str] = set()
+        self._is_on_cuda = False
+        self._streams: set[torch.cuda.Stream] = set()
+        """Those that compute this round's gradients, on CUDA: each model, and HSDP, has its own."""
         self._num_submitted = 0
         self._is_open = False
         self._reduced: set[int] = set()
@@ -126,8 +129,10 @@ class ShardHook(GradientHook):
         self.cut = agreed.identity(cuts)
         flags = cut_flags(agreed.law, len(cuts))
         self._flags_number = flags.number
-        device = next((local_of(each).device for each in self._trained.values()), None)
-        self._flags = UsedFlags(flags.names, self._trained, device or torch.device("cpu"))
+        devices = (local_of(each).device for each in self._trained.values())
+        device = next(devices, torch.device("cpu"))
+        self._is_on_cuda = device.type == "cuda"
+        self._flags = UsedFlags(flags.names, self._trained, device)
         *shared_by, self._sharing_flags = agreed.shared_by([*cuts, flags], rank)
         for cut, sharing in zip(cuts, shared_by, strict=True):
             ranks = participants(cut.parts(agreed.here))
@@ -249,6 +254,7 @@ class ShardHook(GradientHook):
             is_counted_alike=self._is_counted_alike,
         )
         self._arrived.clear()
+        self._streams.clear()
         self._reduced.clear()
         self._num_submitted = 0
         for each in self._buckets:
@@ -285,6 +291,8 @@ class ShardHook(GradientHook):
     def _arrive(self, name: str) -> None:
         """Note that a gradient is there; submit what it completes."""
         self._arrived.add(name)
+        if self._is_on_cuda:
+            self._streams.add(torch.cuda.current_stream())
         for bucket in self._buckets[self._num_submitted :]:
             bucket.missing.discard(name)
         while self._num_submitted < len(self._buckets):
@@ -295,6 +303,8 @@ class ShardHook(GradientHook):
             self._submit(bucket)
 
     def _submit(self, bucket: OwnBucket) -> None:
+        for stream in self._streams:
+            torch.cuda.current_stream().wait_stream(stream)
         flats: Mapping[str, torch.Tensor] = {
             name: _flat_gradient(name, self._trained[name])
             for name in bucket.cut.names

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protos.errors import LayoutMismatchError, LocalProtocolError
 from sites.worker.canonical import Entry, Held, SiteTensors, check_alike
 from sites.worker.holdings import Dealt, Holding
+from sites.worker.shard_hook import ShardHook
 from sites.worker.sharding import whole_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
@@ -93,6 +94,36 @@ def test_the_norm_is_of_all_that_crosses_and_clips() -> None:
     assert clipped == pytest.approx(norm / 1024.0, rel=1e-6)
     left = float(nn.utils.get_total_norm([whole_of(each) for each in grads]))
     assert left == pytest.approx(0.5, rel=1e-5)
+    site.leave()
+
+
+class Stream:
+    """Of CUDA: knows for which others it waits."""
+
+    def __init__(self) -> None:
+        self.waits_for: set[Stream] = set()
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits_for.add(other)
+
+
+def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """HSDP and fully_shard's others have unlike streams, as have two models."""
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    site.synchronize(model, optimizer)
+    hook = site._shard_hook
+    assert isinstance(hook, ShardHook)
+    hook._is_on_cuda = True
+    streams = [Stream() for _ in model.parameters()]
+    for each, stream in zip(model.parameters(), streams, strict=True):
+        monkeypatch.setattr("torch.cuda.current_stream", lambda stream=stream: stream)
+        each.grad = torch.zeros_like(each)
+        (told,) = each._post_accumulate_grad_hooks.values()
+        told(each)
+    assert {*streams[:-1]} <= streams[-1].waits_for, "the last gradient completes the bucket"
     site.leave()
 
 
