@@ -443,8 +443,12 @@ class Membership:
                     for name in epoch.members:
                         self._sites[name].gone = ""
                     self._number, self._is_unfinished = epoch.number, False
-                case "site.done" | "site.returning" if each.site in self._sites:
-                    self._sites[each.site].is_done = each.kind == "site.done"
+                case "site.done" if each.site in self._sites:
+                    self._sites[each.site].is_done = True
+                case "site.returning" if each.site in self._sites:
+                    self._sites[each.site].is_done = False
+                    # Where it is a member, it followed: what is started knows nothing of that.
+                    self._sites[each.site].gone = "it has ended"
                 case "site.lost" | "site.dropped" if each.site in self._sites:
                     self._leaving.discard(each.site)
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))

@@ -315,3 +315,16 @@ def test_a_site_that_follows_does_so_after_a_silence() -> None:
     led.settle("ap", "eu", round_=7)
     assert led.members == ("ap", "eu")
     assert not led.lead.run.is_returning("us")
+
+
+def test_a_site_that_is_started_again_follows_no_more_for_the_next_coordinator() -> None:
+    for last in ("site.returning", "site.starting", "site.running"):
+        led = Led()
+        led.run()
+        led.have_us_follow()
+        led.now_s += LIMITS.detect_s  # it was started a moment ago
+        led.tell(SiteEnded("us", False, (failed("us"),)), prepared("us"), SiteRunning("us"))
+        led.restart(last, "us")
+        led.come_back(*NAMES)
+        led.settle("ap", "eu", round_=7)
+        assert led.members == ("ap", "eu"), last
