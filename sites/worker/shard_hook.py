@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -282,8 +283,12 @@ class ShardHook(GradientHook):
 
     def _note_reduced(self, parameters: Set[int]) -> None:
         """Note that a pipeline's schedule has reduced a part; end the round with the last one."""
-        if _in_backward() or not self._is_open:
-            return  # A backward pass ends its round itself; and evaluation reduces nothing.
+        if _in_backward():
+            return  # A backward pass ends its round itself.
+        if not self._is_open:
+            if not schedule_trains():
+                return
+            self._begin()  # other ranks wait for this one, though its part has no gradient
         self._reduced |= parameters
         if all(id(each) in self._reduced for each in self._trained.values()):
             self._end_backward()
@@ -380,16 +385,27 @@ def check_schedule() -> None:
     Raises:
         TypeError: and what to do.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "perform_reduce_grad":
-        frame = frame.f_back
-    divisor = 1 if frame is None else frame.f_locals.get("grad_scale_factor", 1)
+    divisor = _in_schedule().get("grad_scale_factor", 1)
     if divisor != 1:
         raise TypeError(
             f"site.synchronize: the pipeline's schedule would divide gradients by {divisor} after "
             "they have crossed: give it scale_grads=False, and let loss_fn divide by the number of "
             "micro-batches"
         )
+
+
+def schedule_trains() -> bool:
+    """Whether a pipeline's schedule that reduces gradients has any; else it evaluates."""
+    stage = _in_schedule().get("self")
+    return bool(getattr(stage, "has_backward", False))
+
+
+def _in_schedule() -> Mapping[str, Any]:
+    """Return what is in the call by which a schedule has a stage reduce; {}: there is none."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "perform_reduce_grad":
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
 
 
 class WeightedReduceScatter:

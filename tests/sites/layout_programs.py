@@ -465,10 +465,21 @@ def flip_a_bit(folder: Path, name: str) -> None:
 
 def train_spare(folder: Path, name: str) -> None:
     """Train with a parameter that no pass uses, and a collective of the script behind each."""
+    _train_spare(folder, name, frozen=())
+
+
+def train_spare_only(folder: Path, name: str) -> None:
+    """The same where the last stage trains nothing else."""
+    _train_spare(folder, name, frozen=("layers.1.", "head."))
+
+
+def _train_spare(folder: Path, name: str, *, frozen: tuple[str, ...]) -> None:
     layouts = json.loads((folder / "layouts.json").read_text())["layouts"]
     site = join_site()
     model = net(seed=0)
-    model.layers["0"].spare = nn.Linear(WIDTH, WIDTH)
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(not parameter_name.startswith(frozen))
+    model.layers["1"].spare = nn.Linear(WIDTH, WIDTH)
     laid = lay_out(layouts[site.index], model)
     optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
     site.synchronize(laid.models, optimizer)
@@ -478,7 +489,7 @@ def train_spare(folder: Path, name: str) -> None:
         dist.all_reduce(loss)
         optimizer.step()
     named = [pair for each in laid.models for pair in each.named_parameters()]
-    saved = {name: each.grad is None for name, each in named}
+    saved = {name: each.grad is None for name, each in named if each.requires_grad}
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")

@@ -199,16 +199,23 @@ def test_a_schedule_that_divides_gradients_itself_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("layouts", [("pp", "fsdp2"), ("interleaved", "pp")], ids="-".join)
+@pytest.mark.parametrize(
+    ("layouts", "program"),
+    [
+        (("pp", "fsdp2"), programs.train_spare),
+        (("interleaved", "pp"), programs.train_spare),
+        (("pp", "interleaved"), programs.train_spare_only),
+    ],
+)
 def test_a_parameter_that_a_pipeline_does_not_use_holds_nobody_up(
-    tmp_path: Path, layouts: tuple[str, str]
+    tmp_path: Path, layouts: tuple[str, str], program: Program
 ) -> None:
     """Though the script waits for other stages before the optimizer's step."""
     write_plan(tmp_path, layouts, num_steps=2)
     ranks = [programs.RANKS[each] for each in layouts]
     with FakeGateways(tmp_path, ranks, verify_every=1) as gateways:
         paths = [gateways.path(site) for site in range(2)]
-        codes = run_ranks(tmp_path, paths, ranks, programs.train_spare, ["exchange.bucket=64KiB"])
+        codes = run_ranks(tmp_path, paths, ranks, program, ["exchange.bucket=64KiB"])
     assert set(codes.values()) == {0}
     for found in results(tmp_path).values():
         for name, is_without in found.items():
