@@ -22,7 +22,7 @@ from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.session import Dialler, channel_options
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
-from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
+from tests.fakes.coordinators import Bench, FakeAgent, coordinating, run_scenario, status_of
 from tests.fakes.waiting import until
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -161,7 +161,7 @@ def test_500_idle_connections_lock_nobody_out(tmp_path: Path, certs: Path) -> No
 def test_operators_are_no_agents(tmp_path: Path, certs: Path) -> None:
     async def scenario() -> None:
         async with coordinating(tmp_path / "state") as bench:
-            agent = await bench.dial("a")
+            agent = FakeAgent("a", bench.stub.Session(timeout=60))  # refused before it says Hello
             assert (await agent.end_of_session())[0] is DENIED
             lines = control_pb2.ShipLogsRequest(site="a")
             assert (await status_of(bench.stub.ShipLogs(lines, timeout=10)))[0] is DENIED
