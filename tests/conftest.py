@@ -2,12 +2,12 @@
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from coverage import Coverage
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
 from orchestrator.emulator.site_namespaces import netns_problem
@@ -114,14 +114,14 @@ def _is_pure(item: pytest.Item) -> bool:
 
 def _unmeasured(is_unmeasured: bool) -> Generator[None]:
     """Go on with a hook, with coverage or without."""
-    if not is_unmeasured:
+    coverage = Coverage.current() if is_unmeasured else None
+    if coverage is None:
         return (yield)
-    tracer = sys.gettrace()
-    sys.settrace(None)
+    coverage.stop()
     try:
         return (yield)
     finally:
-        sys.settrace(tracer)
+        coverage.start()
 
 
 @pytest.fixture(scope="session")
