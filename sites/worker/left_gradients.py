@@ -1,6 +1,8 @@
-"""Refuses gradients that an earlier backward pass has left, where losses are sums.
+"""Refuses gradients that an earlier backward pass has left, where they would count wrong.
 
-They are means by then. What comes next is a sum: both in one would be divided by tokens again.
+They are means over all ranks by then. Where losses are sums, what comes next is a sum: both in one
+would be divided by tokens again. Of a parameter that parts of a pipeline share, each part has the
+whole mean: it would be added up.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from protos.errors import LocalProtocolError
 from sites.worker.sharding import local_of
 
 
-def check_zeroed(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuse what an earlier backward pass has left, where a loss that is a sum begins another.
+def check_zeroed(parameters: Iterable[torch.Tensor], *, is_summed: bool = True) -> None:
+    """Refuse what an earlier backward pass has left, where another begins.
 
-    It is a mean by now: divided again, it would count for next to nothing. On CUDA this waits, but
-    not where gradients are None.
+    On CUDA this waits, but not where gradients are None.
+
+    Args:
+        parameters: that are to have no gradient, or zeros.
+        is_summed: losses are sums; else parts of a pipeline share these parameters.
 
     Raises:
         LocalProtocolError: a gradient is not zero.
@@ -25,10 +30,14 @@ def check_zeroed(parameters: Iterable[torch.Tensor]) -> None:
     grads = [each.grad for each in parameters if each.grad is not None]
     left = [local_of(each).count_nonzero() for each in grads]
     if left and bool(torch.stack(left).any()):
+        where, why = (
+            ('site.synchronize(loss="sum")', "which have been divided by tokens")
+            if is_summed
+            else ("site.synchronize", "which parts of a pipeline share: each would add them again")
+        )
         raise LocalProtocolError(
-            'site.synchronize(loss="sum"): gradients of an earlier backward pass are still there, '
-            "which have been divided by tokens: call zero_grad, of every optimizer, before each "
-            "backward pass that synchronises"
+            f"{where}: gradients of an earlier backward pass are still there, {why}: call "
+            "zero_grad, of every optimizer, before each backward pass that synchronises"
         )
 
 

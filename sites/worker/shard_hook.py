@@ -99,6 +99,8 @@ class ShardHook(GradientHook):
         self._flags: UsedFlags | None = None
         self._flags_number = 0
         self._sharing_flags = EVERYBODY
+        self._tied: set[str] = set()
+        """Names of those that other parts of a pipeline have, too."""
         self._arrived: set[str] = set()
         self._is_on_cuda = False
         self._streams: set[torch.cuda.Stream] = set()
@@ -126,6 +128,7 @@ class ShardHook(GradientHook):
             held = agreed.here.holders[name].group_of(rank)
             assert held is not None
             self._check_mean(name, self._groups[id(parameter)].ranks, held[1])
+        self._tied = {name for name in self._trained if agreed.here.holders[name].is_tied}
         cuts = agreed.cut_gradients(self._bucket_numel)
         self.cut = agreed.identity(cuts)
         flags = cut_flags(agreed.law, len(cuts))
@@ -240,8 +243,9 @@ class ShardHook(GradientHook):
         """Open a round with the first gradients of a backward pass; `first` is there already."""
         if self._is_open:
             return
-        if self._is_summed:
-            check_zeroed(each for name, each in self._trained.items() if name != first)
+        checked = self._trained if self._is_summed else self._tied
+        parameters = [self._trained[name] for name in checked if name != first]
+        check_zeroed(parameters, is_summed=self._is_summed)
         if _in_backward():
             torch.autograd.Variable._execution_engine.queue_callback(self._end_after_others)
         else:

@@ -168,6 +168,21 @@ def test_sums_are_not_added_to_what_an_earlier_pass_left(*, is_sharded: bool) ->
     site.leave()
 
 
+def test_what_parts_of_a_pipeline_share_is_not_added_again() -> None:
+    """Each part would give all of what an earlier pass has left."""
+    site = lone_site(RecordingLink())
+    model, optimizer = _sharded()
+    site.synchronize(model, optimizer)
+    backward(model(torch.ones(4, 3)).sum())
+    backward(model(torch.ones(4, 3)).sum())
+    hook = site._shard_hook
+    assert isinstance(hook, ShardHook)
+    hook._tied = {"0.bias"}
+    with pytest.raises(LocalProtocolError, match=r"a pipeline share: each would add them again"):
+        backward(model(torch.ones(4, 3)).sum())
+    site.leave()
+
+
 def test_parts_of_a_pipeline_that_share_a_parameter_begin_with_one_value() -> None:
     first = [_held("embedding", (0,), 0), _held("layers.0", (0,), 0)]
     last = [_held("layers.1", (1,), 0), _held("embedding", (1,), 0)]
