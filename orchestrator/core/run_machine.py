@@ -209,6 +209,11 @@ class RunMachine:
         return not (self._has_state or self._has_steps)
 
     @property
+    def _losses(self) -> list[Failure]:
+        """What befell the sites that have taken part."""
+        return [failure for site in self._all() if not site.is_later for failure in site.losses]
+
+    @property
     def _return_problem(self) -> str:
         """Why no site comes back; empty: it may, or that is not known yet."""
         if not self._may_return:
@@ -361,9 +366,9 @@ class RunMachine:
         self._blame_losses(now_s)
         if self._ending.has_begun:
             return
-        losses = [failure for site in self._all() for failure in site.losses]
         unknown = Failure(code="SITE_LOST", message=reason, at_s=now_s)
-        self._ending.fail(first_failure(losses) if losses else unknown, now_s, is_last=True)
+        found = first_failure(self._losses) if self._losses else unknown
+        self._ending.fail(found, now_s, is_last=True)
 
     def recall_verified(self, steps: int) -> None:
         """Go on counting the steps after which all ranks were seen to be equal."""
@@ -902,9 +907,8 @@ class RunMachine:
         actions = self._blame_losses(now_s) if explains else []
         if self._ending.has_begun:
             return actions
-        earlier = [failure for site in self._all() for failure in site.losses]
-        if earlier and event.code == "SITE_LOST":
-            return self._ending.fail(first_failure(earlier), now_s, is_last=True)
+        if self._losses and event.code == "SITE_LOST":
+            return self._ending.fail(first_failure(self._losses), now_s, is_last=True)
         failure = Failure(code=event.code, message=event.why, at_s=now_s)
         return self._ending.fail(failure, now_s, is_last=True)
 

@@ -529,6 +529,16 @@ def test_a_site_that_was_never_added_is_no_loss() -> None:
     assert "note" not in ended.detail
 
 
+def test_a_site_that_took_no_part_yet_does_not_explain_the_runs_end() -> None:
+    world = begun_by_a_and_b()
+    world.tell(run_events.AddRequested("c"), run_events.SiteLost("c", "its agent has left"))
+    world.wait(1000.0)
+    too_few = "0 sites are left, want at least 1"
+    world.tell(run_events.CannotGoOn("SITE_LOST", too_few))
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "ab"))
+    assert world.finish.reason == too_few
+
+
 def test_why_a_site_cannot_be_added() -> None:
     world = World(3, needs_all=False, may_return=True, begin_with="ab")
     world.tell(*(run_events.SiteJoined(site, "h") for site in "ab"))
