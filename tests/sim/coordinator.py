@@ -149,7 +149,9 @@ class SimCoordinator:
         self._sessions: dict[str, int] = {}
         """By site, the incarnation of the agent that has its session."""
         self._leases = Leases(LIMITS.detect_s)
-        run = BROKEN.get(mutant, RunMachine)(world(names), now_s, may_return=True)
+        run = BROKEN.get(mutant, RunMachine)(
+            world(names), now_s, may_return=True, begin_with=first.members
+        )
         self.lead = RunLead(run, self._begin_epochs)
         if journal.records:
             self._go_on(now_s)

@@ -77,6 +77,8 @@ REPEATED = 0.4
 SHORT = 0.3
 """Part of the runs that are done with the job after so many rounds, or fewer:"""
 SHORT_ROUNDS = 25
+LATER = 0.2
+"""Part of the runs that begin without some of their sites."""
 ROUND_S = 6.0
 """More than a round takes on average once all is well."""
 STEP_S = 1.5
@@ -118,12 +120,16 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
         self.names = NAMES[: self.random.choice((2, 3, 3, 4))]
+        begin_with = self.names
+        if self.random.random() < LATER:
+            begin_with = self.names[: self.random.randrange(1, len(self.names))]
         self._first = Epoch(
             number=0,
-            members=self.names,
-            reduction=plan_of(self.names, self.names, frozenset(), 0),
+            members=begin_with,
+            reduction=plan_of(self.names, begin_with, frozenset(), 0),
             from_round=0,
         )
+        self.counts["begun with some"] += begin_with != self.names
         self._outside = Outside(
             self._send_frame,
             self._draw,
@@ -163,8 +169,10 @@ class Simulation:
         }
         self._wires = {way: Wire() for way in itertools.permutations((*self.names, ""), 2)}
         self._journal = FakeJournal(self._note_record)
-        self._members = self.names
+        self._members = begin_with
         """Of the epoch written down last."""
+        self._have_been = {*begin_with}
+        """Members of any epoch."""
         self._follows: tuple[str, ...] = ()
         self._holders: dict[int, tuple[str, int]] = {}
         """Who took a range of the data, and for which round; a site without a name: nobody yet."""
@@ -426,6 +434,8 @@ class Simulation:
         self._level_from |= dict.fromkeys(follows, math.inf)
         self.counts["followed"] += bool(follows)
         self.counts["entered"] += detail["why"].endswith("takes part again")
+        self.counts["added"] += bool(set(follows) - self._have_been)
+        self._have_been |= {*self._members}
         self.counts["redone" if detail["is_redo"] else "planned"] += 1
         self.counts["handovers"] += len(detail["handovers"])
         self.counts["lost"] += len(detail["lost"])
