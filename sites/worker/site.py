@@ -570,6 +570,7 @@ class Site:
                 case Entering():
                     entry.discard()
                     self._marks = change.epoch
+                    self._steps.counts |= self.name in change.sites
                     if self.name in change.sites and self.rank == 0:
                         step = self._steps.num_steps
                         values = {metrics.FOLLOWED_STEPS: step - self._returned_at}

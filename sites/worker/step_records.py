@@ -99,6 +99,8 @@ class StepLog:
         self._timeline_every = timeline_every
         self._verify_every = verify_every
         self._returns = returns
+        self.counts = not returns
+        """Whether what the site makes of its data counts: not while it follows."""
         self._now_s = now_s
         self._start_s = now_s()
         self._values: dict[str, float] = {}
@@ -172,7 +174,8 @@ class StepLog:
             metrics.SITE_TOKENS: sum(each.site_weight for each in rounds),
             metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),
             metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),
-            metrics.GRADIENT_HASH: float(rounds[-1].gradient_hash if rounds else 0),
+            # A site that follows takes a sample that others have, too.
+            metrics.GRADIENT_HASH: float(rounds[-1].gradient_hash if rounds and self.counts else 0),
         }
 
     def add(self, values: Mapping[str, float]) -> None:

@@ -133,6 +133,18 @@ def test_costs_of_the_gateway_are_told() -> None:
     assert values[metrics.RAW_BYTES] == 2 * 4 * (5 + 3 + 2)
 
 
+def test_a_site_that_follows_is_not_told_to_have_the_data_of_others() -> None:
+    link = Gateway()
+    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, returns=True)
+    done = one_round(link, overlaps=True)
+    done.gradient_hash = 7
+    log.end_step([done])
+    log.counts = True
+    log.end_step([done])
+    log.flush()
+    assert [values[metrics.GRADIENT_HASH] for _, _, values in link.metrics] == [0, 7]
+
+
 def test_a_site_by_itself_asks_nobody() -> None:
     gateway = Gateway()
     link = SiteOnlyLink(gateway)
