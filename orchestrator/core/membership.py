@@ -567,7 +567,7 @@ class Membership:
             return []
         self._forget(site.name)
         site.gone = site.silent = site.session_lost = site.left_out = ""
-        site.is_done = site.has_finished = False
+        site.is_done = site.has_finished = site.is_unheard = False
         self._changes.append(event)
         return []
 

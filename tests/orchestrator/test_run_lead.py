@@ -6,7 +6,7 @@ Each test is a run that tests/sim has found.
 import json
 
 from orchestrator.core import run_events
-from orchestrator.core.membership import EntryBegun, Limits, Membership, SiteSettled
+from orchestrator.core.membership import EntryBegun, Limits, Membership, SendSettle, SiteSettled
 from orchestrator.core.run_events import (
     AgentCame,
     AgentMissed,
@@ -328,3 +328,22 @@ def test_a_site_that_is_started_again_follows_no_more_for_the_next_coordinator()
         led.come_back(*NAMES)
         led.settle("ap", "eu", round_=7)
         assert led.members == ("ap", "eu"), last
+
+
+def test_what_follows_once_more_under_the_next_coordinator_has_been_heard() -> None:
+    run = Led()
+    run.run()
+    run.have_us_follow()
+    run.wait(LIMITS.detect_s)
+    run.tell(SiteEnded("us", False, (failed("us"),)))
+    assert [each.kind for each in run.records if each.site == "us"][-1] == "site.returning"
+    run.restart()
+    run.come_back(*NAMES, epoch=2)
+    run.settle("ap", "eu", round_=8)
+    assert run.members == ("ap", "eu")
+    run.tell(SiteEnded("us", False))
+    run.wait(LIMITS.detect_s)
+    run.tell(prepared("us"), SiteRunning("us"))
+    run.settle("ap", "eu", round_=10)
+    run.tell(EntryBegun("ap", 5, 12))
+    assert run.sent(SendSettle, run.tell(EntryBegun("us", 5, 13))) == [*NAMES], "it has been heard"
