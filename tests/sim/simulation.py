@@ -296,8 +296,9 @@ class Simulation:
     def _note_settled(self, name: str, report: Report) -> None:
         self._answers[report.epoch, name] = report
 
-    def _resumed(self, site: SimSite, round_: int) -> None:
-        self._tell(EntryBegun(site.name, site.epoch, round_), site)
+    def _resumed(self, site: SimSite, round_: int, behind: int) -> None:
+        self.counts["behind"] += bool(behind)
+        self._tell(EntryBegun(site.name, site.epoch, round_, behind), site)
 
     def _left(self, site: SimSite) -> None:
         """A site that was dropped ends, once what others need of it has come."""

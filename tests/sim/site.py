@@ -24,6 +24,8 @@ NOTICE_STEPS = 2
 """Steps from when all ranks know of a site that enters."""
 LEVEL_EVERY = 4
 """Rounds between two attempts of a site that follows to take part."""
+BEHIND_EVERY = 3
+"""Of so many rounds in one it would take part though it is behind the others."""
 FORK = 1
 """What the results of a site differ by, whose chain is forked."""
 
@@ -85,8 +87,9 @@ class Outside:
     on_completed: Callable[[SimSite, int], None]
     on_begun: Callable[[SimSite, int], None]
     """A round has begun: its chunks are to be posted, each after a while."""
-    on_resumed: Callable[[SimSite, int], None]
-    """The site uses another epoch, from that round on; or it follows, and is level there."""
+    on_resumed: Callable[[SimSite, int, int], None]
+    """The site uses another epoch, from that round on; or it follows, and may enter so far behind.
+    """
     on_left: Callable[[SimSite], None]
     """The site has had its last round, and nobody needs anything more of it."""
     save: Callable[[int, Saved], None]
@@ -185,13 +188,12 @@ class SimSite:
         self.epochs.begin(following)
         follows = self.epochs.follows(following)
         self._ranges = () if follows else self.outside.draw(self, following)
-        if (
-            follows
-            and following >= self._level_at
-            and not any(round_ == following for round_, _ in self._early)
-        ):
+        newest = max((round_ for round_, _ in self._early), default=-1)
+        behind = max(0, newest - following + 1)
+        is_let_in = not behind or following % BEHIND_EVERY == 0
+        if follows and following >= self._level_at and is_let_in:
             self._level_at = following + LEVEL_EVERY
-            self.outside.on_resumed(self, following)
+            self.outside.on_resumed(self, following, behind)
         self.outside.on_begun(self, following)
         if has_entered:
             self._tell_resumed(following)
@@ -384,7 +386,7 @@ class SimSite:
 
     def _tell_resumed(self, round_: int) -> None:
         self.epoch = self.epochs.number
-        self.outside.on_resumed(self, round_)
+        self.outside.on_resumed(self, round_, 0)
 
     def _do_again(self, from_round: int) -> None:
         """Put back what a codec owed to chunks that are begun anew."""

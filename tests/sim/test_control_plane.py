@@ -15,7 +15,7 @@ PER_TEST = 250
 MUTANT_SEEDS = 300
 EVERYTHING = (
     *("redone", "planned", "handovers", "lost", "holes", "came back", "states taken"),
-    *("begun with some", "added"),
+    *("begun with some", "added", "behind"),
     *(
         "ready while others settle",
         "forks found",
