@@ -338,8 +338,10 @@ class RunMachine:
                 told = replace(Failure.from_json(event.detail), at_s=happened_s)
                 self._take((told,), happened_s)
             case "epoch.begun":
-                for name in event.detail["lost"]:
-                    self._sites[name].is_out = not self._sites[name].is_successful
+                for lost in [self._sites[name] for name in event.detail["lost"]]:
+                    lost.is_out = not lost.is_successful
+                    if lost.is_returning:  # it followed, or was started since: it begins anew
+                        lost.state, lost.is_returning = SiteState.LOST, False
                 for name in event.detail.get("leaves", ()):
                     self._sites[name].is_leaving = True
                 for name in event.detail["members"]:  # else it enters, or follows

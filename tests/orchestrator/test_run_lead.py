@@ -347,3 +347,18 @@ def test_what_follows_once_more_under_the_next_coordinator_has_been_heard() -> N
     run.settle("ap", "eu", round_=10)
     run.tell(EntryBegun("ap", 5, 12))
     assert run.sent(SendSettle, run.tell(EntryBegun("us", 5, 13))) == [*NAMES], "it has been heard"
+
+
+def test_a_site_whose_following_ended_with_an_epoch_begins_anew_for_the_next_coordinator() -> None:
+    led = Led()
+    led.run()
+    led.have_us_follow()
+    led.tell(EntryBegun("us", 2, 6))
+    led.restart("epoch.proposed")
+    led.come_back(*NAMES, epoch=2)
+    led.settle("ap", "eu", round_=7)
+    assert led.members == ("ap", "eu")
+    led.restart("epoch.begun")
+    new = led.come_back("us", epoch=2)
+    assert led.sent(run_events.SendStop, new) == ["us"]
+    assert not led.lead.run.is_returning("us")
