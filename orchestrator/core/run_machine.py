@@ -238,7 +238,7 @@ class RunMachine:
         fewest = self._topology.failure.min_sites
         if not self.is_going_on:
             return f"the run is {self.state.lower()}"
-        if self._sites[site].is_new:
+        if self._sites[site].is_new and not self._sites[site].is_wanted:
             return f"site {site} takes no part yet"
         if self._sites[site].is_dropped:
             return f"site {site} is dropped already"

@@ -539,6 +539,19 @@ def test_a_site_that_took_no_part_yet_does_not_explain_the_runs_end() -> None:
     assert world.finish.reason == too_few
 
 
+def test_a_site_that_waits_to_be_started_can_be_dropped() -> None:
+    world = begun_by_a_and_b()
+    world.tell(run_events.SiteLost("c", "its agent was silent", 5.0))
+    world.tell(run_events.AddRequested("c"))
+    assert world.machine.drop_problem("c") == ""
+    world.tell(run_events.DropRequested("c", "dropped"), run_events.SiteJoined("c", "h"))
+    assert "c" not in world.sent(run_events.SendPrepare)
+    assert "takes no part yet" in world.machine.drop_problem("c")
+    assert world.machine.add_problem("c") == ""
+    world.tell(run_events.AddRequested("c"))
+    assert "c" in world.sent(run_events.SendPrepare)
+
+
 def test_why_a_site_cannot_be_added() -> None:
     world = World(3, needs_all=False, may_return=True, begin_with="ab")
     world.tell(*(run_events.SiteJoined(site, "h") for site in "ab"))
