@@ -517,10 +517,16 @@ class Simulation:
             raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
 
     def _check_stop(self, stop: SendStop) -> None:
-        """While a run goes on, only who takes no part is stopped, or who follows and is dropped."""
+        """While a run goes on, only who takes no part is stopped.
+
+        Or who follows, and is dropped; or is lost once all whom it followed are done.
+        """
         agent, run = self.agents[stop.site], self.coordinator.lead.run
+        followed = {*self._members} - {*self._follows}
+        are_done = bool(followed) and followed <= {*run.done, *run.successful}
         is_member = stop.site in self._members and agent.stage is Stage.RUNNING
-        is_member &= not (stop.site in self._drops and stop.site in self._follows)
+        may_be_stopped = stop.site in self._drops or are_done
+        is_member &= not (may_be_stopped and stop.site in self._follows)
         is_member &= bool(agent.site.epoch) or not agent.site.returns
         if run.is_going_on and is_member and not agent.site.is_fenced and agent.site.is_alive:
             raise BrokenPromiseError(f"{stop.site} takes part, and is stopped: {stop.reason}")
