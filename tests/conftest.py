@@ -117,11 +117,14 @@ def _unmeasured(is_unmeasured: bool) -> Generator[None]:
     coverage = Coverage.current() if is_unmeasured else None
     if coverage is None:
         return (yield)
-    coverage.stop()
+    # Not `stop`: in xdist's processes another one would then go on, which they began with.
+    collector = coverage._collector
+    assert collector is not None, "it has been started"
+    collector.pause()
     try:
         return (yield)
     finally:
-        coverage.start()
+        collector.resume()
 
 
 @pytest.fixture(scope="session")

@@ -154,6 +154,7 @@ def test_500_idle_connections_lock_nobody_out(tmp_path: Path, certs: Path) -> No
             assert (await bench.stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)).runs == []
             for _, writer in idle:
                 writer.close()
+            await asyncio.gather(*(each.wait_closed() for _, each in idle), return_exceptions=True)
 
     run_scenario(scenario())
 
