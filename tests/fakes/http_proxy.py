@@ -36,6 +36,7 @@ async def _carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> 
 async def http_proxy() -> AsyncIterator[HttpProxy]:
     """Serve on a port of loopback until the block ends."""
     proxy = HttpProxy()
+    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
@@ -48,6 +49,7 @@ async def http_proxy() -> AsyncIterator[HttpProxy]:
         assert method == "CONNECT"
         host, _, port = target.rpartition(":")
         there, back = await asyncio.open_connection(host.strip("[]"), int(port))
+        writers.extend((writer, back))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await asyncio.gather(_carry(reader, back), _carry(there, writer))
 
@@ -57,3 +59,6 @@ async def http_proxy() -> AsyncIterator[HttpProxy]:
         yield proxy
     finally:
         server.close()
+        for each in writers:
+            each.close()
+        await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
