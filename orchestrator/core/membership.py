@@ -185,14 +185,14 @@ class SiteLevel:
 class EntryBegun:
     """The ranks of a member have begun the first round of an epoch in which a site enters.
 
-    Of the site that follows in it: they have begun a round together with the others.
+    The site that follows says so once its ranks have begun a round together with the others.
     """
 
     by: str
     epoch: int
     round: int
     behind: int = 0
-    """Of the site that follows: `SiteLevel.behind`."""
+    """How many rounds the site that follows may still lack (`SiteLevel.behind`); 0 for a member."""
 
 
 @dataclass(frozen=True, slots=True)

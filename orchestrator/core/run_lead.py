@@ -31,7 +31,7 @@ class RunLead:
     def __init__(self, run: RunMachine, begin_epochs: Callable[[], Membership]) -> None:
         """Begin with a run that nobody has heard of; `begin_epochs` makes its first epoch."""
         self.run = run
-        """To be asked, not to be told."""
+        """For questions only: events go through `handle`, so that both machines hear of them."""
         self._begin_epochs = begin_epochs
         self._epochs: Membership | None = None
         """Set once the run is active."""

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args
 
 from protos.errors import (
     IsthmusError,
@@ -136,7 +136,7 @@ class Handed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The rank waits until its checkpoint is written: it does not hang. Told every few seconds."""
+    """The rank waits until its checkpoint is written: it does not hang. Told every second."""
 
     op: ClassVar[str] = "saving"
 
@@ -303,13 +303,7 @@ FromRank = (
 )
 FromGateway = Welcome | Reduced | Members | Failure
 """A failure says that no collective will complete any more."""
-_FROM_RANK: Mapping[str, type[FromRank]] = {
-    kind.op: kind
-    for kind in (
-        *(Join, Region, Reduce, Handed, Saving, KeepResiduals, OweResiduals),
-        *(Metric, Digest, Leave),
-    )
-}
+_FROM_RANK: Mapping[str, type[FromRank]] = {kind.op: kind for kind in get_args(FromRank)}
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "failed": Failure,
     "welcome": Welcome,

@@ -51,7 +51,7 @@ def norm_of(units: int | None) -> float:
 
 
 def words_of(units: int | None) -> list[int]:
-    """Return numbers below 2**32, always as many; `units_of_words` reads their sums over ranks."""
+    """Return a fixed count of numbers below 2**32; `units_of_words` reads their sums over ranks."""
     if units is None:
         return [0] * _NUM_LIMBS + [1]
     mask = (1 << _LIMB_BITS) - 1

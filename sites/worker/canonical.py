@@ -304,7 +304,11 @@ def cut_gradients(
     that share them: who holds these is in `rank_major`.
     """
     packers: dict[tuple[bool, tuple[int, ...]], Packer[Slice]] = {}
-    cut: list[tuple[list[Slice], bool, bool]] = []
+    cut: list[BucketCut] = []
+
+    def add(slices: list[Slice], *, exact: bool, ranks: tuple[int, ...]) -> None:
+        cut.append(BucketCut(len(cut), tuple(slices), exact, bool(ranks), is_gradient=True))
+
     for each in law:
         if each.kind != "trained":
             continue
@@ -313,11 +317,12 @@ def cut_gradients(
         numel = each.numel if holders is None else holders.shard_numel
         shard_numel = max(1, bucket_numel // max(1, len(ranks)))
         packer = packers.setdefault((each.exact, ranks), Packer(shard_numel))
-        cut += [(full, each.exact, bool(ranks)) for full in packer.add(Slice(each, 0, numel))]
+        for full in packer.add(Slice(each, 0, numel)):
+            add(full, exact=each.exact, ranks=ranks)
     for (exact, ranks), packer in packers.items():
         if rest := packer.take():
-            cut.append((rest, exact, bool(ranks)))
-    return _numbered(cut, is_gradient=True)
+            add(rest, exact=exact, ranks=ranks)
+    return cut
 
 
 def cut_flags(law: Sequence[Entry], number: int) -> BucketCut:
@@ -328,16 +333,16 @@ def cut_flags(law: Sequence[Entry], number: int) -> BucketCut:
 
 def cut_state(law: Sequence[Entry], bucket_numel: int) -> list[BucketCut]:
     """Cut all tensors into buckets, those with elements of one size together."""
-    cut: list[tuple[list[Slice], bool, bool]] = []
+    cut: list[list[Slice]] = []
     for _, entries in itertools.groupby(
         sorted(law, key=lambda each: each.item_bytes), key=lambda each: each.item_bytes
     ):
         packer: Packer[Slice] = Packer(bucket_numel)
         for each in entries:
-            cut += [(full, True, False) for full in packer.add(Slice(each, 0, each.numel))]
+            cut += packer.add(Slice(each, 0, each.numel))
         if rest := packer.take():
-            cut.append((rest, True, False))
-    return _numbered(cut, is_gradient=False)
+            cut.append(rest)
+    return [BucketCut(number, tuple(each), exact=True) for number, each in enumerate(cut)]
 
 
 def check_alike(site: str, entries: Iterable[Entry], law_site: str, law: Iterable[Entry]) -> None:
@@ -404,15 +409,6 @@ def _hash_of_shards(holders: Holders) -> int | None:
         return None
     held = [(ranks, holding.held) for holding, ranks in holders.groups]
     return xxhash.xxh3_64_intdigest(repr(sorted(held)).encode())
-
-
-def _numbered(
-    cut: Iterable[tuple[list[Slice], bool, bool]], *, is_gradient: bool
-) -> list[BucketCut]:
-    return [
-        BucketCut(number, tuple(slices), exact, is_rank_major, is_gradient)
-        for number, (slices, exact, is_rank_major) in enumerate(cut)
-    ]
 
 
 def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:

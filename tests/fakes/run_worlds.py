@@ -1,10 +1,12 @@
 """A run's machine with a clock, and what its sites say."""
 
 import dataclasses
+import json
 
 from orchestrator.core import run_events
-from orchestrator.core.run_events import Endpoint, RunState
+from orchestrator.core.run_events import Endpoint, RecordEvent, RunState
 from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_view import RecordedEvent
 from protos.failure import Failure
 from tests.fakes.worlds import topology
 
@@ -115,6 +117,19 @@ def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: obje
 
 def digest(site: str, number: int) -> run_events.DigestReported:
     return run_events.DigestReported(site, 0, 5, number, (1, number), ("0.weight", "2.weight"))
+
+
+def read_again(record: RecordEvent, sequence: int, wall_s: float = 0.0) -> RecordedEvent:
+    """Return a record as a later coordinator reads it from the journal."""
+    return RecordedEvent(
+        sequence=sequence,
+        wall_s=wall_s,
+        run_id="run",
+        generation=1,
+        kind=record.kind,
+        site=record.site,
+        detail=json.loads(json.dumps(record.detail)),
+    )
 
 
 def recorded_events(world: World) -> list[run_events.RecordEvent]:

@@ -9,9 +9,8 @@ from orchestrator.core import membership, run_events
 from orchestrator.core.run_events import RecordEvent
 from orchestrator.core.run_lead import Action, Event, RunLead
 from orchestrator.core.run_machine import RunMachine
-from orchestrator.core.run_view import RecordedEvent
 from tests.fakes.run_specs import spec_of_texts
-from tests.fakes.run_worlds import prepared
+from tests.fakes.run_worlds import prepared, read_again
 from tests.fakes.worlds import JOB, topology_text
 
 SPEC = spec_of_texts(f"{JOB}begin_with: [a, b]\n", topology_text(3, min_sites=1))
@@ -57,15 +56,7 @@ class Led:
     def restarted(self) -> Led:
         later = Led()
         recorded = [
-            RecordedEvent(
-                sequence=number,
-                wall_s=0.0,
-                run_id="run",
-                generation=1,
-                kind=each.kind,
-                site=each.site,
-                detail=each.detail,
-            )
+            read_again(each, number)
             for number, each in enumerate(self.actions)
             if isinstance(each, RecordEvent)
         ]

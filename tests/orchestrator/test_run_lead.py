@@ -3,8 +3,6 @@
 Each test is a run that tests/sim has found.
 """
 
-import json
-
 from orchestrator.core import run_events
 from orchestrator.core.membership import EntryBegun, Limits, Membership, SendSettle, SiteSettled
 from orchestrator.core.run_events import (
@@ -21,8 +19,8 @@ from orchestrator.core.run_events import (
 )
 from orchestrator.core.run_lead import Action, Event, RunLead
 from orchestrator.core.run_machine import RunMachine
-from orchestrator.core.run_view import RecordedEvent
 from protos.failure import Failure
+from tests.fakes.run_worlds import read_again
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, plan_of, world
 from topology.epoch import Epoch
 
@@ -75,18 +73,7 @@ class Led:
                 if (each.kind, each.site) == (after, site)
             )
             self.records = self.records[: last + 1]
-        recorded = [
-            RecordedEvent(
-                sequence=place,
-                wall_s=self.now_s,
-                run_id="run",
-                generation=1,
-                kind=each.kind,
-                site=each.site,
-                detail=json.loads(json.dumps(each.detail)),
-            )
-            for place, each in enumerate(self.records)
-        ]
+        recorded = [read_again(each, place, self.now_s) for place, each in enumerate(self.records)]
         self.lead = self._begin()
         self._keep(self.lead.recall(recorded, [self.now_s] * len(recorded), self.now_s))
 

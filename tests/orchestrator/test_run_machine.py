@@ -7,7 +7,6 @@ import pytest
 
 from orchestrator.core import run_events
 from orchestrator.core.run_events import Endpoint, RecordEvent, RunState
-from orchestrator.core.run_view import RecordedEvent
 from orchestrator.core.stall_watch import AbsentRank
 from tests.fakes.run_worlds import (
     COLLECT_S,
@@ -18,6 +17,7 @@ from tests.fakes.run_worlds import (
     digest,
     failure,
     prepared,
+    read_again,
     recorded_events,
 )
 
@@ -604,16 +604,7 @@ def restarted(world: World, *before: World, begin_with: str = "") -> World:
     later = World(3, needs_all=False, may_return=True, begin_with=begin_with)
     told = [each for one in (*before, world) for each in recorded_events(one)]
     for number, each in enumerate(told):
-        event = RecordedEvent(
-            sequence=number,
-            wall_s=0.0,
-            run_id="run",
-            generation=1,
-            kind=each.kind,
-            site=each.site,
-            detail=each.detail,
-        )
-        later.machine.recall(event, later.now_s, later.now_s)
+        later.machine.recall(read_again(each, number), later.now_s, later.now_s)
     return later
 
 

@@ -6,10 +6,8 @@ leases (leases.py). Sessions are as orchestrator/coordinator/control.py has them
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
@@ -18,6 +16,7 @@ from orchestrator.core.run_events import RecordEvent, RunState, SendStop
 from orchestrator.core.run_lead import Action, Event, RunLead
 from orchestrator.core.run_machine import RunMachine
 from orchestrator.core.run_view import RecordedEvent
+from tests.fakes.run_worlds import read_again
 from tests.sim.agent import SimAgent, Told
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, world
 from topology.epoch import Epoch
@@ -27,7 +26,7 @@ FORGOTTEN = {
     "drop_forgotten": {"site.drop_requested"},
     "done_forgotten": {"site.done"},
 }
-"""By mutant, what a coordinator does not take from the journal."""
+"""The kinds of record that a coordinator overlooks in the journal, by mutant."""
 
 
 class _ReleasesEarly(RunMachine):
@@ -54,11 +53,11 @@ BROKEN = {
     "released_early": _ReleasesEarly,
     "follower_stopped": _StopsFollowers,
 }
-"""By mutant, the run's machine."""
+"""The faulty machine that takes the place of the run's, by mutant."""
 
 
 class CoordinatorDiedError(Exception):
-    """It ended in the middle of what it did."""
+    """The coordinator was killed while it handled an event."""
 
 
 @dataclass(slots=True)
@@ -99,23 +98,10 @@ class FakeJournal:
     def read(self, but: set[str]) -> list[RecordedEvent]:
         """Return the records as another process reads them."""
         return [
-            RecordedEvent(
-                sequence=number,
-                wall_s=at_s,
-                run_id="run",
-                generation=1,
-                kind=each.kind,
-                site=each.site,
-                detail=_read(each.detail),
-            )
+            read_again(each, number, at_s)
             for number, (at_s, each) in enumerate(self.records)
             if each.kind not in but
         ]
-
-
-def _read(detail: object) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(detail))
-    return read
 
 
 @dataclass(slots=True)
@@ -147,7 +133,7 @@ class SimCoordinator:
         self.dead_since_s = 0.0
         self.turn = 0
         self._sessions: dict[str, int] = {}
-        """By site, the incarnation of the agent that has its session."""
+        """The incarnation of the agent that holds each site's session."""
         self._leases = Leases(LIMITS.detect_s)
         run = BROKEN.get(mutant, RunMachine)(
             world(names), now_s, may_return=True, begin_with=first.members

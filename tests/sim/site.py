@@ -21,11 +21,11 @@ NUM_CHUNKS = 3
 LOST_BITS = 15
 """Of a contribution, by the lossy codec."""
 NOTICE_STEPS = 2
-"""Steps from when all ranks know of a site that enters."""
+"""Steps after which all ranks know of a site that enters."""
 LEVEL_EVERY = 4
 """Rounds between two attempts of a site that follows to take part."""
 BEHIND_EVERY = 3
-"""Of so many rounds in one it would take part though it is behind the others."""
+"""A site that follows tries to take part in one round of so many, though it is behind."""
 FORK = 1
 """What the results of a site differ by, whose chain is forked."""
 

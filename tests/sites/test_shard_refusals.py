@@ -98,7 +98,7 @@ def test_the_norm_is_of_all_that_crosses_and_clips() -> None:
 
 
 class Stream:
-    """Of CUDA: knows for which others it waits."""
+    """Stands for a CUDA stream: knows which other streams it waits for."""
 
     def __init__(self) -> None:
         self.waits_for: set[Stream] = set()

@@ -70,7 +70,7 @@ def test_an_option_changes_what_is_learnt_by_rounding_only(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_lies_in_the_hosts_memory_is_learnt_as_on_the_device(tmp_path: Path) -> None:
-    """By two sites of one rank, on one device."""
+    """Two sites of one rank each train on one device."""
     write_texts(tmp_path)
     (tmp_path / "settings.txt").write_text("trainer.offload=true")
     with FakeGateways(tmp_path, [1, 1]) as gateways:

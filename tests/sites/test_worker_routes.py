@@ -147,7 +147,7 @@ def test_every_element_arrives_and_comes_back(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_gradients_that_parts_of_a_pipeline_share_are_added(seed: int) -> None:
-    """Of one tensor, laid out in another way in each part, beside one that a part has alone."""
+    """Each part lays the shared tensor out in another way, and has one more of its own."""
     draw = random.Random(seed)
     shape = (draw.choice(SIZES), draw.choice(SIZES))
     alone = np.arange(draw.randint(1, 5)) + 1

@@ -110,9 +110,9 @@ class Begun:
     """What begins with a round that a rank posts."""
 
     epoch: int
-    """In which a site enters; or in which this site follows, and could take part."""
+    """The epoch in which a site enters, or in which this site follows and could take part."""
     behind: int = 0
-    """Of a site that follows: the rounds that it may be behind when it is let in."""
+    """How many rounds a site that follows may be behind when it is let in; 0 for a member."""
 
 
 class SiteLeftError(IsthmusError):
