@@ -119,9 +119,7 @@ class Pace:
     Of a link that a run has only a share of, frames leave as fast as the share allows, and never
     faster.
 
-    Where several gateways send over one link side by side, each believes in its part. What one
-    measures beyond that while others pause is theirs again when they go on: it then believes in
-    what it measures last, and in its part at least.
+    Where several gateways send over one link side by side, each begins with its part.
     """
 
     def __init__(
@@ -129,9 +127,7 @@ class Pace:
     ) -> None:
         """Begin with the described rate, of which this gateway has one of `num_senders` parts."""
         self._is_shared = is_shared
-        self._has_others = num_senders > 1
         bytes_per_s /= num_senders
-        self._described_bytes_per_s = bytes_per_s
         self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
         """What all connections together may send; infinite: no limit."""
         self._believed_bytes_per_s = bytes_per_s
@@ -169,8 +165,7 @@ class Pace:
         self._limited_bytes, self._limited_s = limited_bytes, limited_s
         self._sent_bytes, self._busy_s = sent_bytes, busy_s
         is_faster = measured > _FASTER * self._believed_bytes_per_s
-        least = self._described_bytes_per_s if self._has_others else self._believed_bytes_per_s
-        self._believed_bytes_per_s = max(least, measured)
+        self._believed_bytes_per_s = max(self._believed_bytes_per_s, measured)
         before = self.bytes_per_s
         self.bytes_per_s = math.inf if is_faster else _HEADROOM * self._believed_bytes_per_s
         return self.bytes_per_s != before
