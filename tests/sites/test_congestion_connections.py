@@ -29,6 +29,7 @@ from sites.gateway.links.congestion.kernel import (
     begin_bbr_anew,
     segments_to,
 )
+from sites.gateway.links.congestion.window import Path as LinkPath
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox, SendQueue, outgoing
 from sites.gateway.links.streams import Streams
@@ -227,7 +228,16 @@ def test_auto_follows_the_losses_up_to_the_links_limit(tmp_path: Path) -> None:
     growth._follow(1e-3, 5e6, "bbr")
     assert streams.num_streams == first, "it carries enough, or losses do not matter"
     growth._follow(1e-3, 5e6, "cubic")
+    assert streams.num_streams == first, "a queue ran over"
+    lose_by_chance(growth)
+    growth._follow(1e-3, 5e6, "cubic")
     assert streams.num_streams == 16
+
+
+def lose_by_chance(growth: ChannelGrowth) -> None:
+    """Have a link found to lose packets where no queue is full."""
+    for sent_again in range(1, 6):
+        growth._window.follow(LinkPath(0.08, 0.08, sent_again), 125e6, 1, time.monotonic())
 
 
 def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,12 +261,31 @@ def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert shares[2:] == [1.25 * 160e6 / 5]
 
 
+def test_connections_without_a_frame_have_no_share_of_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 64 of them and a window of ten frames, a link carried a sixth of its rate."""
+    growth, _, outbox = growing(tmp_path, 4)
+    shares: list[float] = []
+    monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
+    growth.begin()
+    pushed(outbox, range(1))
+    item = outbox.take(0)
+    assert item is not None
+    outbox.acknowledge(item.key, item.epoch)
+    for num_frames, num_abreast in [(10, 4), (3, 3), (0, 1)]:
+        outbox.limit(num_frames * len(item.data))
+        growth.set_up()
+        assert shares.pop() == 1.25 * 125e6 / num_abreast
+
+
 @pytest.mark.parametrize("wanted", [1, 3, 20])
 def test_a_number_is_exactly_that_many(
     wanted: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     growth, streams, _ = growing(tmp_path, wanted)
     growth.begin()
+    lose_by_chance(growth)
     for _ in range(2):
         growth._follow(1e-3, 5e6, "cubic")
     assert streams.num_streams == wanted

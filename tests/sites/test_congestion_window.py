@@ -31,9 +31,7 @@ def test_a_link_of_ones_own_is_kept_full() -> None:
 
 
 def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
-    one, *_, last = widths([(1.9, 0)] * 5)
-    assert one == pytest.approx(HELD + FRAME)
-    assert one < last < 1.03 * one, "it may be that the link carries more than is believed"
+    assert set(widths([(1.9, 0)] * 5)) == {HELD + FRAME}
 
 
 def test_a_link_that_holds_few_frames_is_kept_full_of_whole_ones() -> None:
@@ -51,18 +49,11 @@ def test_it_is_the_narrower_the_more_waits() -> None:
     assert found[0] > found[-1]
 
 
-def test_a_link_that_carries_more_than_believed_is_found_out() -> None:
-    found = widths([(1.9, 0)] * 400)
-    assert found[-1] > 5 * found[0]
-    halved = widths([(1.9, 0)] * 400 + [(1.9, 3)])
-    assert halved[-1] < 0.8 * found[-1]
-    assert widths([(1.9, 0)] * 50 + [(1.9, 3)] * 20)[-1] == pytest.approx(HELD + FRAME)
-
-
 def test_packets_that_are_lost_without_a_queue_take_more_window() -> None:
     assert widths([(1.1, 1)] * 4)[-1] == MOST
+    assert widths([(1.4, 1), (1.3, 0), (1.5, 0)] * 4)[-1] == MOST, "now and then one"
     assert widths([(1.1, 1)] * 4 + [(2.0, 9)] * 90)[-1] == MOST, "the queue may be one's own then"
-    assert widths([(1.1, 1)] * 4 + [(2.0, 0)] * 110)[-1] < MOST, "for ten seconds"
+    assert widths([(1.1, 1)] * 4 + [(2.0, 9)] * 110)[-1] < MOST, "for ten seconds"
 
 
 def test_packets_that_are_lost_in_a_queue_do_not() -> None:

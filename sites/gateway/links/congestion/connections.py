@@ -6,7 +6,8 @@ A job that names a number has exactly that many. Otherwise a link begins with wh
 Where packets are lost at random, a connection carries what its congestion control believes in, and
 not what the link could. CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
 Reno's 1.2 / sqrt(loss) (RFC 9438, section 5.2), however wide the link is. Several connections carry
-so much each. BBR does not take a lost packet for a full queue, and needs no help.
+so much each. BBR does not take a lost packet for a full queue, and needs no help. Where a queue ran
+over, more connections would only have it run over again.
 
 A connection that sends nothing loses half its window in each time-out, down to ten packets (RFC
 2861; Linux, tcp_cwnd_restart). Once it sends again, it doubles the window in each round trip. BBR
@@ -27,6 +28,7 @@ from sites.gateway.links.congestion.kernel import (
     Addresses,
     Segments,
     addresses_now,
+    begin_bbr_anew,
     is_bbr,
     segments_to,
     send_buffer_bytes,
@@ -140,13 +142,17 @@ class ChannelGrowth:
 
     def set_up(self) -> None:
         """Have all connections follow what the link asks for, each at its share of the pace."""
-        set_up(self._peer, self._link, self._pace.bytes_per_s / self._streams.num_streams)
+        set_up(self._peer, self._link, self._pace.bytes_per_s / self._num_abreast())
+
+    def _num_abreast(self) -> int:
+        """Return how many connections have a frame at once: the window can hold fewer frames."""
+        frames = self._outbox.window_bytes // max(1, self._outbox.totals().longest_bytes)
+        return max(1, min(self._streams.num_streams, frames))
 
     def run(self) -> None:
         """Follow the losses that the kernel counts and the link's rate, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
         while not self._is_over_after(_EVERY_S):
-            self._follow_rate(self._outbox.totals())
             addresses = addresses_now(self._peer)
             if addresses is None:
                 continue
@@ -173,6 +179,7 @@ class ChannelGrowth:
                 return True
             if addresses is not None and not self._outbox.is_empty:
                 self._follow_path(addresses)
+                self._follow_rate(self._outbox.totals())
         return self._outbox.is_over
 
     def _follow_path(self, addresses: Addresses) -> None:
@@ -188,20 +195,30 @@ class ChannelGrowth:
             time.monotonic(),
             is_measured=self._pace.is_measured,
         )
+        num_abreast = self._num_abreast()
         self._outbox.limit(window_bytes)
+        if self._num_abreast() != num_abreast:
+            self.set_up()
 
     def _follow_rate(self, totals: LinkTotals) -> None:
         """Let frames leave faster where the link turns out to be faster."""
-        if self._pace.follow(
+        if not self._pace.follow(
             totals.limited_bytes, totals.limited_s, totals.sent_bytes, totals.busy_s
         ):
-            self.set_up()
+            return
+        self.set_up()
+        addresses = addresses_now(self._peer)
+        if math.isinf(self._pace.bytes_per_s) and addresses is not None:
+            # Else BBR looks for a faster link by a quarter in eight round trips.
+            begin_bbr_anew(addresses, totals.idle_rtt_s or self._link.rtt_s)
 
     def _follow(self, loss: float, rate: float, congestion_control: str) -> None:
         """Open more connections, if lost packets hold those back that there are."""
         link = self._link
         if not is_held_back(loss, congestion_control, rate, self._part_bytes_per_s):
             return
+        if not self._window.is_lossy(time.monotonic()):
+            return  # a queue ran over
         if self._wanted is None:
             wanted = channels_for(loss, self._part_bytes_per_s, link.rtt_s, self._most)
             if wanted > self._streams.num_streams:

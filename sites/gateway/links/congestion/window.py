@@ -28,15 +28,12 @@ _SLACK = 0.3
 """Share of what a link holds: it is full with so much more, for frames count until they are
 acknowledged as a whole."""
 _LOSSY = 4
-"""Looks in turn that find packets lost, and no queue: the link loses them by chance. It gets all
+"""Looks that find packets lost while the queue has room: the link loses them by chance. It gets all
 the window, for what follows a lost packet counts until that is repaired."""
 _LOSSY_S = 10.0
 """It counts as such a link for so long."""
 _RTT_MIN_S = 0.01
 """On shorter links gateways take as long to acknowledge as packets do."""
-_GROWTH_PER_S = 0.05
-_BACKOFF = 0.7
-"""As CUBIC's, after a loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +60,12 @@ class LinkWindow:
         self._rtt_s = rtt_s
         self._sent_again = 0
         self._num_lossy = 0
-        """Looks in turn that found packets lost, and no queue."""
+        """Looks that found packets lost, since one that found a full queue as well."""
         self._lossy_until_s = 0.0
-        self._looked_s = 0.0
-        self._growth = 1.0
-        """The link may hold more than is believed: the window is for this times as much. It grows
-        while others' packets wait and none is lost, and goes back after a loss."""
+
+    def is_lossy(self, now_s: float) -> bool:
+        """Return whether the link loses packets by chance."""
+        return now_s < self._lossy_until_s
 
     def follow(
         self,
@@ -91,24 +88,20 @@ class LinkWindow:
         """
         has_lost = path.sent_again > self._sent_again
         self._sent_again = path.sent_again
-        looked_s, self._looked_s = self._looked_s, now_s
         queue = (path.rtt_s - _JITTER_S) / path.shortest_rtt_s
         free = min(1.0, max(0.0, (_QUEUE_TO - queue) / (_QUEUE_TO - _QUEUE_FROM)))
-        self._num_lossy = self._num_lossy + 1 if has_lost and free == 1.0 else 0
-        if self._num_lossy == _LOSSY:
-            self._lossy_until_s = now_s + _LOSSY_S
-        is_open = free == 1.0 and not is_measured
-        if is_open or now_s < self._lossy_until_s:
-            return self._most_bytes
         if has_lost:
-            self._growth = max(1.0, _BACKOFF * self._growth)
-        elif free == 0.0:
-            self._growth *= 1 + _GROWTH_PER_S * min(1.0, now_s - looked_s)
-        else:
-            self._growth = 1.0
+            self._num_lossy = self._num_lossy + 1 if free > 0.0 else 0
+            if self._num_lossy >= _LOSSY:
+                self._lossy_until_s = now_s + _LOSSY_S
+        is_open = free == 1.0 and not is_measured
+        if is_open or self.is_lossy(now_s):
+            return self._most_bytes
         held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
         if held_bytes >= self._most_bytes:
             return self._most_bytes
-        window = (1 + _SLACK * free) * self._growth * held_bytes + (1 + free) * frame_bytes
+        window = (1 + _SLACK * free) * held_bytes + (1 + free) * frame_bytes
         full = (math.ceil(held_bytes / max(1, frame_bytes)) + 1) * frame_bytes
-        return int(min(self._most_bytes, max(window, full)))
+        if full > _QUEUE_FROM * held_bytes:
+            window = max(window, full)
+        return int(min(self._most_bytes, window))
