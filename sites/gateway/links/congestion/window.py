@@ -28,7 +28,7 @@ _SLACK = 0.3
 """Share of what a link holds: it is full with so much more, for frames count until they are
 acknowledged as a whole."""
 _LOSSY = 4
-"""Looks that find packets lost while the queue has room: the link loses them by chance. It gets all
+"""Looks in turn that find packets lost, and no queue: the link loses them by chance. It gets all
 the window, for what follows a lost packet counts until that is repaired."""
 _LOSSY_S = 10.0
 """It counts as such a link for so long."""
@@ -60,7 +60,7 @@ class LinkWindow:
         self._rtt_s = rtt_s
         self._sent_again = 0
         self._num_lossy = 0
-        """Looks that found packets lost, since one that found a full queue as well."""
+        """Looks in turn that found packets lost, and no queue."""
         self._lossy_until_s = 0.0
 
     def is_lossy(self, now_s: float) -> bool:
@@ -90,17 +90,16 @@ class LinkWindow:
         self._sent_again = path.sent_again
         queue = (path.rtt_s - _JITTER_S) / path.shortest_rtt_s
         free = min(1.0, max(0.0, (_QUEUE_TO - queue) / (_QUEUE_TO - _QUEUE_FROM)))
-        if has_lost:
-            self._num_lossy = self._num_lossy + 1 if free > 0.0 else 0
-            if self._num_lossy >= _LOSSY:
-                self._lossy_until_s = now_s + _LOSSY_S
+        self._num_lossy = self._num_lossy + 1 if has_lost and free == 1.0 else 0
+        if self._num_lossy == _LOSSY:
+            self._lossy_until_s = now_s + _LOSSY_S
         is_open = free == 1.0 and not is_measured
         if is_open or self.is_lossy(now_s):
             return self._most_bytes
         held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
         if held_bytes >= self._most_bytes:
             return self._most_bytes
-        window = (1 + _SLACK * free) * held_bytes + (1 + free) * frame_bytes
+        window = (1 + _SLACK * free) * held_bytes + 2 * free * frame_bytes
         full = (math.ceil(held_bytes / max(1, frame_bytes)) + 1) * frame_bytes
         if full > _QUEUE_FROM * held_bytes:
             window = max(window, full)
