@@ -28,8 +28,11 @@ _SLACK = 0.3
 """Share of what a link holds: it is full with so much more, for frames count until they are
 acknowledged as a whole."""
 _LOSSY = 4
-"""Looks in turn that find packets lost, and no queue: the link loses them by chance. It gets all
-the window, for what follows a lost packet counts until that is repaired."""
+"""Looks that find packets lost, and no queue since the first of them: the link loses them by chance.
+It gets all the window, for what follows a lost packet counts until that is repaired."""
+_ROOM_S = 1.0
+"""A loss is told a round trip late, when the queue that it ran over has drained. So a queue must
+have had room for so long."""
 _LOSSY_S = 10.0
 """It counts as such a link for so long."""
 _RTT_MIN_S = 0.01
@@ -59,8 +62,10 @@ class LinkWindow:
         self._most_bytes = most_bytes
         self._rtt_s = rtt_s
         self._sent_again = 0
+        self._queued_s = -math.inf
+        """When packets waited last."""
         self._num_lossy = 0
-        """Looks in turn that found packets lost, and no queue."""
+        """Looks since then that found packets lost."""
         self._lossy_until_s = 0.0
 
     def is_lossy(self, now_s: float) -> bool:
@@ -90,8 +95,11 @@ class LinkWindow:
         self._sent_again = path.sent_again
         queue = (path.rtt_s - _JITTER_S) / path.shortest_rtt_s
         free = min(1.0, max(0.0, (_QUEUE_TO - queue) / (_QUEUE_TO - _QUEUE_FROM)))
-        self._num_lossy = self._num_lossy + 1 if has_lost and free == 1.0 else 0
-        if self._num_lossy == _LOSSY:
+        if free < 1.0:
+            self._queued_s, self._num_lossy = now_s, 0
+        elif has_lost and now_s > self._queued_s + _ROOM_S:
+            self._num_lossy += 1
+        if self._num_lossy >= _LOSSY and has_lost:
             self._lossy_until_s = now_s + _LOSSY_S
         is_open = free == 1.0 and not is_measured
         if is_open or self.is_lossy(now_s):
