@@ -4,9 +4,11 @@ A frame is a 64-byte little-endian header followed by the codec's payload. The h
 xxh3-64 of all that is before it and of the payload, so a flipped bit anywhere is detected.
 The receiver allocates nothing from these numbers: sizes must match its own bucket plan.
 
-An acknowledgement is 24 bytes: the key and epoch of the frame that has been taken over.
+An acknowledgement is 32 bytes: the key and epoch of the frame that has been taken over, and when it
+left by the receiver's monotonic clock.
 """
 
+import math
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -20,10 +22,10 @@ MAX_PAYLOAD_BYTES = (17 << 20) - HEADER_BYTES
 MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _MAGIC = b"ISTH"
-_VERSION = 3
+_VERSION = 4
 _HEADER = struct.Struct("<4sBBBBIIQIIHHIQd")
 _CHECKSUM = struct.Struct("<Q")
-_ACK = struct.Struct("<QIIHBxI")
+_ACK = struct.Struct("<QIIHBxId")
 ACK_BYTES = _ACK.size
 assert _HEADER.size + _CHECKSUM.size == HEADER_BYTES
 
@@ -151,23 +153,25 @@ def checksum_of(packed: bytes) -> int:
     return int(_CHECKSUM.unpack_from(packed, _HEADER.size)[0])
 
 
-def pack_ack(key: ChunkKey, epoch: int) -> bytes:
-    """Return the acknowledgement of a frame."""
-    return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, epoch)
+def pack_ack(key: ChunkKey, epoch: int, left_s: float) -> bytes:
+    """Return the acknowledgement of a frame, which leaves at `left_s`."""
+    return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, epoch, left_s)
 
 
-def unpack_ack(data: bytes) -> tuple[ChunkKey, int]:
-    """Return the key and the epoch of an acknowledgement.
+def unpack_ack(data: bytes) -> tuple[ChunkKey, int, float]:
+    """Return the key and the epoch of an acknowledgement, and when it left by the peer's clock.
 
     Raises:
         RemoteProtocolError: not an acknowledgement.
     """
     if len(data) != ACK_BYTES:
         raise RemoteProtocolError(f"an acknowledgement of {len(data)} bytes")
-    round_, bucket, chunk, site, kind, epoch = _ACK.unpack(data)
+    round_, bucket, chunk, site, kind, epoch, left_s = _ACK.unpack(data)
     if kind not in _KINDS:
         raise RemoteProtocolError(f"an acknowledgement of kind {kind}")
-    return ChunkKey(round_, bucket, chunk, site, Kind(kind)), epoch
+    if not math.isfinite(left_s):
+        raise RemoteProtocolError(f"an acknowledgement that left at {left_s}")
+    return ChunkKey(round_, bucket, chunk, site, Kind(kind)), epoch, left_s
 
 
 def _checksum(fields: bytes, payload: memoryview | bytes) -> int:

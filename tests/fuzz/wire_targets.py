@@ -168,7 +168,7 @@ def _sealed_target(plan: str, codec: str) -> Target:
 
 
 def _ack_samples() -> list[bytes]:
-    return [pack_ack(unpack(data).key, 9) for data in _frame_samples()]
+    return [pack_ack(unpack(data).key, 9, 3.5) for data in _frame_samples()]
 
 
 WIRE_TARGETS = (

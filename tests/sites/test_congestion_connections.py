@@ -237,7 +237,7 @@ def test_auto_follows_the_losses_up_to_the_links_limit(tmp_path: Path) -> None:
 def lose_by_chance(growth: ChannelGrowth) -> None:
     """Have a link found to lose packets where no queue is full."""
     for sent_again in range(1, 6):
-        growth._window.follow(LinkPath(0.08, 0.08, sent_again), 125e6, 1, time.monotonic())
+        growth._window.follow(LinkPath(0.08, 0.08, sent_again, 1.0), 125e6, 1, time.monotonic())
 
 
 def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,19 +246,16 @@ def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
     growth.begin()
     growth.set_up()
-
-    def carry(num_bytes: int, time_s: float) -> None:
-        growth._follow_rate(
-            LinkTotals(num_bytes, busy_s=time_s, limited_bytes=num_bytes, limited_s=time_s)
-        )
-
-    carry(120_000_000, 1.0)
-    assert shares == [1.25 * 125e6 / 4], "nothing new"
-    carry(270_000_000, 2.0)
+    assert shares == [1.25 * 125e6 / 4]
+    for look in range(5):
+        growth._pace.follow(20_000 * look, 1000, 0.1 * look, 0.05)
+    growth.set_up()
     assert shares[1:] == [math.inf], "faster than described"
     streams.grow(5)
-    carry(430_000_000, 3.0)
-    assert shares[2:] == [1.25 * 160e6 / 5]
+    for look in range(5, 15):
+        growth._pace.follow(16_000 * look, 1000, 0.1 * look, 0.05)
+    growth.set_up()
+    assert shares[2:] == pytest.approx([1.25 * 200e6 / 5])
 
 
 def test_connections_without_a_frame_have_no_share_of_the_pace(
@@ -272,7 +269,7 @@ def test_connections_without_a_frame_have_no_share_of_the_pace(
     pushed(outbox, range(1))
     item = outbox.take(0)
     assert item is not None
-    outbox.acknowledge(item.key, item.epoch)
+    outbox.acknowledge(item.key, item.epoch, 0.0)
     for num_frames, num_abreast in [(10, 4), (3, 3), (0, 1)]:
         outbox.limit(num_frames * len(item.data))
         growth.set_up()
@@ -379,7 +376,7 @@ def test_streams_are_told_once_when_there_is_something_for_them_again() -> None:
     assert again is not None
     assert again.key.chunk == 0
     for chunk in range(9):
-        outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION), 1)
+        outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION), 1, 0.0)
     assert outbox.wait_empty(time.monotonic() + 10)
     outbox.close()
     assert outbox.take(0) is None

@@ -145,7 +145,7 @@ def test_pauses_are_used_and_only_pauses(
 
     def arrive() -> None:
         assert len(begun) == 1, "not while the frame was on its way"
-        far_outbox.acknowledge(KEY, 1)
+        far_outbox.acknowledge(KEY, 1, 0.0)
 
     looks.turns = [nothing, send, nothing, arrive]
     use_pauses(PEER, far_outbox, 0.08)

@@ -17,6 +17,7 @@ from sites.gateway.links.congestion.rate import (
     IdleRoundTrip,
     LimitedRate,
     Pace,
+    WayBack,
     window_bytes,
 )
 from tests.fakes.gateway_sites import gateway_config
@@ -156,68 +157,97 @@ def test_what_connections_carry_before_they_are_warm_is_no_measure() -> None:
     assert slow_start.limited_s == 0
 
 
-def follow(pace: Pace, limited_bytes: int, limited_s: float) -> bool:
-    """All that was carried was carried while the link was the limit."""
-    return pace.follow(limited_bytes, limited_s, limited_bytes, limited_s)
+SEGMENT = 1000
+
+
+@dataclass
+class Looks:
+    """A link that somebody looks at ten times a second, with frames on the way all the time."""
+
+    pace: Pace
+    now_s: float = 0.0
+    delivered: int = 0
+
+    def see(self, bytes_per_s: float, for_s: float) -> list[bool]:
+        """Return which of the looks changed the pace."""
+        changes = []
+        for _ in range(round(10 * for_s)):
+            self.now_s += 0.1
+            self.delivered += round(0.1 * bytes_per_s / SEGMENT)
+            changes.append(self.pace.follow(self.delivered, SEGMENT, self.now_s, RTT_S))
+        return changes
 
 
 def test_a_link_that_is_as_described_keeps_its_pace() -> None:
     pace = Pace(1e6)
     assert pace.bytes_per_s == 1.25e6
-    for limited_bytes, limited_s in [(0, 0.0), (500_000, 1.0), (1_500_000, 2.0), (10_000, 2.01)]:
-        assert not follow(pace, limited_bytes, limited_s)
-    assert pace.bytes_per_s == 1.25e6, "never less than described, and 0.01 s tell nothing"
-    assert pace.believed_bytes_per_s == 1e6
+    looks = Looks(pace)
+    assert not any(looks.see(9.9e5, 2.0) + looks.see(5e5, 2.0))
+    assert pace.bytes_per_s == pytest.approx(1.25e6), "never less than described"
+    assert pace.believed_bytes_per_s == pytest.approx(1e6)
+    assert pace.carried == pytest.approx(0.5)
 
 
 def test_a_link_that_is_faster_than_described_has_no_limit_until_its_rate_is_found() -> None:
     pace = Pace(1e6)
-    assert follow(pace, 1_250_000, 1.0)
+    looks = Looks(pace)
+    assert any(looks.see(1.25e6, 0.6))
     assert pace.bytes_per_s == pace.believed_bytes_per_s == math.inf
-    assert not follow(pace, 5_250_000, 2.0), "it is faster still"
-    assert pace.bytes_per_s == math.inf
-    assert follow(pace, 9_450_000, 3.0)
+    looks.see(4.2e6, 0.4)
+    assert pace.bytes_per_s == math.inf, "it is faster still"
+    looks.see(4.2e6, 0.6)
     assert pace.bytes_per_s == pytest.approx(1.25 * 4.2e6)
-    assert not follow(pace, 9_950_000, 4.0), "others use it: it is no slower link"
+    assert not any(looks.see(1e6, 1.0)), "others use it: it is no slower link"
 
 
-def test_frames_that_waited_for_a_lost_packet_make_no_link_faster() -> None:
+def test_what_left_before_a_rest_measures_nothing() -> None:
+    """Until a round trip after a rest, what arrives says how fast frames were sent, at most."""
     pace = Pace(1e6)
-    assert not pace.follow(limited_bytes=900_000, limited_s=0.3, sent_bytes=1_000_000, busy_s=1.0)
-    assert pace.believed_bytes_per_s == 1e6
+    delivered = 0
+    for start in range(20):
+        for look in range(3):
+            delivered += 500
+            assert not pace.follow(delivered, SEGMENT, start + 0.1 * look, rtt_s=0.5)
+        pace.rest()
+    assert not pace.is_measured
 
 
 def test_short_measurements_of_a_pace_add_up() -> None:
     pace = Pace(1e6)
-    changes = [follow(pace, 150_000 * count, 0.1 * count) for count in range(1, 6)]
-    assert changes == [False, False, True, False, False]
+    looks = Looks(pace)
+    for _ in range(3):
+        assert not pace.is_measured
+        looks.see(9e5, 0.3)
+        looks.now_s += 60.0
+        pace.rest()
+    assert pace.is_measured
+    assert pace.carried == pytest.approx(0.9)
+
+
+def test_a_connection_that_ended_makes_no_link_slower_or_faster() -> None:
+    pace = Pace(1e6)
+    looks = Looks(pace)
+    looks.see(1e6, 2.0)
+    looks.delivered = 10
+    assert not any(looks.see(1e6, 2.0))
+    assert pace.carried == pytest.approx(1.0)
 
 
 def test_a_link_that_a_run_has_a_share_of_is_never_sent_more() -> None:
     pace = Pace(1e6, is_shared=True)
     assert pace.bytes_per_s == 1e6
-    assert not follow(pace, 5_000_000, 1.0)
+    assert not any(Looks(pace).see(5e6, 2.0))
     assert pace.bytes_per_s == 1e6
 
 
-def test_gateways_that_send_side_by_side_each_have_a_part() -> None:
-    pace = Pace(4e6, num_senders=4)
-    assert pace.bytes_per_s == 1.25e6
-    sums = 0, 0.0
-
-    def carry(bytes_per_s: float) -> None:
-        nonlocal sums
-        sums = sums[0] + int(bytes_per_s), sums[1] + 1.0
-        pace.follow(*sums, *sums)
-
-    carry(1.24e6)
-    assert pace.bytes_per_s == math.inf, "others pause: it finds out what is left"
-    carry(4e6)
-    carry(4e6)
-    assert pace.bytes_per_s == pytest.approx(5e6)
-
-
-def test_of_a_share_gateways_have_parts_too() -> None:
-    pace = Pace(4e6, is_shared=True, num_senders=4)
-    assert pace.bytes_per_s == 1e6
-    assert not pace.follow(8_000_000, 1.0, 8_000_000, 1.0)
+@pytest.mark.parametrize("ahead_s", [0.0, 1e6, -1e6])
+def test_waiting_on_the_way_back_is_known_whatever_the_clocks_say(ahead_s: float) -> None:
+    """A queue of 30 ms fills up and drains, while the peer's clock is ahead, and runs faster."""
+    way = WayBack()
+    for tick in range(6000):
+        now_s = 0.01 * tick
+        queue_s = 0.03 if 2000 <= tick < 3000 else 0.0
+        way.note((now_s - 0.025 - queue_s) * (1 + 5e-5) + ahead_s, now_s)
+        if tick % 1000 > 50:
+            assert way.waited_s(now_s) == pytest.approx(queue_s, abs=0.004)
+    assert way.waited_s(1e4) == 0.0, "nothing came for long"

@@ -16,18 +16,22 @@ FRAME = 500_000
 MOST = 32 << 20
 
 
-def widths(looks: Iterable[tuple[float, int]], window: LinkWindow | None = None) -> list[int]:
+def widths(
+    looks: Iterable[tuple[float, int]], window: LinkWindow | None = None, carried: float = 0.5
+) -> list[int]:
     """Return the windows after looks, ten a second, at (round trip ÷ idle one, packets lost)."""
     window = window or LinkWindow(MOST, RTT_S)
     found, lost = [], 0
     for index, (rtt, newly_lost) in enumerate(looks):
         lost += newly_lost
-        found.append(window.follow(Path(rtt * RTT_S, RTT_S, lost), RATE, FRAME, 0.1 * index))
+        path = Path(rtt * RTT_S, RTT_S, lost, carried)
+        found.append(window.follow(path, RATE, FRAME, 0.1 * index))
     return found
 
 
 def test_a_link_of_ones_own_is_kept_full() -> None:
-    assert all(each > 1.5 * HELD for each in widths([(1.0, 0), (1.2, 0), (1.35, 0)]))
+    assert all(each > 1.5 * HELD for each in widths([(1.0, 0), (1.1, 0), (1.2, 0)]))
+    assert all(each > 1.5 * HELD for each in widths([(1.5, 0), (1.9, 0)], carried=0.9))
 
 
 def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
@@ -35,43 +39,46 @@ def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
 
 
 def test_a_link_that_holds_few_frames_is_kept_full_of_whole_ones() -> None:
-    """The next frame leaves when as much as the link holds, in whole frames, is on the way."""
-    for frame_bytes in (0.3 * HELD, 0.7 * HELD, 1.4 * HELD, 5 * HELD):
-        path = Path(4 * RTT_S, RTT_S, 0)
+    """Two frames at least: with one, the link would be idle until that is acknowledged."""
+    for frame_bytes, num_frames in [(0.3 * HELD, 3), (0.7 * HELD, 2), (1.4 * HELD, 2)]:
+        path = Path(4 * RTT_S, RTT_S, 0, 0.5)
         window_bytes = LinkWindow(MOST, RTT_S).follow(path, RATE, frame_bytes, 0.0)
-        before = math.ceil(HELD / frame_bytes)
-        assert before * frame_bytes + frame_bytes == pytest.approx(window_bytes, abs=1)
+        assert num_frames * frame_bytes == pytest.approx(window_bytes, abs=1)
 
 
 def test_it_is_the_narrower_the_more_waits() -> None:
-    found = widths([(1.3 + 0.05 * step, 0) for step in range(8)])
+    found = widths([(1.2 + 0.05 * step, 0) for step in range(8)])
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
 
 def test_packets_that_are_lost_without_a_queue_take_more_window() -> None:
     assert widths([(1.1, 1)] * 4)[-1] == MOST
+    assert widths([(1.1, 1), (1.1, 0), (1.5, 0)] * 4)[-1] == MOST, "not one after another"
     assert widths([(1.1, 1)] * 4 + [(2.0, 9)] * 90)[-1] == MOST, "the queue may be one's own then"
     assert widths([(1.1, 1)] * 4 + [(2.0, 0)] * 110)[-1] < MOST, "for ten seconds"
 
 
 def test_packets_that_are_lost_in_a_queue_do_not() -> None:
+    """What is lost in a full queue is told when that has drained, up to a second later."""
     assert max(widths([(2.0, 100), (1.1, 5), (1.2, 5), (1.3, 5), (1.3, 0)] * 20)) < MOST
+    assert max(widths(([(2.0, 0)] + [(1.1, 5)] * 9) * 20)) < MOST
 
 
 def test_memory_limits_it_and_so_does_nothing_else_while_the_rate_is_not_known() -> None:
-    path = Path(2 * RTT_S, RTT_S, 0)
+    path = Path(2 * RTT_S, RTT_S, 0, 0.5)
     assert LinkWindow(1000, RTT_S).follow(path, RATE, FRAME, 0.0) == 1000
     assert LinkWindow(MOST, RTT_S).follow(path, math.inf, FRAME, 0.0) == MOST
 
 
 def test_it_holds_what_the_whole_path_does_where_the_kernel_sees_a_part() -> None:
-    path = Path(0.001, 0.001, 0)
+    path = Path(0.001, 0.001, 0, 1.0)
     assert LinkWindow(MOST, RTT_S).follow(path, RATE, FRAME, 0.0) > HELD
 
 
 def test_a_rate_that_was_only_described_limits_nothing_but_a_queue() -> None:
     window = LinkWindow(MOST, RTT_S)
     for rtt, is_wide in [(1.1, True), (1.9, False)]:
-        found = window.follow(Path(rtt * RTT_S, RTT_S, 0), RATE, FRAME, 0.0, is_measured=False)
+        path = Path(rtt * RTT_S, RTT_S, 0, 0.5)
+        found = window.follow(path, RATE, FRAME, 0.0, is_measured=False)
         assert (found == MOST) == is_wide

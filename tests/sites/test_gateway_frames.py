@@ -1,5 +1,6 @@
 """Frames on the wire: what was sent comes out, and no flipped bit is silent."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -30,9 +31,9 @@ def test_round_trip() -> None:
     assert type(data) is bytes
     assert len(data) == HEADER_BYTES + 256
     assert unpack(data) == frame()
-    ack = pack_ack(frame().key, 9)
+    ack = pack_ack(frame().key, 9, 12.25)
     assert len(ack) == ACK_BYTES
-    assert unpack_ack(ack) == (frame().key, 9)
+    assert unpack_ack(ack) == (frame().key, 9, 12.25)
 
 
 def test_all_who_get_a_frame_get_the_same_copy() -> None:
@@ -71,6 +72,12 @@ def test_other_damage_is_detected() -> None:
 def test_impossible_sizes(size: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"a frame of {size} bytes"):
         unpack(bytes(size))
+
+
+def test_an_acknowledgement_that_left_at_no_time() -> None:
+    for left_s in (math.nan, math.inf):
+        with pytest.raises(RemoteProtocolError, match="acknowledgement that left at"):
+            unpack_ack(pack_ack(frame().key, 9, left_s))
 
 
 @pytest.mark.parametrize("data", [b"", bytes(ACK_BYTES), bytes(ACK_BYTES + 1)])

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import wait
 from typing import Any, Final, Never, Protocol
@@ -303,7 +304,7 @@ class ExchangeServer(ExchangeServicer):
             _log.exception("a frame of round %d was not taken", frame.key.round)
             self._receiver.fail(failure_of(error))
             raise
-        return pack_ack(frame.key, frame.epoch)
+        return pack_ack(frame.key, frame.epoch, time.monotonic())
 
     # ---------------------------------------------------------------- who may do what
 

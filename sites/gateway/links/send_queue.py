@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from protos import metrics
 from protos.frame import ChunkKey, Frame, pack
-from sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate
+from sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate, WayBack
 
 PAUSE_S = 0.2
 """What TCP waits at least (Linux) before it takes a connection for idle."""
@@ -265,6 +265,7 @@ class Outbox:
         """Whether the latest stream that asked for a frame got none."""
         self._emptied = threading.Condition(self._lock)
         self._queue = SendQueue(window_bytes, rtt_s)
+        self._way_back = WayBack()
 
     @property
     def is_over(self) -> bool:
@@ -323,10 +324,12 @@ class Outbox:
             self._is_waited_for = item is None
             return item
 
-    def acknowledge(self, key: ChunkKey, epoch: int) -> None:
-        """A frame was taken over by the peer."""
+    def acknowledge(self, key: ChunkKey, epoch: int, left_s: float) -> None:
+        """A frame was taken over by the peer, which said so at `left_s` by its own clock."""
         with self._lock:
-            self._queue.acknowledge((key, epoch), time.monotonic())
+            now_s = time.monotonic()
+            self._way_back.note(left_s, now_s)
+            self._queue.acknowledge((key, epoch), now_s)
             if self._queue.is_empty:
                 self._emptied.notify_all()
 
@@ -379,6 +382,11 @@ class Outbox:
         """Hold back what goes beyond another window from now on."""
         with self._lock:
             self._queue.window_bytes = window_bytes
+
+    def waited_back_s(self) -> float:
+        """Return how long acknowledgements wait in queues on their way back."""
+        with self._lock:
+            return self._way_back.waited_s(time.monotonic())
 
     def totals(self) -> LinkTotals:
         """Return what the link has carried so far."""

@@ -39,7 +39,7 @@ from sites.gateway.links.congestion.kernel import (
 from sites.gateway.links.congestion.rate import Pace
 from sites.gateway.links.congestion.window import LinkWindow, Path
 from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.send_queue import LinkTotals, Outbox
+from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer
 from topology.channels import first_channels
@@ -177,9 +177,10 @@ class ChannelGrowth:
         while (left_s := until_s - time.monotonic()) > 0:
             if self._outbox.closed.wait(min(_LOOK_S, left_s)) or self._outbox.is_over:
                 return True
-            if addresses is not None and not self._outbox.is_empty:
+            if addresses is None or self._outbox.is_empty:
+                self._pace.rest()
+            else:
                 self._follow_path(addresses)
-                self._follow_rate(self._outbox.totals())
         return self._outbox.is_over
 
     def _follow_path(self, addresses: Addresses) -> None:
@@ -187,28 +188,21 @@ class ChannelGrowth:
         found = segments_to(addresses)
         if self._link.is_shared or found.is_local or not found.rtt_s:
             return  # a share is all the run's; of an emulated link on this host the kernel sees none
-        totals = self._outbox.totals()
+        now_s, totals = time.monotonic(), self._outbox.totals()
+        num_abreast = self._num_abreast()
+        is_other_pace = self._pace.follow(found.delivered, found.segment_bytes, now_s, found.rtt_s)
+        rtt_s = found.rtt_s - self._outbox.waited_back_s()
         window_bytes = self._window.follow(
-            Path(found.rtt_s, found.shortest_rtt_s, found.sent_again),
+            Path(rtt_s, found.shortest_rtt_s, found.sent_again, self._pace.carried),
             self._pace.believed_bytes_per_s,
             totals.longest_bytes,
-            time.monotonic(),
+            now_s,
             is_measured=self._pace.is_measured,
         )
-        num_abreast = self._num_abreast()
         self._outbox.limit(window_bytes)
-        if self._num_abreast() != num_abreast:
+        if is_other_pace or self._num_abreast() != num_abreast:
             self.set_up()
-
-    def _follow_rate(self, totals: LinkTotals) -> None:
-        """Let frames leave faster where the link turns out to be faster."""
-        if not self._pace.follow(
-            totals.limited_bytes, totals.limited_s, totals.sent_bytes, totals.busy_s
-        ):
-            return
-        self.set_up()
-        addresses = addresses_now(self._peer)
-        if math.isinf(self._pace.bytes_per_s) and addresses is not None:
+        if is_other_pace and math.isinf(self._pace.bytes_per_s):
             # Else BBR looks for a faster link by a quarter in eight round trips.
             begin_bbr_anew(addresses, totals.idle_rtt_s or self._link.rtt_s)
 

@@ -33,12 +33,14 @@ from sites.gateway.links.transport import Peer
 
 _log = logging.getLogger(__name__)
 
-_UNACKED_AT: Final = 24  # linux/tcp.h, struct tcp_info
+_MSS_AT: Final = 16  # linux/tcp.h, struct tcp_info
+_UNACKED_AT: Final = 24
 _RTT_US_AT: Final = 68
 _TOTAL_RETRANS_AT: Final = 100
 _MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
-_INFO_BYTES: Final = 160
+_DELIVERED_AT: Final = 192
+_INFO_BYTES: Final = 196
 _NAME_BYTES: Final = 16
 _SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
 _PACE_MAX: Final = 10**12
@@ -87,6 +89,10 @@ class Segments:
     """The shortest of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
     is_local: bool = False
     """Some connection stays on this host."""
+    delivered: int = 0
+    """Those that have arrived, also behind one that was lost."""
+    segment_bytes: int = 0
+    """What the longest segment has of data."""
 
 
 def addresses_of(host: str, port: int) -> Addresses:
@@ -123,6 +129,8 @@ def segments_to(addresses: Addresses) -> Segments:
         max((each.rtt_s for each in found), default=0.0),
         min((each.shortest_rtt_s for each in found), default=math.inf),
         any(each.is_local for each in found),
+        sum(each.delivered for each in found),
+        max((each.segment_bytes for each in found), default=0),
     )
 
 
@@ -235,6 +243,8 @@ def _segments(connection: socket.socket) -> Segments:
         1e-6 * value(_RTT_US_AT) if value(_UNACKED_AT) else 0.0,
         1e-6 * value(_MIN_RTT_US_AT),
         _is_local(connection),
+        value(_DELIVERED_AT),
+        value(_MSS_AT),
     )
 
 

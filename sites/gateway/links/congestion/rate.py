@@ -33,6 +33,9 @@ _HEADROOM = 1.25
 """As BBR has it, where it looks whether a link has become faster."""
 _FASTER = 1.1
 """A link that carries so much more than it is believed to is a faster one."""
+_DRIFT = 1e-4
+"""What two clocks may differ by, of the time that passes."""
+_LATELY_S = 0.15
 _ENOUGH_S = 0.25
 """What is measured in less time may be a busy processor's doing."""
 
@@ -75,6 +78,34 @@ class IdleRoundTrip:
             self._is_measured = True
         elif is_idle or rtt_s < self.shortest_s:
             self._rtts_s.append(rtt_s)
+
+
+class WayBack:
+    """How long acknowledgements wait in queues on their way back, whatever the peer's clock says.
+
+    What one took is known but for the difference of the two clocks. The shortest has waited in no
+    queue.
+    """
+
+    def __init__(self) -> None:
+        self._shortest_s = math.inf
+        self._noted_s = 0.0
+        self._lately: deque[tuple[float, float]] = deque()
+        """When acknowledgements came lately, and what they took."""
+
+    def note(self, left_s: float, now_s: float) -> None:
+        """An acknowledgement came that left at `left_s` by the peer's clock."""
+        took_s = now_s - left_s
+        drifted_s = self._shortest_s + _DRIFT * (now_s - self._noted_s)
+        self._shortest_s, self._noted_s = min(drifted_s, took_s), now_s
+        while self._lately and self._lately[0][0] < now_s - _LATELY_S:
+            self._lately.popleft()
+        self._lately.append((now_s, took_s))
+
+    def waited_s(self, now_s: float) -> float:
+        """Return how long those waited that came lately; 0: none came."""
+        took_s = [took_s for came_s, took_s in self._lately if came_s >= now_s - _LATELY_S]
+        return max(0.0, min(took_s) - self._shortest_s) if took_s else 0.0
 
 
 class LimitedRate:
@@ -131,13 +162,17 @@ class Pace:
         self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
         """What all connections together may send; infinite: no limit."""
         self._believed_bytes_per_s = bytes_per_s
-        self._limited_bytes, self._limited_s = 0, 0.0
-        self._sent_bytes, self._busy_s = 0, 0.0
-
-    @property
-    def is_measured(self) -> bool:
+        self.carried = 1.0
+        """Part of what the link is believed to carry: so much it carried lately."""
+        self.is_measured = False
         """Whether the belief is more than a description."""
-        return self._limited_s > 0
+        self._delivered = 0
+        """At the latest look."""
+        self._looked_s: float | None = None
+        """None: the link was at rest."""
+        self._warm_s = 0.0
+        """From then on arrives what left after the rest."""
+        self._carried_bytes, self._spent_s = 0, 0.0
 
     @property
     def believed_bytes_per_s(self) -> float:
@@ -145,27 +180,36 @@ class Pace:
         is_known = math.isfinite(self.bytes_per_s)
         return self._believed_bytes_per_s if is_known else math.inf
 
-    def follow(self, limited_bytes: int, limited_s: float, sent_bytes: int, busy_s: float) -> bool:
-        """Take a link's sums up to now; return whether the pace changes.
+    def rest(self) -> None:
+        """Nothing is on the way."""
+        self._looked_s = None
+
+    def follow(self, delivered: int, segment_bytes: int, now_s: float, rtt_s: float) -> bool:
+        """Look at a link with frames on the way; return whether the pace changes.
 
         Args:
-            limited_bytes: as `LimitedRate` has them.
-            limited_s: the same.
-            sent_bytes: all that was acknowledged.
-            busy_s: time in which something was on the way. Frames that waited for a lost packet are
-                acknowledged at once, so a link never carries more than its mean.
+            delivered: segments that have arrived at the peer up to now, in whatever order.
+            segment_bytes: of data, in each.
+            now_s: monotonic.
+            rtt_s: of packets that arrive now.
         """
-        spent_s = limited_s - self._limited_s
-        if spent_s < _ENOUGH_S or self._is_shared:
+        looked_s, self._looked_s = self._looked_s, now_s
+        arrived, self._delivered = delivered - self._delivered, delivered
+        if looked_s is None:
+            self._warm_s = now_s + rtt_s
             return False
-        measured = min(
-            (limited_bytes - self._limited_bytes) / spent_s,
-            (sent_bytes - self._sent_bytes) / (busy_s - self._busy_s),
-        )
-        self._limited_bytes, self._limited_s = limited_bytes, limited_s
-        self._sent_bytes, self._busy_s = sent_bytes, busy_s
+        if looked_s < self._warm_s or arrived < 0 or self._is_shared:
+            return False  # not yet the link's doing, or a connection has ended
+        self._carried_bytes += arrived * segment_bytes
+        self._spent_s += now_s - looked_s
+        if self._spent_s < _ENOUGH_S:
+            return False
+        measured = self._carried_bytes / self._spent_s
+        self._carried_bytes, self._spent_s = 0, 0.0
+        self.is_measured = True
         is_faster = measured > _FASTER * self._believed_bytes_per_s
         self._believed_bytes_per_s = max(self._believed_bytes_per_s, measured)
+        self.carried = measured / self._believed_bytes_per_s
         before = self.bytes_per_s
         self.bytes_per_s = math.inf if is_faster else _HEADROOM * self._believed_bytes_per_s
         return self.bytes_per_s != before

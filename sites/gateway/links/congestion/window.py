@@ -4,13 +4,14 @@ TCP decides how much is on the way, up to this window. BBR takes no heed of lost
 two bandwidth-delay products on the way. Where a router's queue holds one, nothing is left to a flow
 that takes lost packets for a full queue, as CUBIC does.
 
-In a queue each flow gets what it has on the way of all that is on the way. So the window holds what
-the link does, and not more than it takes to keep it full: then others, who fill the link and its
-queue, come to about as much. A link of one's own is full with that window, too.
+In a queue each flow gets what it has on the way of all that is on the way. So beside others the
+window is what the link holds, and they, who fill the link and its queue, come to about as much.
+Alone it is somewhat more, so that the link is never idle.
 
-A frame counts until it is acknowledged as a whole, and leaves only if all of it fits. So a link is
-full while as many frames are on the way as it holds, rounded up, and one more. With one less it is
-idle after each until that is acknowledged: where it holds just one, half of the time.
+Only the queue towards the peer counts. The one on the way back is full whenever the peer sends as
+much, which in an all-reduce is most of the time.
+
+A frame counts until it is acknowledged as a whole, and leaves only if all of it fits.
 
 All times are in seconds, sizes in bytes.
 """
@@ -20,18 +21,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_QUEUE_FROM, _QUEUE_TO = 1.35, 1.6
-"""Round trips, as multiples of the idle one. Frames of one's own wait for one another up to the
-first. From the second on, packets of others wait there too."""
+_QUEUE_FROM, _QUEUE_TO = 1.2, 1.45
+"""Round trips without a queue on the way back, as multiples of the idle one. Frames of one's own
+wait for one another up to the first. From the second on, packets of others wait there too."""
+_FULL = 1.6
+"""Here a queue may be full, so that packets are lost there."""
 _JITTER_S = 0.003
+_ALONE = 0.85
+"""Part of what the link is believed to carry: who is carried so much is alone there, or nearly."""
 _SLACK = 0.3
-"""Share of what a link holds: it is full with so much more, for frames count until they are
+"""Part of what a link holds: it is full with so much more, for frames count until they are
 acknowledged as a whole."""
 _LOSSY = 4
-"""Looks that find packets lost, and no queue since the first of them: the link loses them by chance.
+"""Looks that find packets lost, and no full queue since the first: the link loses them by chance.
 It gets all the window, for what follows a lost packet counts until that is repaired."""
 _ROOM_S = 1.0
-"""A loss is told a round trip late, when the queue that it ran over has drained. So a queue must
+"""A loss is told a round trip late, when the queue that it ran over has drained. So queues must
 have had room for so long."""
 _LOSSY_S = 10.0
 """It counts as such a link for so long."""
@@ -41,13 +46,16 @@ _RTT_MIN_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What the kernel says of the connections to a peer while something is on the way."""
+    """What is known of the connections to a peer while something is on the way."""
 
     rtt_s: float
+    """Without what acknowledgements wait on their way back."""
     shortest_rtt_s: float
     """Lately: it has waited in no queue."""
     sent_again: int
     """Segments, up to now."""
+    carried: float
+    """Part of what the link is believed to carry: so much it carried lately."""
 
 
 class LinkWindow:
@@ -62,8 +70,8 @@ class LinkWindow:
         self._most_bytes = most_bytes
         self._rtt_s = rtt_s
         self._sent_again = 0
-        self._queued_s = -math.inf
-        """When packets waited last."""
+        self._full_s = -math.inf
+        """When a queue may have been full last."""
         self._num_lossy = 0
         """Looks since then that found packets lost."""
         self._lossy_until_s = 0.0
@@ -95,20 +103,20 @@ class LinkWindow:
         self._sent_again = path.sent_again
         queue = (path.rtt_s - _JITTER_S) / path.shortest_rtt_s
         free = min(1.0, max(0.0, (_QUEUE_TO - queue) / (_QUEUE_TO - _QUEUE_FROM)))
-        if free < 1.0:
-            self._queued_s, self._num_lossy = now_s, 0
-        elif has_lost and now_s > self._queued_s + _ROOM_S:
+        if path.carried >= _ALONE:
+            free = 1.0
+        if queue > _FULL:
+            self._full_s, self._num_lossy = now_s, 0
+        elif has_lost and now_s > self._full_s + _ROOM_S:
             self._num_lossy += 1
-        if self._num_lossy >= _LOSSY and has_lost:
-            self._lossy_until_s = now_s + _LOSSY_S
-        is_open = free == 1.0 and not is_measured
-        if is_open or self.is_lossy(now_s):
-            return self._most_bytes
+            if self._num_lossy >= _LOSSY:
+                self._lossy_until_s = now_s + _LOSSY_S
         held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
-        if held_bytes >= self._most_bytes:
+        is_open = free == 1.0 and not is_measured
+        if is_open or self.is_lossy(now_s) or held_bytes >= self._most_bytes:
             return self._most_bytes
-        window = (1 + _SLACK * free) * held_bytes + 2 * free * frame_bytes
-        full = (math.ceil(held_bytes / max(1, frame_bytes)) + 1) * frame_bytes
-        if full > _QUEUE_FROM * held_bytes:
-            window = max(window, full)
-        return int(min(self._most_bytes, window))
+        frame_bytes = max(1.0, frame_bytes)
+        num_held = held_bytes / frame_bytes
+        alone = (1 + _SLACK) * num_held + 2
+        beside = max(2, round(num_held))
+        return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
