@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
@@ -274,6 +275,26 @@ def test_connections_without_a_frame_have_no_share_of_the_pace(
         outbox.limit(num_frames * len(item.data))
         growth.set_up()
         assert shares.pop() == 1.25 * 125e6 / num_abreast
+
+
+def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_path: Path) -> None:
+    """Of 64 that CUBIC had opened, each started slowly again whenever it was its turn."""
+    _, streams, outbox = growing(tmp_path, 4)
+
+    async def fed(num_abreast: int) -> list[int]:
+        idle = {index: asyncio.get_running_loop().create_future() for index in (5, 3, 1, 0)}
+        streams._idle = dict(idle)
+        outbox.limit(num_abreast * outbox.totals().longest_bytes)
+        streams._feed()
+        return [index for index, waiter in idle.items() if waiter.done()]
+
+    pushed(outbox, range(1))
+    item = outbox.take(0)
+    assert item is not None
+    outbox.acknowledge(item.key, item.epoch, 0.0)
+    pushed(outbox, range(1, 9))
+    assert asyncio.run(fed(2)) == [1, 0]
+    assert asyncio.run(fed(6)) == [5, 3, 1, 0]
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 20])

@@ -225,6 +225,11 @@ class SendQueue:
         """Whether everything pushed has been acknowledged, and no padding is on the way."""
         return not self._unsent and not self.unacknowledged_bytes
 
+    @property
+    def num_abreast(self) -> int:
+        """How many frames the window holds, by the longest so far."""
+        return max(1, self.window_bytes // max(1, self._totals.longest_bytes))
+
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
         busy_s = now_s - self._busy_since_s if self.unacknowledged else 0.0
@@ -276,6 +281,11 @@ class Outbox:
     def window_bytes(self) -> int:
         """Bytes that may be unacknowledged at most."""
         return self._queue.window_bytes
+
+    @property
+    def num_abreast(self) -> int:
+        """How many frames the window holds, by the longest so far."""
+        return self._queue.num_abreast
 
     @property
     def unsent_bytes(self) -> int:

@@ -172,7 +172,9 @@ class Streams:
     def _feed(self) -> None:
         """Give idle streams, in turn, the frames that may leave now."""
         while self._idle:
-            index = next(iter(self._idle))
+            # Streams beyond what the window holds would be used by turns, and start slowly each.
+            most = self._outbox.num_abreast
+            index = next((each for each in self._idle if each < most), next(iter(self._idle)))
             item = self._outbox.take(index)
             if item is None:
                 break

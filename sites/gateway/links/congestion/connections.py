@@ -145,9 +145,8 @@ class ChannelGrowth:
         set_up(self._peer, self._link, self._pace.bytes_per_s / self._num_abreast())
 
     def _num_abreast(self) -> int:
-        """Return how many connections have a frame at once: the window can hold fewer frames."""
-        frames = self._outbox.window_bytes // max(1, self._outbox.totals().longest_bytes)
-        return max(1, min(self._streams.num_streams, frames))
+        """Return how many connections have a frame at once."""
+        return min(self._streams.num_streams, self._outbox.num_abreast)
 
     def run(self) -> None:
         """Follow the losses that the kernel counts and the link's rate, until the link is over."""
