@@ -422,7 +422,9 @@ class Control:
         if run is None or run.has_ended:
             raise StateConflictError(f"run {run_id} does not go on")
         if site not in run.view.sites:
-            raise StateConflictError(f"run {run_id} has no site {site!r}")
+            raise StateConflictError(
+                f"run {run_id} has no site {site!r}; its topology has {', '.join(run.view.sites)}"
+            )
         return run
 
     def end(self, why: str) -> list[ActiveRun]:

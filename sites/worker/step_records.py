@@ -171,10 +171,10 @@ class StepLog:
             metrics.ENCODE_S: sum(each.encode_s for each in times),
             metrics.DECODE_S: sum(each.decode_s for each in times),
             metrics.TOKENS: sum(each.weight for each in rounds),
-            metrics.SITE_TOKENS: sum(each.site_weight for each in rounds),
+            # A site that follows trains on nothing: others have its samples.
+            metrics.SITE_TOKENS: sum(each.site_weight for each in rounds if self.counts),
             metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),
             metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),
-            # A site that follows takes a sample that others have, too.
             metrics.GRADIENT_HASH: float(rounds[-1].gradient_hash if rounds and self.counts else 0),
         }
 

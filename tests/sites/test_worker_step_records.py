@@ -133,7 +133,8 @@ def test_costs_of_the_gateway_are_told() -> None:
     assert values[metrics.RAW_BYTES] == 2 * 4 * (5 + 3 + 2)
 
 
-def test_a_site_that_follows_is_not_told_to_have_the_data_of_others() -> None:
+def test_a_site_that_follows_has_no_tokens_and_no_data_of_its_own() -> None:
+    """The others have its samples: neither do these count twice, nor are they the same data."""
     link = Gateway()
     log = StepLog(link, sends=True, timeline_every=0, verify_every=0, returns=True)
     done = one_round(link, overlaps=True)
@@ -143,6 +144,8 @@ def test_a_site_that_follows_is_not_told_to_have_the_data_of_others() -> None:
     log.end_step([done])
     log.flush()
     assert [values[metrics.GRADIENT_HASH] for _, _, values in link.metrics] == [0, 7]
+    assert [values[metrics.SITE_TOKENS] for _, _, values in link.metrics] == [0, done.site_weight]
+    assert done.site_weight > 0
 
 
 def test_a_site_by_itself_asks_nobody() -> None:
