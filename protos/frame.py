@@ -4,8 +4,8 @@ A frame is a 64-byte little-endian header followed by the codec's payload. The h
 xxh3-64 of all that is before it and of the payload, so a flipped bit anywhere is detected.
 The receiver allocates nothing from these numbers: sizes must match its own bucket plan.
 
-An acknowledgement is 32 bytes: the key and epoch of the frame that has been taken over, and when it
-left by the receiver's monotonic clock.
+An acknowledgement is 32 bytes: the key and epoch of the frame that has been taken over, and when
+the acknowledgement left, by the receiver's monotonic clock.
 """
 
 import math

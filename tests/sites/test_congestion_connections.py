@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import math
 import socket
 import struct
+import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -204,7 +207,9 @@ class CountedStreams(Streams):
         self.num_streams = max(self.num_streams, num_streams)
 
 
-def growing(folder: Path, wanted: int | None) -> tuple[ChannelGrowth, Streams, Outbox]:
+def growing(
+    folder: Path, wanted: int | None, link: PeerLink = LINK
+) -> tuple[ChannelGrowth, Streams, Outbox]:
     """Return a link's parts, whose streams are counted and not run."""
     outbox = Outbox(1 << 25, 0.08)
     config = gateway_config(folder, ReductionPlan(2, (), "gather"), 0)
@@ -217,7 +222,7 @@ def growing(folder: Path, wanted: int | None) -> tuple[ChannelGrowth, Streams, O
         on_broken=lambda: None,
         on_progress=lambda: None,
     )
-    return ChannelGrowth(wanted, LINK, PEER, outbox, streams), streams, outbox
+    return ChannelGrowth(wanted, link, PEER, outbox, streams), streams, outbox
 
 
 def test_auto_follows_the_losses_up_to_the_links_limit(tmp_path: Path) -> None:
@@ -239,6 +244,100 @@ def lose_by_chance(growth: ChannelGrowth) -> None:
     """Have a link found to lose packets where no queue is full."""
     for sent_again in range(1, 6):
         growth._window.follow(LinkPath(0.08, 0.08, sent_again, 1.0), 125e6, 1, time.monotonic())
+
+
+def test_a_share_of_a_link_that_loses_packets_takes_more_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no window for others' sake, and is looked at all the same."""
+    growth, streams, outbox = growing(tmp_path, None, dataclasses.replace(LINK, is_shared=True))
+    growth.begin()
+    follow(growth, monkeypatch, [Segments(0, lost, "cubic", 0.08, 0.08) for lost in range(6)])
+    assert outbox.window_bytes == 1 << 25
+    growth._follow(1e-3, 5e6, "cubic")
+    assert streams.num_streams == 16
+
+
+def follow(
+    growth: ChannelGrowth, monkeypatch: pytest.MonkeyPatch, found: Sequence[Segments]
+) -> None:
+    """Look at a link, of which the kernel says this."""
+    for each in found:
+        monkeypatch.setattr(connections, "segments_to", lambda _addresses, each=each: each)
+        growth._follow_path(frozenset())
+
+
+def test_what_a_kernel_does_not_count_limits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth, _, outbox = growing(tmp_path, 2)
+    growth.begin()
+    follow(growth, monkeypatch, [Segments(9, 0, "bbr", 0.15, 0.08)] * 9)
+    assert outbox.window_bytes == 1 << 25
+    assert not growth._pace.is_measured
+
+
+def test_connections_that_are_new_to_the_count_make_no_link_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have carried a terabyte, at addresses that a name server did not name for a while."""
+    growth, _, outbox = growing(tmp_path, 2)
+    growth.begin()
+    pushed(outbox, range(1))
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 0.02 * next(clock))
+    monkeypatch.setattr(connections, "_LOOK_S", 0.0)
+    for delivered, port in [(10_000, 1), (700_000_000, 2), (700_010_000, 2)]:
+        led, found = frozenset({("", port)}), Segments(9, 0, "", 0.08, 0.08, False, delivered, 1448)
+        monkeypatch.setattr(connections, "addresses_now", lambda _peer, led=led: led)
+        monkeypatch.setattr(connections, "segments_to", lambda _addresses, found=found: found)
+        assert not growth._is_over_after(1.0)
+    assert growth._pace.bytes_per_s == 1.25 * 125e6
+
+
+def test_a_share_of_the_pace_is_told_anew_when_frames_turn_out_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first is acknowledged nobody knows that the window holds but one of them."""
+    growth, _, outbox = growing(tmp_path, 4, dataclasses.replace(LINK, is_shared=True))
+    shares: list[float] = []
+    monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
+    growth.begin()
+    growth.set_up()
+    pushed(outbox, range(1))
+    item = outbox.take(0)
+    assert item is not None
+    outbox.limit(len(item.data))
+    outbox.acknowledge(item.key, item.epoch, 0.0)
+    follow(growth, monkeypatch, [Segments(9, 0, "bbr", 0.08, 0.08)] * 2)
+    assert shares == [125e6 / 4, 125e6]
+
+
+def test_who_looks_up_a_name_for_long_does_not_set_an_older_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth, _, _ = growing(tmp_path, 1)
+    growth.begin()
+    told: list[float] = []
+    is_looking, is_told = threading.Event(), threading.Event()
+
+    def slow(_peer: Peer, _link: PeerLink, pace_bytes_per_s: float) -> None:
+        is_first = not is_looking.is_set()
+        is_looking.set()
+        if is_first:
+            is_told.wait(0.05)  # by the other thread, which has to wait
+        told.append(pace_bytes_per_s)
+        is_told.set()
+
+    monkeypatch.setattr(connections, "set_up", slow)
+    threads = [threading.Thread(target=growth.set_up) for _ in range(2)]
+    threads[0].start()
+    assert is_looking.wait(10)
+    growth._pace.bytes_per_s = 7.0
+    threads[1].start()
+    for each in threads:
+        each.join(10)
+    assert told == [1.25 * 125e6, 7.0]
 
 
 def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +394,24 @@ def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_pa
     pushed(outbox, range(1, 9))
     assert asyncio.run(fed(2)) == [1, 0]
     assert asyncio.run(fed(6)) == [5, 3, 1, 0]
+
+
+def test_frames_leave_by_other_connections_while_the_first_ones_are_broken(tmp_path: Path) -> None:
+    _, streams, outbox = growing(tmp_path, 4)
+    pushed(outbox, range(1))
+    item = outbox.take(0)
+    assert item is not None
+    outbox.acknowledge(item.key, item.epoch, 0.0)
+    outbox.limit(2 * len(item.data))
+    pushed(outbox, range(1, 9))
+
+    async def fed() -> list[int]:
+        idle = {index: asyncio.get_running_loop().create_future() for index in (3, 2)}
+        streams._idle = dict(idle)
+        streams._feed()
+        return [index for index, waiter in idle.items() if waiter.done()]
+
+    assert asyncio.run(fed()) == [3, 2]
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 20])

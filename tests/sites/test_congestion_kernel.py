@@ -9,13 +9,20 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion import kernel
-from sites.gateway.links.congestion.kernel import addresses_of, set_up, stay_local, use_pauses
+from sites.gateway.links.congestion.kernel import (
+    addresses_of,
+    segments_to,
+    set_up,
+    stay_local,
+    use_pauses,
+)
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
 from tests.fakes.looks import Looks, outbox_with
@@ -104,6 +111,30 @@ def test_connections_that_stay_on_the_host_are_left_alone_but_for_bbr(
         assert congestion_of(client) == left
         assert most_paced(client) == UNPACED
         assert stay_local(addresses_of(*listener.getsockname()))
+
+
+@pytest.mark.parametrize(("info_bytes", "is_counted"), [(196, True), (160, False)])
+def test_an_older_kernel_counts_what_it_does(
+    listener: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    info_bytes: int,
+    is_counted: bool,
+) -> None:
+    """Before Linux 4.18 it does not say what has arrived, but what was sent, and sent again."""
+
+    class Connection(socket.socket):
+        def getsockopt(self, level: int, option: int, *length: int) -> Any:  # noqa: ANN401
+            found: Any = super().getsockopt(level, option, *length)
+            return found[:info_bytes] if option == socket.TCP_INFO else found
+
+    with ExitStack() as stack:
+        connected(stack, listener, "127.0.0.2").sendall(b"1234")
+        monkeypatch.setattr(socket, "socket", Connection)
+        found = segments_to(addresses_of(*listener.getsockname()))
+        monkeypatch.undo()
+    assert found.sent == 1
+    assert 0 < found.shortest_rtt_s < 10
+    assert (found.delivered > 0) == is_counted
 
 
 def test_a_name_that_is_not_known_for_a_while_ends_nothing(

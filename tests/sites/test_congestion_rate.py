@@ -249,5 +249,22 @@ def test_waiting_on_the_way_back_is_known_whatever_the_clocks_say(ahead_s: float
         queue_s = 0.03 if 2000 <= tick < 3000 else 0.0
         way.note((now_s - 0.025 - queue_s) * (1 + 5e-5) + ahead_s, now_s)
         if tick % 1000 > 50:
-            assert way.waited_s(now_s) == pytest.approx(queue_s, abs=0.004)
-    assert way.waited_s(1e4) == 0.0, "nothing came for long"
+            assert way.waited_s(now_s, queue_s) == pytest.approx(queue_s, abs=0.004)
+    assert way.waited_s(1e4, 0.0) == 0.0, "nothing came for long"
+
+
+@pytest.mark.parametrize("stood_still_s", [2.0, 1e300])
+def test_a_clock_that_stood_still_is_no_waiting(stood_still_s: float) -> None:
+    """A machine that was suspended would be taken for a full queue for hours; so would a lie."""
+    way = WayBack()
+    waited_s = []
+    for tick in range(100):
+        now_s = 0.01 * tick
+        queue_s = 0.03 if tick >= 80 else 0.0
+        way.note(now_s - queue_s - (stood_still_s if tick >= 40 else 0.0), now_s)
+        waited_s.append(way.waited_s(now_s, queue_s))
+    assert max(waited_s[:80]) == 0.0
+    if stood_still_s < 1e9:  # else a clock has no digits left for a queue
+        assert waited_s[-1] == pytest.approx(0.03, abs=1e-3)
+    way.note(2.0, 2.0)
+    assert way.waited_s(2.0, 0.0) == 0.0, "it goes right again"

@@ -393,10 +393,14 @@ class Outbox:
         with self._lock:
             self._queue.window_bytes = window_bytes
 
-    def waited_back_s(self) -> float:
-        """Return how long acknowledgements wait in queues on their way back."""
+    def waited_back_s(self, longer_s: float) -> float:
+        """Return how long acknowledgements wait in queues on their way back.
+
+        Args:
+            longer_s: how much longer round trips are now than the shortest one.
+        """
         with self._lock:
-            return self._way_back.waited_s(time.monotonic())
+            return self._way_back.waited_s(time.monotonic(), longer_s)
 
     def totals(self) -> LinkTotals:
         """Return what the link has carried so far."""

@@ -6,7 +6,8 @@ wait until the old connection sends again.
 
 Streams are tasks of the gateway's event loop (`wire_loop.py`). A stream with nothing to send is
 idle. Idle streams get frames in turn as the outbox lets them go: when one is pushed, or when an
-acknowledgement makes room.
+acknowledgement makes room. The first streams come first, as many as the window holds frames. The
+others get frames only while none of those is idle.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Streams:
     def _feed(self) -> None:
         """Give idle streams, in turn, the frames that may leave now."""
         while self._idle:
-            # Streams beyond what the window holds would be used by turns, and start slowly each.
+            # If all streams took turns, each would rest in between, and TCP start slowly after it.
             most = self._outbox.num_abreast
             index = next((each for each in self._idle if each < most), next(iter(self._idle)))
             item = self._outbox.take(index)

@@ -1,13 +1,14 @@
 """How many TCP connections a link has: what fills it at first, then what its losses ask for.
 
 A job that names a number has exactly that many. Otherwise a link begins with what fills it
-(`topology/channels.py`), and `ChannelGrowth` follows the losses that the kernel counts.
+(`topology/channels.py`), and `ChannelGrowth` adds some where packets are lost by chance. It also
+has the pace (`rate.py`) and the window (`window.py`) follow what the kernel counts.
 
 Where packets are lost at random, a connection carries what its congestion control believes in, and
 not what the link could. CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
 Reno's 1.2 / sqrt(loss) (RFC 9438, section 5.2), however wide the link is. Several connections carry
-so much each. BBR does not take a lost packet for a full queue, and needs no help. Where a queue ran
-over, more connections would only have it run over again.
+so much each. BBR does not take a lost packet for a full queue, and needs no help. Where a queue
+overflowed, more connections would only have it overflow again.
 
 A connection that sends nothing loses half its window in each time-out, down to ten packets (RFC
 2861; Linux, tcp_cwnd_restart). Once it sends again, it doubles the window in each round trip. BBR
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 
 from sites.gateway.config import PeerLink
@@ -118,7 +120,7 @@ class ChannelGrowth:
     ) -> None:
         """`wanted` is how many connections the job says; None: as many as it takes.
 
-        So many gateways of this site send over the link side by side, each its part.
+        `num_senders` gateways send over the link side by side, each its part.
         """
         self._wanted = wanted
         self._link = link
@@ -129,6 +131,11 @@ class ChannelGrowth:
         self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared, num_senders=num_senders)
         self._window = LinkWindow(outbox.window_bytes, link.rtt_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
+        self._addresses: Addresses | None = None
+        """Where connections led at the latest look."""
+        self._setting_up = threading.Lock()
+        self._told_bytes_per_s = math.nan
+        """Each connection's share of the pace, as it was told last."""
         self._has_advised_bbr = self._has_advised_idle = False
 
     def begin(self) -> None:
@@ -142,14 +149,20 @@ class ChannelGrowth:
 
     def set_up(self) -> None:
         """Have all connections follow what the link asks for, each at its share of the pace."""
-        set_up(self._peer, self._link, self._pace.bytes_per_s / self._num_abreast())
+        with self._setting_up:  # else the last word is with who waited for the peer's name longest
+            self._told_bytes_per_s = self._share_bytes_per_s()
+            set_up(self._peer, self._link, self._told_bytes_per_s)
 
-    def _num_abreast(self) -> int:
-        """Return how many connections have a frame at once."""
-        return min(self._streams.num_streams, self._outbox.num_abreast)
+    def _share_bytes_per_s(self) -> float:
+        """Return each connection's share of the pace. Those without a frame need none."""
+        return self._pace.bytes_per_s / min(self._streams.num_streams, self._outbox.num_abreast)
 
     def run(self) -> None:
-        """Follow the losses that the kernel counts and the link's rate, until the link is over."""
+        """Follow the link, by what the kernel counts, until the link is over.
+
+        Ten times a second the window and the pace follow it, once a second the number of
+        connections.
+        """
         before, totals = Segments(), self._outbox.totals()
         while not self._is_over_after(_EVERY_S):
             addresses = addresses_now(self._peer)
@@ -170,8 +183,12 @@ class ChannelGrowth:
                 self._follow(loss, rate, now.congestion_control)
 
     def _is_over_after(self, wait_s: float) -> bool:
-        """Wait, with the window as wide as it has to be; return whether the link is over."""
+        """Wait, and meanwhile follow the link; return whether it is over."""
         addresses = addresses_now(self._peer)
+        if addresses != self._addresses:
+            # What connections that are new to the count have carried was not carried just now.
+            self._addresses = addresses
+            self._pace.rest()
         until_s = time.monotonic() + wait_s
         while (left_s := until_s - time.monotonic()) > 0:
             if self._outbox.closed.wait(min(_LOOK_S, left_s)) or self._outbox.is_over:
@@ -183,14 +200,15 @@ class ChannelGrowth:
         return self._outbox.is_over
 
     def _follow_path(self, addresses: Addresses) -> None:
-        """Have as much on the way as keeps the link full, and leaves others their part."""
+        """Have as much on the way as keeps the link full and leaves others their part."""
         found = segments_to(addresses)
-        if self._link.is_shared or found.is_local or not found.rtt_s:
-            return  # a share is all the run's; of an emulated link on this host the kernel sees none
+        if found.is_local or not found.rtt_s:
+            return  # of an emulated link on this host the kernel sees nothing
         now_s, totals = time.monotonic(), self._outbox.totals()
-        num_abreast = self._num_abreast()
-        is_other_pace = self._pace.follow(found.delivered, found.segment_bytes, now_s, found.rtt_s)
-        rtt_s = found.rtt_s - self._outbox.waited_back_s()
+        is_other_pace = found.delivered > 0 and self._pace.follow(
+            found.delivered, found.segment_bytes, now_s, found.rtt_s
+        )
+        rtt_s = found.rtt_s - self._outbox.waited_back_s(found.rtt_s - found.shortest_rtt_s)
         window_bytes = self._window.follow(
             Path(rtt_s, found.shortest_rtt_s, found.sent_again, self._pace.carried),
             self._pace.believed_bytes_per_s,
@@ -198,11 +216,12 @@ class ChannelGrowth:
             now_s,
             is_measured=self._pace.is_measured,
         )
-        self._outbox.limit(window_bytes)
-        if is_other_pace or self._num_abreast() != num_abreast:
+        if not self._link.is_shared:  # a share is all the run's
+            self._outbox.limit(window_bytes)
+        if self._share_bytes_per_s() != self._told_bytes_per_s:
             self.set_up()
         if is_other_pace and math.isinf(self._pace.bytes_per_s):
-            # Else BBR looks for a faster link by a quarter in eight round trips.
+            # By itself BBR sends a quarter faster in one of eight round trips: that takes seconds.
             begin_bbr_anew(addresses, totals.idle_rtt_s or self._link.rtt_s)
 
     def _follow(self, loss: float, rate: float, congestion_control: str) -> None:
@@ -211,7 +230,7 @@ class ChannelGrowth:
         if not is_held_back(loss, congestion_control, rate, self._part_bytes_per_s):
             return
         if not self._window.is_lossy(time.monotonic()):
-            return  # a queue ran over
+            return  # a queue overflowed
         if self._wanted is None:
             wanted = channels_for(loss, self._part_bytes_per_s, link.rtt_s, self._most)
             if wanted > self._streams.num_streams:

@@ -5,8 +5,9 @@ open files, by where they lead. Each is asked through a duplicate that lives for
 own is neither closed nor kept. The kernel is
 
 - told what to follow on a connection, and how fast it may send (`set_up`);
-- asked how many segments it sent, and sent again, and for round trips (`segments_to`);
-- told to have BBR begin anew in a link's pauses (`use_pauses`).
+- asked how many segments were sent, sent again and delivered, and for round trips (`segments_to`);
+- told to have BBR begin anew, in a link's pauses (`use_pauses`) or on a link that is faster than
+  described (`connections.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _TOTAL_RETRANS_AT: Final = 100
 _MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
 _DELIVERED_AT: Final = 192
-_INFO_BYTES: Final = 196
+_INFO_BYTES: Final = 160
+"""Linux 4.6."""
+_INFO_WITH_DELIVERED_BYTES: Final = 196
+"""Linux 4.18."""
 _NAME_BYTES: Final = 16
 _SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
 _PACE_MAX: Final = 10**12
@@ -90,9 +94,9 @@ class Segments:
     is_local: bool = False
     """Some connection stays on this host."""
     delivered: int = 0
-    """Those that have arrived, also behind one that was lost."""
+    """Those that have arrived, also behind one that was lost; 0: the kernel does not count them."""
     segment_bytes: int = 0
-    """What the longest segment has of data."""
+    """Most bytes of data in one segment."""
 
 
 def addresses_of(host: str, port: int) -> Addresses:
@@ -157,11 +161,11 @@ def stay_local(addresses: Addresses) -> bool:
 
 
 def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
-    """Have BBR begin anew where nothing is on the way to `addresses`; return on how many.
+    """Have BBR begin anew on connections to `addresses`; return on how many.
 
-    It then takes the shortest round trip that the kernel has seen for just measured, and keeps its
-    window. Where the path has become more than twice as long as `rtt_s`, which was measured lately,
-    BBR is left to find that out.
+    It then takes the shortest round trip that the kernel has seen for just measured, keeps its
+    window, and looks for the link's rate as on a new connection. Where the path has become more
+    than twice as long as that, by `rtt_s`, which was measured lately, BBR is left to find out.
     """
     return sum(_ask(addresses, functools.partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
 
@@ -228,7 +232,7 @@ def _allowed() -> frozenset[str]:
 
 
 def _segments(connection: socket.socket) -> Segments:
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_WITH_DELIVERED_BYTES)
     if len(info) < _INFO_BYTES:
         return Segments()
 
@@ -243,7 +247,7 @@ def _segments(connection: socket.socket) -> Segments:
         1e-6 * value(_RTT_US_AT) if value(_UNACKED_AT) else 0.0,
         1e-6 * value(_MIN_RTT_US_AT),
         _is_local(connection),
-        value(_DELIVERED_AT),
+        value(_DELIVERED_AT) if len(info) >= _INFO_WITH_DELIVERED_BYTES else 0,
         value(_MSS_AT),
     )
 

@@ -1,9 +1,14 @@
-"""What a link to one peer carries, as measured, how fast its frames leave, and their memory. Pure.
+"""What is measured of the link to one peer, and how fast its frames may leave. Pure.
 
-TCP decides how much is on the way and how fast it leaves (`kernel.py`), but no faster than the link
-can carry it (`Pace`). A gateway hands it frames as fast as it takes them, up to `window_bytes`.
-That limit is one of memory, and far beyond what a link holds. `window.py` has the one that leaves
-others their part.
+- `IdleRoundTrip`: the round trip while nothing else is on the way;
+- `WayBack`: how long acknowledgements wait in queues;
+- `LimitedRate`: what the link carries, for the coordinator, which plans trees by it;
+- `Pace`: how fast TCP may send, by what the kernel says has arrived.
+
+TCP decides how much is on the way and how fast it leaves (`kernel.py`), but no faster than `Pace`
+says. A gateway hands TCP frames as fast as it takes them, up to a window. `window_bytes` is the
+widest one. That is a limit of memory, far beyond what a link holds. `window.py` has the narrower
+one, which leaves others their part.
 
 All times are monotonic seconds.
 """
@@ -32,12 +37,16 @@ are 2 MB in the last of them."""
 _HEADROOM = 1.25
 """As BBR has it, where it looks whether a link has become faster."""
 _FASTER = 1.1
-"""A link that carries so much more than it is believed to is a faster one."""
+"""A link that carries so many times what it is believed to carry is taken for a faster one."""
 _DRIFT = 1e-4
-"""What two clocks may differ by, of the time that passes."""
+"""Seconds that two clocks may drift apart in a second."""
+_CLOCK_S = 0.5
+"""An acknowledgement that seems to have waited so much longer than packets do did not: a clock
+stood still."""
 _LATELY_S = 0.15
+"""Acknowledgements that came in so many seconds are the latest ones."""
 _ENOUGH_S = 0.25
-"""What is measured in less time may be a busy processor's doing."""
+"""A rate is measured over so much time. In less, a busy processor could be what is measured."""
 
 
 def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
@@ -83,15 +92,16 @@ class IdleRoundTrip:
 class WayBack:
     """How long acknowledgements wait in queues on their way back, whatever the peer's clock says.
 
-    What one took is known but for the difference of the two clocks. The shortest has waited in no
-    queue.
+    An acknowledgement says when it left. How long it took is known from that, but for what the two
+    clocks differ by. That is the same for all. So the quickest one waited in no queue, and what
+    another took longer is what it waited.
     """
 
     def __init__(self) -> None:
         self._shortest_s = math.inf
         self._noted_s = 0.0
         self._lately: deque[tuple[float, float]] = deque()
-        """When acknowledgements came lately, and what they took."""
+        """When each of the latest acknowledgements came, and how long it took."""
 
     def note(self, left_s: float, now_s: float) -> None:
         """An acknowledgement came that left at `left_s` by the peer's clock."""
@@ -102,10 +112,21 @@ class WayBack:
             self._lately.popleft()
         self._lately.append((now_s, took_s))
 
-    def waited_s(self, now_s: float) -> float:
-        """Return how long those waited that came lately; 0: none came."""
+    def waited_s(self, now_s: float, longer_s: float) -> float:
+        """Return how long the latest acknowledgements waited; 0 if none came lately.
+
+        Round trips are now longer than the shortest one by `longer_s`. Nothing can have waited much
+        longer than that on its way back. If something seems to have, the peer's clock stood still:
+        its machine was suspended, or moved. Then the measuring begins anew.
+        """
         took_s = [took_s for came_s, took_s in self._lately if came_s >= now_s - _LATELY_S]
-        return max(0.0, min(took_s) - self._shortest_s) if took_s else 0.0
+        if not took_s:
+            return 0.0
+        waited_s = max(0.0, min(took_s) - self._shortest_s)
+        if waited_s > longer_s + _CLOCK_S:
+            self._shortest_s, self._noted_s = min(took_s), now_s
+            return 0.0
+        return waited_s
 
 
 class LimitedRate:
@@ -139,16 +160,15 @@ class LimitedRate:
 class Pace:
     """How fast frames may leave: somewhat faster than their link is believed to carry them.
 
-    TCP knows a link's rate once it has been full for some round trips. Before that, and whenever it
-    begins anew, BBR sends 2.9 times as fast as its window suggests (Linux, bbr_high_gain). A short
-    burst is over before BBR knows better. What routers cannot queue of it is lost, and to send that
-    again takes longer than the burst.
+    TCP knows a link's rate once the link has been full for some round trips. Before that, and
+    whenever it begins anew, BBR sends 2.9 times as fast as its window suggests (Linux,
+    bbr_high_gain). A short burst is over before BBR knows better. What routers cannot queue of it
+    is lost, and to send that again takes longer than the burst.
 
-    A link is believed to carry what is described, or the most that was measured. While it turns
-    out to be faster there is no limit, so that TCP finds out how fast.
+    A link is believed to carry what is described, or the most that was measured. While a link turns
+    out to be faster than that, there is no limit, so that TCP finds out how fast it is.
 
-    Of a link that a run has only a share of, frames leave as fast as the share allows, and never
-    faster.
+    Where a run has only a share of a link, frames never leave faster than the share.
 
     Where several gateways send over one link side by side, each begins with its part.
     """
@@ -163,15 +183,15 @@ class Pace:
         """What all connections together may send; infinite: no limit."""
         self._believed_bytes_per_s = bytes_per_s
         self.carried = 1.0
-        """Part of what the link is believed to carry: so much it carried lately."""
+        """What the link carried lately, as a part of what it is believed to carry."""
         self.is_measured = False
-        """Whether the belief is more than a description."""
+        """Whether anything was measured; else the belief is the description."""
         self._delivered = 0
-        """At the latest look."""
+        """Segments delivered, at the latest look."""
         self._looked_s: float | None = None
-        """None: the link was at rest."""
+        """When the latest look was; None: the link was at rest."""
         self._warm_s = 0.0
-        """From then on arrives what left after the rest."""
+        """What arrives from then on left after the rest."""
         self._carried_bytes, self._spent_s = 0, 0.0
 
     @property
@@ -181,7 +201,7 @@ class Pace:
         return self._believed_bytes_per_s if is_known else math.inf
 
     def rest(self) -> None:
-        """Nothing is on the way."""
+        """Nothing is on the way, or what is counted is not what was counted before."""
         self._looked_s = None
 
     def follow(self, delivered: int, segment_bytes: int, now_s: float, rtt_s: float) -> bool:
@@ -189,9 +209,9 @@ class Pace:
 
         Args:
             delivered: segments that have arrived at the peer up to now, in whatever order.
-            segment_bytes: of data, in each.
+            segment_bytes: bytes of data in each.
             now_s: monotonic.
-            rtt_s: of packets that arrive now.
+            rtt_s: the round trip of packets that arrive now.
         """
         looked_s, self._looked_s = self._looked_s, now_s
         arrived, self._delivered = delivered - self._delivered, delivered
@@ -199,7 +219,7 @@ class Pace:
             self._warm_s = now_s + rtt_s
             return False
         if looked_s < self._warm_s or arrived < 0 or self._is_shared:
-            return False  # not yet the link's doing, or a connection has ended
+            return False  # too early to measure the link, or a connection has ended
         self._carried_bytes += arrived * segment_bytes
         self._spent_s += now_s - looked_s
         if self._spent_s < _ENOUGH_S:

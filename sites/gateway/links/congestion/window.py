@@ -1,17 +1,23 @@
 """How many bytes of frames may be on the way to a peer, so that others keep their part. Pure.
 
-TCP decides how much is on the way, up to this window. BBR takes no heed of lost packets, and keeps
-two bandwidth-delay products on the way. Where a router's queue holds one, nothing is left to a flow
-that takes lost packets for a full queue, as CUBIC does.
+TCP decides how much is on the way, up to this window. Without a window BBR keeps twice what the
+link holds (rate times round trip) on the way, whatever is lost. CUBIC takes a lost packet for a
+full queue and slows down. So where the router's queue holds no more than the link, nothing is left
+to a CUBIC flow of somebody else.
 
-In a queue each flow gets what it has on the way of all that is on the way. So beside others the
-window is what the link holds, and they, who fill the link and its queue, come to about as much.
-Alone it is somewhat more, so that the link is never idle.
+Flows that wait in one queue divide the link by how much each has on the way. So there are two
+widths:
 
-Only the queue towards the peer counts. The one on the way back is full whenever the peer sends as
-much, which in an all-reduce is most of the time.
+- beside others, what the link holds: the others fill the queue, and come to about as much;
+- alone, somewhat more, so that the link is never idle.
 
-A frame counts until it is acknowledged as a whole, and leaves only if all of it fits.
+Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
+longer, others are in the queue. Who is carried at nearly the link's rate is alone all the same.
+
+A round trip passes two queues. Only the one towards the peer counts here. The one on the way back
+is full whenever the peer sends as much, which in an all-reduce is most of the time.
+
+A frame counts until it is acknowledged as a whole. It leaves only if all of it fits.
 
 All times are in seconds, sizes in bytes.
 """
@@ -22,26 +28,30 @@ import math
 from dataclasses import dataclass
 
 _QUEUE_FROM, _QUEUE_TO = 1.2, 1.45
-"""Round trips without a queue on the way back, as multiples of the idle one. Frames of one's own
-wait for one another up to the first. From the second on, packets of others wait there too."""
+"""Round trips, as multiples of the idle one. Up to the first, one's own frames explain them. From
+the second on, packets of others are in the queue too. The window goes from one width to the other
+between them."""
 _FULL = 1.6
-"""Here a queue may be full, so that packets are lost there."""
+"""From this multiple on, the queue may be full, and packets may be lost there."""
 _JITTER_S = 0.003
+"""So much is taken off a round trip first: it varies by so much without a queue."""
 _ALONE = 0.85
-"""Part of what the link is believed to carry: who is carried so much is alone there, or nearly."""
+"""Who is carried at this part of the believed rate is alone on the link, or nearly."""
 _SLACK = 0.3
-"""Part of what a link holds: it is full with so much more, for frames count until they are
-acknowledged as a whole."""
+"""Alone, the window is wider than what the link holds by this part of that, and by two frames. For
+of a frame all counts, also what has arrived already, until the whole is acknowledged."""
 _LOSSY = 4
-"""Looks that find packets lost, and no full queue since the first: the link loses them by chance.
-It gets all the window, for what follows a lost packet counts until that is repaired."""
+"""So many looks that find packets lost, and no full queue since the first of them, are chance: the
+link loses packets by itself. Then the window is wide open. What follows a lost packet counts until
+that one has been sent again and has arrived."""
 _ROOM_S = 1.0
-"""A loss is told a round trip late, when the queue that it ran over has drained. So queues must
-have had room for so long."""
+"""A loss becomes known when the queue that overflowed has drained already. So a loss counts as
+chance only if no queue was full for so long before."""
 _LOSSY_S = 10.0
-"""It counts as such a link for so long."""
+"""How long a link counts as one that loses packets by itself."""
 _RTT_MIN_S = 0.01
-"""On shorter links gateways take as long to acknowledge as packets do."""
+"""The shortest round trip by which the window goes. On shorter links gateways take as long to
+acknowledge a frame as packets take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +59,35 @@ class Path:
     """What is known of the connections to a peer while something is on the way."""
 
     rtt_s: float
-    """Without what acknowledgements wait on their way back."""
+    """The round trip now, without what acknowledgements wait on their way back."""
     shortest_rtt_s: float
-    """Lately: it has waited in no queue."""
+    """The shortest of the last minutes: that of a packet which waited in no queue."""
     sent_again: int
-    """Segments, up to now."""
+    """Segments sent again, up to now."""
     carried: float
-    """Part of what the link is believed to carry: so much it carried lately."""
+    """What the link carried lately, as a part of what it is believed to carry."""
 
 
 class LinkWindow:
     """The window of one link."""
 
     def __init__(self, most_bytes: int, rtt_s: float) -> None:
-        """Begin with `most_bytes`, a limit of memory, which it never exceeds.
+        """The window is never wider than `most_bytes`, a limit of memory.
 
-        The link is said to have a round trip of `rtt_s`. What the kernel measures can be shorter:
-        where others take over connections on their way, it is only as long as to them.
+        The link is described to have a round trip of `rtt_s`. The kernel may measure a shorter one:
+        where a relay ends connections, it measures the way to the relay.
         """
         self._most_bytes = most_bytes
         self._rtt_s = rtt_s
         self._sent_again = 0
         self._full_s = -math.inf
-        """When a queue may have been full last."""
+        """When the queue may have been full, the last time."""
         self._num_lossy = 0
-        """Looks since then that found packets lost."""
+        """How many looks since then found packets lost."""
         self._lossy_until_s = 0.0
 
     def is_lossy(self, now_s: float) -> bool:
-        """Return whether the link loses packets by chance."""
+        """Return whether the link loses packets by itself, and not because a queue is full."""
         return now_s < self._lossy_until_s
 
     def follow(
@@ -94,10 +104,10 @@ class LinkWindow:
         Args:
             path: as it is now.
             bytes_per_s: what the link is believed to carry; infinite: not known.
-            frame_bytes: of the longest frame.
+            frame_bytes: length of the longest frame.
             now_s: monotonic.
-            is_measured: whether that was measured. Until then all may be on the way, unless packets
-                wait in a queue.
+            is_measured: whether `bytes_per_s` was measured. Before that the window is wide open,
+                unless packets wait in a queue.
         """
         has_lost = path.sent_again > self._sent_again
         self._sent_again = path.sent_again
