@@ -204,7 +204,10 @@ def test_an_operator_drops_a_site_and_adds_it_again(tmp_path: Path) -> None:
             run = await bench.get()
             assert (list(run.members), run.epoch) == (["a", "b"], 1)
             assert "site c was dropped, and the run goes on without it" in run.notes
-            for site, why in {"c": "dropped already", "x": "has no site 'x'; its topology has a, b, c"}.items():
+            for site, why in {
+                "c": "dropped already",
+                "x": "has no site 'x'; its topology has a, b, c",
+            }.items():
                 with pytest.raises(grpc.aio.AioRpcError, match=why):
                     await bench.stub.DropSite(pb.SiteRequest(site=site), timeout=DEADLINE_S)
 
