@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 
 from sites.gateway.config import PeerLink
@@ -133,7 +132,6 @@ class ChannelGrowth:
         self._most = min(link.max_flows, CHANNELS_MAX)
         self._addresses: Addresses | None = None
         """Where connections led at the latest look."""
-        self._setting_up = threading.Lock()
         self._told_bytes_per_s = math.nan
         """Each connection's share of the pace, as it was told last."""
         self._has_advised_bbr = self._has_advised_idle = False
@@ -149,9 +147,12 @@ class ChannelGrowth:
 
     def set_up(self) -> None:
         """Have all connections follow what the link asks for, each at its share of the pace."""
-        with self._setting_up:  # else the last word is with who waited for the peer's name longest
-            self._told_bytes_per_s = self._share_bytes_per_s()
-            set_up(self._peer, self._link, self._told_bytes_per_s)
+        share_bytes_per_s = math.nan
+        # While one thread waits for the peer's name, another may set up what is newer.
+        while share_bytes_per_s != (newest_bytes_per_s := self._share_bytes_per_s()):
+            share_bytes_per_s = newest_bytes_per_s
+            set_up(self._peer, self._link, share_bytes_per_s)
+        self._told_bytes_per_s = share_bytes_per_s
 
     def _share_bytes_per_s(self) -> float:
         """Return each connection's share of the pace. Those without a frame need none."""
