@@ -34,6 +34,16 @@ def test_a_link_of_ones_own_is_kept_full() -> None:
     assert all(each > 1.5 * HELD for each in widths([(1.5, 0), (1.9, 0)], carried=0.9))
 
 
+def test_round_trips_that_vary_by_themselves_are_no_queue() -> None:
+    """The description has 50 ms, and some of them take 42."""
+    looks = [Path(rtt_s, 0.042, 0, 0.5) for rtt_s in (0.055, 0.058, 0.061, 0.08)]
+    found = [LinkWindow(MOST, RTT_S).follow(each, RATE, FRAME, 0.0) for each in looks]
+    assert min(found[:3]) > 1.5 * HELD
+    assert found[3] == HELD
+    wrong = [LinkWindow(MOST, 0.5).follow(each, RATE, FRAME, 0.0) for each in looks]
+    assert wrong[3] < wrong[0], "a description that is far off"
+
+
 def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
     assert set(widths([(1.9, 0)] * 5)) == {HELD}
 

@@ -35,6 +35,9 @@ _FULL = 1.6
 """From this multiple on, the queue may be full, and packets may be lost there."""
 _JITTER_S = 0.003
 """So much is taken off a round trip first: it varies by so much without a queue."""
+_VARIES = 1.2
+"""Where round trips vary by themselves, the shortest says too little of an empty queue. So the
+description is believed up to so many times that."""
 _ALONE = 0.85
 """Who is carried at this part of the believed rate is alone on the link, or nearly."""
 _SLACK = 0.3
@@ -111,7 +114,8 @@ class LinkWindow:
         """
         has_lost = path.sent_again > self._sent_again
         self._sent_again = path.sent_again
-        queue = (path.rtt_s - _JITTER_S) / path.shortest_rtt_s
+        idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
+        queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
         free = min(1.0, max(0.0, (_QUEUE_TO - queue) / (_QUEUE_TO - _QUEUE_FROM)))
         if path.carried >= _ALONE:
             free = 1.0
