@@ -30,6 +30,7 @@ from protos.errors import IsthmusError
 
 Item = TypeVar("Item")
 _LOOK_S = 0.2
+_RATE_S = 1.0
 
 
 @click.command("status")
@@ -158,6 +159,10 @@ def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
         return finish(output, run)
 
 
+def _latest_step(run: control_pb2.Run) -> int:
+    return max((site.step for site in run.sites), default=0)
+
+
 @click.command("cancel")
 @run_options
 @click.option("--checkpoint", is_flag=True, help="Have all sites write a checkpoint first.")
@@ -187,9 +192,14 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
     store = store_of(run.run_id, home_folder(choice.home))
     if run.state in TERMINAL:
         return "the run has ended"
-    latest = max((site.step for site in run.sites), default=0)
-    step_s = max((site.latest.get(metrics.STEP_S, 0.0) for site in run.sites), default=0.0)
-    step = request_checkpoint(store, latest, step_s)
+    before = _latest_step(run)
+    time.sleep(_RATE_S)
+    run = reader.get()
+    latest = _latest_step(run)
+    times_s = [site.latest[metrics.STEP_S] for site in run.sites if metrics.STEP_S in site.latest]
+    if latest > before:
+        times_s.append(_RATE_S / (latest - before))  # one step's time says little of short ones
+    step = request_checkpoint(store, latest, min(times_s, default=0.0))
     while time.monotonic() < deadline_s:
         if is_written(store, step):
             return f"checkpoint of step {step} in {store}"

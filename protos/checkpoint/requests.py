@@ -15,6 +15,8 @@ from protos.errors import BadCheckpointError
 _REQUEST = "request.json"
 _LOOK_S = 1.0
 _LOOK_REMOTE_S = 5.0
+_STALE_S = 3.0
+"""What is known of a run's steps may be so old."""
 _REQUEST_BYTES = 4096
 
 
@@ -23,19 +25,20 @@ def look_every_s(store: str) -> float:
     return _LOOK_REMOTE_S if "://" in store else _LOOK_S
 
 
-def request_checkpoint(store: str, latest_step: int, step_s: float) -> int:
+def request_checkpoint(store: str, latest_step: int, shortest_step_s: float) -> int:
     """Ask all ranks of the run to save, and return after which step they will.
 
     Args:
         store: the run's.
-        latest_step: that any rank is known to have taken; it may be some steps old.
-        step_s: how long a step takes.
+        latest_step: that any rank is known to have taken; it may be seconds old.
+        shortest_step_s: what a step takes at least. A rank that passes the step before it has
+            looked saves nothing, and the others wait for it.
 
     Raises:
         OSError: the store cannot be written.
     """
-    ahead_s = 2 * look_every_s(store)
-    step = latest_step + 2 + math.ceil(ahead_s / max(step_s, 1e-3))
+    ahead_s = 2 * look_every_s(store) + _STALE_S
+    step = latest_step + 2 + math.ceil(ahead_s / max(shortest_step_s, 1e-3))
     files, root = opened(store)
     files.makedirs(root, exist_ok=True)
     files.pipe_file(f"{root}/{_REQUEST}", json.dumps({"step": step}).encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ from sites.node.node import Listener
 from sites.node.order import SiteOrder, read_order
 
 _LOOK_S = 0.2
+_STEP_TIMES = 32
+"""Of so many latest steps the shortest says how fast the run may go."""
 _JOINED_S = 2.0
 """Time for a gateway's word that ranks joined, after they have ended."""
 _FLUSH_S = 2.0
@@ -78,7 +81,7 @@ class SiteRun:
         self._failures: list[Failure] = []
         self._grace_s: float | None = None
         self._latest_step = 0
-        self._step_s = 0.0
+        self._step_times_s: deque[float] = deque(maxlen=_STEP_TIMES)
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
         self._epochs: EpochChange | None = None
@@ -148,7 +151,10 @@ class SiteRun:
         deadline_s = time.monotonic() + within_s
         try:
             step = await asyncio.to_thread(
-                request_checkpoint, store, self._latest_step, self._step_s
+                request_checkpoint,
+                store,
+                self._latest_step,
+                min(self._step_times_s, default=0.0),
             )
         except OSError as error:
             log.warning("no checkpoint can be asked for: %s", error)
@@ -357,7 +363,8 @@ class SiteRun:
     def _on_metric(self, message: Mapping[str, Any]) -> None:
         if message["kind"] == metrics.STEP:
             self._latest_step = message["step"]
-            self._step_s = message["values"].get(metrics.STEP_S, self._step_s)
+            if metrics.STEP_S in message["values"]:
+                self._step_times_s.append(message["values"][metrics.STEP_S])
         metric = Metric(
             kind=message["kind"],
             rank=message.get("rank", -1),

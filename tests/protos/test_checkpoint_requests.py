@@ -12,8 +12,10 @@ from protos.checkpoint.requests import (
 )
 
 
-@pytest.mark.parametrize(("step_s", "ahead"), [(0.1, 20), (60.0, 1), (0.0, 2000)])
-def test_the_step_is_two_looks_ahead(tmp_path: Path, step_s: float, ahead: int) -> None:
+@pytest.mark.parametrize(("step_s", "ahead"), [(0.1, 50), (60.0, 1), (0.0, 5000)])
+def test_the_step_is_two_looks_and_what_is_told_late_ahead(
+    tmp_path: Path, step_s: float, ahead: int
+) -> None:
     store = str(tmp_path / "store")
     assert requested_step(store) is None
     step = request_checkpoint(store, 7, step_s)
