@@ -24,7 +24,7 @@ from orchestrator.coordinator.submission import Submission
 from orchestrator.core import membership, replan_machine, run_events, run_lead
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_lead import RunLead
-from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_machine import DROPPED, RunMachine
 from orchestrator.core.run_metrics import RunMetrics, summarise
 from orchestrator.core.run_view import RecordedEvent, RunView, fold
 from orchestrator.run_folder.log_files import LogWriter
@@ -178,7 +178,7 @@ class ActiveRun:
         """
         if problem := self._lead.run.drop_problem(site):
             raise StateConflictError(problem)
-        self.handle(run_events.DropRequested(site, run_lead.DROPPED))
+        self.handle(run_events.DropRequested(site, DROPPED))
 
     def add(self, site: str) -> None:
         """Start a site again that takes no part.

@@ -316,6 +316,8 @@ class _Site:
     left_out: str = ""
     """Why the others go on without it though it lives; empty: they do not."""
     left_out_since_s: float = 0.0
+    drop: DropWanted | None = None
+    """The drop for which it is left out; None: it is left out for something else, or not at all."""
     is_unheard: bool = False
     """This coordinator has just begun, and has not heard of it."""
     session_lost: str = ""
@@ -331,9 +333,9 @@ class _Site:
     def is_live(self) -> bool:
         return not (self.gone or self.silent or self.left_out or self.has_finished)
 
-    def leave_out(self, why: str, now_s: float) -> None:
+    def leave_out(self, why: str, now_s: float, drop: DropWanted | None = None) -> None:
         """Have the others go on without it."""
-        self.left_out, self.left_out_since_s = why, now_s
+        self.left_out, self.left_out_since_s, self.drop = why, now_s, drop
 
 
 @dataclass(slots=True)
@@ -567,6 +569,7 @@ class Membership:
             return []
         self._forget(site.name)
         site.gone = site.silent = site.session_lost = site.left_out = ""
+        site.drop = None
         site.is_done = site.has_finished = site.is_unheard = False
         self._changes.append(event)
         return []
@@ -747,23 +750,21 @@ class Membership:
         if not left:
             return None, self._too_few(num_finished)
         best = max(self._parts(now_s), key=self._size, default=())
-        if not best:
-            self._second_chance(left, now_s)
+        actions = [] if best else self._second_chance(left, now_s)
         num_best = len(best) + num_finished
         if len(left) + num_finished < self._limits.min_sites:
-            return None, self._too_few(len(left) + num_finished)
+            return None, [*actions, *self._too_few(len(left) + num_finished)]
         is_outage = len(present) > 1 and len(best) <= 1 and not self._any_reach(present)
         if not is_outage and num_best >= self._limits.min_sites and best:
             return self._mended(best, len(present), now_s)
         self._mended_s = None
-        actions: list[Action] = []
         if self._short_since_s is None:
             self._short_since_s = now_s
             why = "no two sites reach each other" if is_outage else "too few sites are left"
             if not best:
                 why = "no agent is heard" if present else "no site can go on"
             note = f"{why}: waiting for up to {self._limits.ride_out_s:g} s"
-            actions = [RecordEvent("run.waiting", detail={"note": note})]
+            actions.append(RecordEvent("run.waiting", detail={"note": note}))
         wait_s = self._limits.ride_out_s if best else self._limits.alone_s
         if now_s < self._short_since_s + wait_s:
             return None, actions
@@ -777,17 +778,19 @@ class Membership:
         is_alone = bool(names) and set(names) <= set(follows)
         return [EndChange(SiteEnters(name), self.epoch) for name in names if is_alone]
 
-    def _second_chance(self, left: Sequence[_Site], now_s: float) -> None:
+    def _second_chance(self, left: Sequence[_Site], now_s: float) -> list[Action]:
         """Where nobody else is left, ask those again who could not go on or were not to.
 
-        Ever more seldom, for nothing may come of it.
+        Ever more seldom, for nothing may come of it. A drop ends with that, and says so.
         """
         limits = self._limits
         wait_s = min(limits.detect_s * 2**self._num_chances, limits.ride_out_s)
         due = [each for each in left if now_s >= each.left_out_since_s + wait_s]
+        drops = [site.drop for site in due if site.drop is not None]
         for site in due:
-            site.left_out = ""
+            site.left_out, site.drop = "", None
         self._num_chances += bool(due)
+        return [EndChange(each, None, why="no other site is left") for each in drops]
 
     def _mended(
         self, best: tuple[str, ...], num_present: int, now_s: float
@@ -1033,7 +1036,7 @@ class Membership:
         """Give up a change that nobody needs. Who was to leave, and cannot, is lost."""
         self._proposal, self._cancelled = None, proposal.number
         if isinstance(change, DropWanted):
-            self._sites[change.site].leave_out(change.why, now_s)
+            self._sites[change.site].leave_out(change.why, now_s, change)
         detail = {"epoch": proposal.number, "why": why}
         cancel = [SendCancel(name, proposal.number) for name in proposal.asked]
         cancelled: list[Action] = [RecordEvent("epoch.cancelled", site, detail), *cancel]

@@ -13,11 +13,9 @@ from orchestrator.core.first_failure import first_failure
 from orchestrator.core.membership import EndChange, Membership
 from orchestrator.core.replan_machine import EpochBegun
 from orchestrator.core.run_events import RecordEvent, RunState
-from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_machine import DROPPED, RunMachine
 from orchestrator.core.run_view import RecordedEvent
 from topology.epoch import Epoch
-
-DROPPED = "dropped by an operator"
 
 Event = run_events.Event | run_events.AgentCame | run_events.AgentMissed | membership.Event
 Send = membership.SendSettle | membership.SendResume | membership.SendCancel

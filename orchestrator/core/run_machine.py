@@ -36,6 +36,7 @@ from protos.failure import Failure
 from topology.timeouts import Timeouts
 from topology.world import Topology
 
+DROPPED = "dropped by an operator"
 FALLBACK = (
     "emulating the WAN in user space: no slow start, congestion control or retransmission, and no lost "
     "site comes back, because"
@@ -867,7 +868,11 @@ class RunMachine:
 
     def _bring_back(self, now_s: float) -> list[Action]:
         """Start sites again that were lost, where nothing of the run is left there."""
+        # An earlier coordinator may have ended between a drop and what comes of it.
+        dropped = [site for site in self._all() if site.is_dropped and site.is_returning]
         actions: list[Action] = []
+        for site in dropped:
+            actions += self._give_return_up(site, DROPPED)
         if not self.brings_back:
             return actions
         for site in self._all():

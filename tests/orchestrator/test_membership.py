@@ -262,6 +262,19 @@ def test_a_site_that_is_to_be_dropped_and_does_not_settle_is_lost() -> None:
     assert [each.site for each in actions if isinstance(each, SendSettle)] == ["ap", "eu"]
 
 
+def test_a_site_whose_drop_has_failed_stays_where_no_other_is_left_and_that_is_said() -> None:
+    core = machine()
+    drop = DropWanted("sa", "an operator wants it")
+    core.handle(drop, 10)
+    core.handle(Ticked(), 26)
+    core.handle(SiteGone("ap", "rank 0 was killed"), 27)
+    core.handle(SiteGone("eu", "rank 0 was killed"), 27)
+    told = [action for now_s in range(28, 120) for action in core.handle(Ticked(), now_s)]
+    ended = [each for each in told if isinstance(each, EndChange)]
+    assert ended == [EndChange(drop, None, why="no other site is left")]
+    assert any(isinstance(each, SendSettle) and each.site == "sa" for each in told)
+
+
 def test_the_next_coordinator_knows_who_leaves() -> None:
     core, later = machine(), machine()
     actions = [*core.handle(DropWanted("sa", "an operator wants it"), 10)]

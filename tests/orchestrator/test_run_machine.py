@@ -703,6 +703,18 @@ def test_a_site_that_follows_to_the_end_is_waited_for_where_the_others_are_lost(
     assert world.finish.state is RunState.SUCCEEDED
 
 
+def test_a_dropped_site_that_is_coming_back_is_stopped_by_the_next_coordinator() -> None:
+    """The one before died with the drop written down, and nothing of what comes of it."""
+    world = World(3, needs_all=False, may_return=True)
+    let_b_come_back(world)
+    world.actions.append(RecordEvent("site.drop_requested", "b", {"message": "dropped"}))
+    later = restarted(world)
+    later.wait(0.1)
+    assert later.sent(run_events.SendStop) == ["b"]
+    assert [each.site for each in recorded_events(later) if each.kind == "site.dropped"] == ["b"]
+    assert later.machine.drop_problem("b") == "site b is dropped already"
+
+
 def test_sites_that_are_about_to_leave_do_not_count_as_left() -> None:
     world = World(3, needs_all=False)
     world.activate()
