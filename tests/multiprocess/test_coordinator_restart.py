@@ -54,7 +54,8 @@ class Deployment:
         metrics = self.state / "runs" / "one" / "metrics.jsonl"
         if not metrics.exists():
             return []
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        whole, _, _ = metrics.read_text().rpartition("\n")  # the last line may be half written
+        records = [json.loads(line) for line in whole.splitlines()]
         return [(each["site"], each["step"]) for each in records if each["kind"] == "step"]
 
     def check(self, steps: int) -> None:
