@@ -642,8 +642,9 @@ def reference(
     return found, norms
 
 
-SAVED_SAMPLES = 24
-"""Samples of all data-parallel ranks together: 2, 3 or 4 of them share these evenly."""
+SAVED_SAMPLES = 48
+"""Samples of all data-parallel ranks together: 2, 3 or 4 of them share these evenly, also in
+four micro-batches each."""
 
 
 class Counted:
