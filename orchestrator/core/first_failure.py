@@ -50,6 +50,9 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     real = [each for each in failures if not each.is_collateral]
     causes = [each for each in real if each.code not in _CONSEQUENCES]
     candidates = causes or real or list(failures)
+    if any(each.code == "PARAMETERS_DIFFER" for each in candidates):
+        # A site that was silent before does not explain unlike results.
+        candidates = [each for each in candidates if each.code != "SITE_LOST"]
     earliest = min(candidates, key=lambda each: each.at_s)
     tied = _tied_with(earliest, candidates)
     return min(tied, key=lambda each: (_priority(each), each.at_s, each.site, each.rank))

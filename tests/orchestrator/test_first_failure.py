@@ -34,6 +34,11 @@ def test_a_lost_peer_never_explains_what_has_a_cause() -> None:
     assert first_failure([lost, failure("RANK_EXITED", 0.5, "a", is_collateral=True)]) is lost
 
 
+def test_a_silent_site_does_not_explain_unlike_results() -> None:
+    unlike = failure("PARAMETERS_DIFFER", 5.0, "")
+    assert first_failure([failure("SITE_LOST", 1.0, "b"), unlike]) is unlike
+
+
 def test_collateral_is_better_than_nothing() -> None:
     only = failure("RANK_KILLED", 1.0, is_collateral=True)
     assert first_failure([only]) is only
