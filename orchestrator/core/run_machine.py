@@ -678,7 +678,7 @@ class RunMachine:
         return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
 
     def _step_taken(self) -> list[Action]:
-        """Say once which awaited sites cannot be started, because no state is kept for them."""
+        """Note once which awaited sites cannot be started, for lack of a state to begin with."""
         is_first, self._has_steps = not self._has_steps, True
         awaited = [site.name for site in self._all() if site.is_out and not site.is_new]
         awaited += [site.name for site in self._all() if site.is_new and site.is_wanted]

@@ -49,7 +49,7 @@ from sites.node.order import SiteOrder, read_order
 
 _LOOK_S = 0.2
 _STEP_TIMES = 32
-"""Of so many latest steps the shortest says how fast the run may go."""
+"""How many latest steps are remembered: the shortest tells how fast the run may go."""
 _JOINED_S = 2.0
 """Time for a gateway's word that ranks joined, after they have ended."""
 _FLUSH_S = 2.0

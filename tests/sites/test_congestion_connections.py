@@ -378,7 +378,7 @@ def test_connections_without_a_frame_have_no_share_of_the_pace(
 
 
 def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_path: Path) -> None:
-    """Of 64 that CUBIC had opened, each started slowly again whenever it was its turn."""
+    """CUBIC had opened 64 connections, and each started slowly again whenever it was its turn."""
     _, streams, outbox = growing(tmp_path, 4)
 
     async def fed(num_abreast: int) -> list[int]:
