@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from coverage import Coverage
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
 from orchestrator.emulator.site_namespaces import netns_problem
@@ -22,8 +23,14 @@ os.environ["ISTHMUS_TOKEN_FILE"] = str(
     Path(tempfile.gettempdir(), f"isthmus-tests-{os.getuid()}", "token")
 )
 
+# Every run tries the same examples. They take longer while other tests run beside them.
+settings.register_profile("isthmus", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("isthmus")
+
 FEW_SEEDS = 3
 """Of a test with many seeds, what a run without `--all` takes."""
+FEW_SLOW_SEEDS = 2
+"""And of a slow test."""
 RUNS = "tests/multiprocess/"
 SHARED = ("tests/topology/", "tests/fuzz/")
 """Where the tests of a file share what takes long to make."""
@@ -58,7 +65,7 @@ def _is_for_all(item: pytest.Item, seeds: set[object]) -> bool:
     seed = given.params.get("seed") if given else None
     if seed is None or seed in seeds:
         return False
-    if len(seeds) == FEW_SEEDS:
+    if len(seeds) == (FEW_SLOW_SEEDS if item.get_closest_marker("slow") else FEW_SEEDS):
         return True
     seeds.add(seed)
     return False

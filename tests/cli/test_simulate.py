@@ -30,6 +30,7 @@ def test_tables_are_the_result_and_the_rest_goes_to_stderr(
     assert [run.site for run in setting.runs] == ["oregon", "virginia", "montreal", None]
 
 
+@pytest.mark.no_cover
 def test_a_sweep_is_that_of_bench(isthmus: Isthmus, files: Path, home: Path) -> None:
     done = isthmus(
         *("simulate", files / "job.yaml", "--json", "--name", "swept", "--steps", "2"),
@@ -87,6 +88,7 @@ def test_report_trace_and_status_draw_it_as_a_run_and_say_that_none_was(
     assert sum(summary["time_split"].values()) == pytest.approx(mean_s)
 
 
+@pytest.mark.no_cover
 def test_failures_have_a_table_and_a_seed(isthmus: Isthmus, files: Path) -> None:
     asked = (
         *("simulate", files / "job.yaml", "--steps", "60", "--mtbf", "20s", "--recovery", "2s"),
@@ -148,6 +150,7 @@ def cut(parallel: str, sequences: int = 32) -> list[str]:
     return ["--set", f"placement=[{', '.join(placed)}]"]
 
 
+@pytest.mark.no_cover
 def test_a_described_model_goes_through_pipelines(
     isthmus: Isthmus, described: Path, home: Path
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_described_model_goes_through_pipelines(
     assert isthmus("trace", *runs, "--json").envelope["data"]["gaps"] == []
 
 
+@pytest.mark.no_cover
 def test_rounds_are_simulated_reported_and_traced(
     isthmus: Isthmus, files: Path, home: Path
 ) -> None:
@@ -289,6 +293,7 @@ def test_a_name_that_is_taken_is_refused(isthmus: Isthmus, files: Path) -> None:
     assert "--resume" not in message, "there is no such option"
 
 
+@pytest.mark.no_cover
 def test_a_job_that_asks_for_a_plan_is_simulated_as_launch_would_run_it(
     isthmus: Isthmus, job: Path
 ) -> None:
@@ -316,6 +321,7 @@ def test_a_batch_too_small_for_all_sites_says_who_would_idle(
     assert "[workload.global_batch]" in done.err
 
 
+@pytest.mark.no_cover
 def test_what_is_predicted_counts_collectives_inside_sites(isthmus: Isthmus, files: Path) -> None:
     """With them left out, the predicted efficiency of a slow fabric was a quarter too low."""
     fabric = "{node: 300MB/s, cluster: 30MB/s, latency: 20us}"

@@ -209,7 +209,7 @@ def test_the_directions_of_a_pair_do_not_share_anything() -> None:
     assert back.backlog_bytes(1.0) == 0
 
 
-FIXED = settings(deadline=None, derandomize=True, max_examples=100)
+FIXED = settings(max_examples=100)
 
 
 def losses(probability: float, seed: int, sizes: list[int]) -> list[int]:

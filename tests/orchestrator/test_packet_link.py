@@ -27,7 +27,7 @@ from tests.fakes.segmentation import ACK, CWR, FIN, PSH, VNET_BYTES, segments, t
 
 SHAPE = LinkShape(source="eu", target="us", bytes_per_s=1.25e6, delay_s=0.04)
 INF = float("inf")
-FIXED = settings(deadline=None, derandomize=True, max_examples=100)
+FIXED = settings(max_examples=100)
 
 
 def shape(**fields: float | None) -> LinkShape:

@@ -257,6 +257,7 @@ def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> No
     assert [gap for gap in facts.gaps if "7 lines" in gap]
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_a_long_run_is_drawn_in_bounds(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, steps=400, every=4, buckets=40))
@@ -331,6 +332,7 @@ def test_the_longest_runs_are_read_in_bounds() -> None:
     assert max(apart) - min(apart) <= 4
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_samples_of_a_link_are_thinned_to_coarser_ones(tmp_path: Path) -> None:
     folder = record_run(tmp_path, steps=1, every=0)

@@ -229,6 +229,7 @@ SLOW = ("links.1.bandwidth=1kbit/s", "links.2.bandwidth=1kbit/s")
 """By itself, c cannot be reached in time: plans leave it out, and are made quickly."""
 
 
+@pytest.mark.no_cover  # they plan
 def test_a_job_that_asks_for_a_plan_is_measured_as_launch_would_run_it(job: Path) -> None:
     job.write_text(JOB.replace("reduction: {tree: star, hub: b}\n", PLAN))
     [point] = load(job, overrides=SLOW)
@@ -247,6 +248,7 @@ def test_a_job_that_asks_for_a_plan_is_measured_as_launch_would_run_it(job: Path
     assert "1 of 3 sites take part" in slow.plan
 
 
+@pytest.mark.no_cover  # they plan
 def test_without_an_exchange_the_plan_is_that_with_one(job: Path) -> None:
     job.write_text(JOB.replace("reduction: {tree: star, hub: b}\n", PLAN))
     [point] = load(job, schedule="off", overrides=SLOW)
@@ -256,6 +258,7 @@ def test_without_an_exchange_the_plan_is_that_with_one(job: Path) -> None:
     assert point.together.job.placement == planned.together.job.placement
 
 
+@pytest.mark.no_cover  # they plan
 def test_settings_that_a_plan_makes_alike_are_settings_all_the_same(job: Path) -> None:
     job.write_text(JOB.replace("reduction: {tree: star, hub: b}\n", PLAN))
     one, other = load(job, "links.1.rtt=1ms,2ms", overrides=SLOW)

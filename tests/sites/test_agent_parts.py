@@ -50,6 +50,7 @@ def test_metrics_travel_in_order_in_messages_of_bounded_size() -> None:
     assert all(message.ByteSize() <= CONTROL_MESSAGE_BYTES for message in messages)
 
 
+@pytest.mark.no_cover
 def test_metrics_are_dropped_when_nobody_takes_them_but_nothing_else_is() -> None:
     outbox = Outbox()
     size = metric(1 << 20).ByteSize()

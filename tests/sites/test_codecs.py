@@ -80,7 +80,7 @@ def test_the_largest_chunk_fits_a_frame(name: str) -> None:
 
 
 @EACH_ALONE
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(patterns=st.lists(st.integers(0, 2**32 - 1) | st.sampled_from(SPECIAL.tolist())))
 def test_any_bits_round_trip_as_promised(codec: Codec, patterns: list[int]) -> None:
     values = np.array(patterns, dtype=np.uint32).view(np.float32)
@@ -135,7 +135,7 @@ def test_flipped_bits_of_compressed_planes_are_never_silent(name: str) -> None:
 
 
 @ALL
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(payload=st.binary(max_size=200), numel=st.integers(0, 40))
 def test_any_bytes_decode_or_are_corrupt(codec: Codec, payload: bytes, numel: int) -> None:
     with contextlib.suppress(CorruptDataError):

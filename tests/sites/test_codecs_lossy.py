@@ -54,7 +54,7 @@ def steps(codec: BlockCodec, values: Floats) -> Doubles:
 
 
 @EACH_BLOCK
-@settings(derandomize=True, max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(patterns=st.lists(FINITE, max_size=300))
 def test_no_error_is_larger_than_half_a_step(codec: BlockCodec, patterns: list[int]) -> None:
     values = np.array(patterns, dtype=np.uint32).view(np.float32)
@@ -89,7 +89,7 @@ def test_predictions_know_what_does_not_depend_on_values() -> None:
 
 
 @EACH
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     patterns=st.lists(st.integers(0, 2**32 - 1), max_size=200),
     special=st.sampled_from(
@@ -223,7 +223,7 @@ def test_zstd_bombs_in_a_payload_are_refused() -> None:
 
 @pytest.mark.no_cover
 @EACH
-@settings(derandomize=True, max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_mangled_payloads_decode_or_are_corrupt(codec: Codec, data: st.DataObject) -> None:
     numel = data.draw(st.integers(0, 400))

@@ -81,6 +81,7 @@ def check(seed: int) -> CarriedExchanges:
     return carried
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_every_bucket_comes_back_whoever_is_late(seed: int) -> None:

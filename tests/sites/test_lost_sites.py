@@ -82,12 +82,14 @@ def check_means(carried: LosingExchanges, seed: int, tolerance: float) -> None:
             assert off <= (1e-6 if exact else tolerance), (seed, index, chunk, off)
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_fp32_is_the_mean_of_those_who_took_part(seed: int) -> None:
     check_means(lost(seed, "fp32", error_feedback=True), seed, 1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("error_feedback", [True, False])

@@ -9,7 +9,7 @@ from sites.trainer import sampler
 from topology.cost.compute import share
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batch=st.integers(1, 500), ranks=st.integers(1, 64), step=st.integers(0, 10**6))
 def test_ranks_share_a_step_exactly_once_and_evenly(batch: int, ranks: int, step: int) -> None:
     parts = [sampler.samples_of(step, batch, ranks, rank) for rank in range(ranks)]
@@ -24,7 +24,7 @@ def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
         share(8, 3, rank)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(count=st.integers(0, 100), micro_batch=st.integers(1, 20), first=st.integers(0, 10**9))
 def test_micro_batches_cover_in_order(count: int, micro_batch: int, first: int) -> None:
     samples = np.arange(first, first + count)
@@ -33,7 +33,7 @@ def test_micro_batches_cover_in_order(count: int, micro_batch: int, first: int) 
     assert all(len(part) == micro_batch for part in parts[:-1])
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, (1 << 63) - 1),
     first=st.integers(0, 1 << 50),

@@ -71,7 +71,8 @@ def test_a_step_takes_what_the_busiest_rank_takes() -> None:
     assert step_compute_s(job(), world, first) == pytest.approx(2 * one_s)
 
 
-@settings(derandomize=True, max_examples=50, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=50)
 @given(batch=st.integers(1, 200), num_sites=st.integers(2, 4), ranks=st.integers(1, 5))
 def test_shares_are_the_sampler_s(batch: int, num_sites: int, ranks: int) -> None:
     world = topology(num_sites, ranks=ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topology.cost.collectives import (
@@ -83,7 +83,6 @@ def test_members_that_share_a_node(ranks: int, stride: int, inside: int, across:
     assert [level.channel.bytes_per_s for level in levels] == [9.0, 3.0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     ranks=st.lists(st.integers(1, 64), min_size=1, max_size=3),
     message=st.floats(0, 1e12),

@@ -47,6 +47,7 @@ def test_small_models_on_one_node_wait_for_the_host() -> None:
     assert layer.total_s == pytest.approx(4 * 0.9e-3)
 
 
+@pytest.mark.slow
 def test_constants_of_one_half_predict_the_other() -> None:
     cases = vtrain_cases()
     for fitted_to, tried_on in ((cases[::2], cases[1::2]), (cases[1::2], cases[::2])):

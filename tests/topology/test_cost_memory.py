@@ -129,7 +129,7 @@ def test_experts_are_spread_over_replicas() -> None:
     assert cut.optimizer == pytest.approx(12 * dense / 8 + 12 * experts / 8)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     layers=st.integers(1, 24).map(lambda count: 2 * count),
     tensor=st.sampled_from((1, 2, 8)),

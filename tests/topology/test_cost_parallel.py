@@ -46,7 +46,6 @@ MOE = Workload(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     tensor=st.sampled_from((1, 2, 8)),
     context=st.sampled_from((1, 2)),
@@ -118,7 +117,7 @@ def test_uneven_stages_by_hand() -> None:
     assert misfit(workload, Degrees(pipeline=43, virtual_stages=3)) is not None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(layers=st.integers(1, 200), pipeline=st.integers(1, 64), virtual=st.integers(1, 8))
 def test_stages_have_all_layers_and_differ_by_one(layers: int, pipeline: int, virtual: int) -> None:
     workload = dataclasses.replace(SMALL, layers=layers)
@@ -130,7 +129,8 @@ def test_stages_have_all_layers_and_differ_by_one(layers: int, pipeline: int, vi
         assert found[-1] == min(found)
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=80)
 @given(
     tensor=st.sampled_from((1, 2, 8, 16)),
     pipeline=st.sampled_from((1, 2, 4)),

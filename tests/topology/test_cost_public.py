@@ -56,6 +56,7 @@ def test_every_source_is_looked_at() -> None:
     assert len(by_source(CASES)) == 9
 
 
+@pytest.mark.slow
 def test_contention_of_some_steps_predicts_others() -> None:
     """Its best value differs, for the errors hardly depend on it: 0.4 to 0.7 are alike."""
     ampere = [case for case in CASES if case.accelerator.startswith("a100")]

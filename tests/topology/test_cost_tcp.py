@@ -59,7 +59,7 @@ def test_connections_that_fill_a_link() -> None:
     assert link_bytes_per_s(path, 24, window_bytes=10e6) < filled
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     rate=st.floats(1e5, 1e12),
     rtt_s=st.floats(0, 0.5),

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topology.documents.load import load_topology
@@ -102,7 +102,6 @@ FIGURE_NAMES = st.sampled_from(["bandwidth", "rtt", "jitter", "loss", "at"])
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     rows=st.lists(
         st.tuples(st.booleans(), st.lists(FIGURE_NAMES, unique=True), st.booleans()),

@@ -236,6 +236,7 @@ def test_one_site_needs_no_links() -> None:
     assert load_topology(text, "t.yaml").num_ranks == 2
 
 
+@pytest.mark.slow
 def test_a_full_mesh_of_sixteen_sites_fits_with_every_figure() -> None:
     lines = TWO_SITES.split("\n")[:3]
     names = [f"s{index}" for index in range(16)]

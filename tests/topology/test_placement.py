@@ -203,6 +203,7 @@ def test_the_sites_that_a_run_begins_with_come_first_and_all_are_there() -> None
 @pytest.mark.parametrize(
     ("written", "overrides", "expected"),
     [
+        ("begin_with: []\n", (), "want at least 1 of them"),
         ("begin_with: [a, f]\n", (), "unknown site 'f'"),
         ("begin_with: [a, a]\n", (), "'a' is named twice"),
         (

@@ -62,6 +62,7 @@ def test_a_number_of_the_jobs_is_that_number() -> None:
     assert of(WORLD, named) == (7, "exchange.channels_per_link")
 
 
+@pytest.mark.slow
 def test_losses_that_leave_less_than_the_plan_counts_on_are_warned_of() -> None:
     there, back = held_back(changed(loss=0.01))
     assert there.startswith("s0 → s1: with 1% of packets lost, 64 connections of cubic carry ")

@@ -67,6 +67,7 @@ def test_every_figure_has_an_origin(made: dict[str, Any]) -> None:
     assert all(each["origin"] and each["value"] for each in made["inputs"])
 
 
+@pytest.mark.slow
 def test_a_period_that_gains_nothing_is_said() -> None:
     world = a_world([4e8, 4e8], [(0, 1, 1e10, 0.0)])
     assert "would gain less than 1 % here" in said(make_plan(JOB, world))
@@ -188,6 +189,7 @@ def measured(bandwidth: str) -> Topology:
     return load_topology(MEASURED.replace("BANDWIDTH", bandwidth), "topology.yaml")
 
 
+@pytest.mark.slow
 def test_a_measured_figure_far_from_the_described_one_is_warned_of() -> None:
     told = make_plan(JOB, measured("7Gbit/s"))["warnings"]
     assert len(told) == 1, "one for both directions, and none of the round trip"
@@ -199,6 +201,7 @@ def test_a_measured_figure_far_from_the_described_one_is_warned_of() -> None:
     assert origins.count("measured at 2026-05-01T12:00:00Z") == 4
 
 
+@pytest.mark.slow
 def test_units_make_no_difference() -> None:
     one, other = (
         load_topology(MEASURED.replace("BANDWIDTH", text), "t.yaml")
@@ -207,6 +210,7 @@ def test_units_make_no_difference() -> None:
     assert make_plan(JOB, one) == make_plan(JOB, other)
 
 
+@pytest.mark.slow
 def test_the_peak_that_is_told_is_the_one_that_counts() -> None:
     text = MEASURED.replace("BANDWIDTH", "9Gbit/s").replace(
         "bf16: 50GFLOP/s", "bf16: 50TFLOP/s, int8: 100TFLOP/s"
@@ -216,6 +220,7 @@ def test_the_peak_that_is_told_is_the_one_that_counts() -> None:
     assert value == "1 of 50 TFLOP/s, MFU 0.5"
 
 
+@pytest.mark.slow
 def test_what_has_no_price_is_told_where_prices_decide() -> None:
     world = measured("9Gbit/s")
     assert not make_plan(dataclasses.replace(JOB, plan=PlanWishes()), world)["warnings"]
@@ -244,6 +249,7 @@ def test_a_link_has_a_codec_of_its_own_where_that_is_as_fast_and_loses_less() ->
     assert codecs == ['exchange.codecs=[{"between": ["s0", "s2"], "codec": "int8"}]']
 
 
+@pytest.mark.slow
 def test_links_that_the_job_gives_a_codec_keep_it() -> None:
     own = (LinkCodec(between=("s0", "s1"), codec="int8"),)
     job = dataclasses.replace(JOB, exchange=dataclasses.replace(JOB.exchange, codecs=own))
@@ -252,6 +258,7 @@ def test_links_that_the_job_gives_a_codec_keep_it() -> None:
     assert not [each for each in PlanFile(plan_text(plan), "p").overrides() if "codecs" in each]
 
 
+@pytest.mark.slow
 def test_what_is_busy_binds_and_else_round_trips_do() -> None:
     narrow = make_plan(a_job(12, sites="all"), a_world([4e8, 4e8], [(0, 1, 1e5, 0.01)]))
     assert narrow["binding"].startswith("the link s")

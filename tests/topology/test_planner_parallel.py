@@ -208,6 +208,7 @@ def test_micro_batches_in_flight_count() -> None:
             assert cut.memory_bytes(count) == pytest.approx(exact)
 
 
+@pytest.mark.slow
 def test_a_site_without_room_is_left_out() -> None:
     world = sites_of_nodes([2, 2], [(0, 1, 1e12, 0.001)])
     small = dataclasses.replace(world.sites[1].accelerator, memory_bytes=4 << 30)
@@ -281,6 +282,7 @@ def test_the_fullest_node_sets_the_gateways_pace() -> None:
     assert node_share(workload, staged, site) > 1 / 4
 
 
+@pytest.mark.slow
 def test_a_cheaper_plan_costs_less() -> None:
     world = sites_of_nodes([2, 2], [(0, 1, 1e9, 0.02)], price=2.0, speeds=[1e14, 2e13])
     job = described_job(dataclasses.replace(MODEL, global_batch=32))
@@ -312,7 +314,7 @@ def test_many_sites_are_planned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [1e9, 2e10])
+@pytest.mark.parametrize("rate", [pytest.param(1e9, marks=pytest.mark.exhaustive), 2e10])
 def test_moving_sequences_finds_what_trying_all_spreads_does(rate: float) -> None:
     world = sites_of_nodes([4, 2], [(0, 1, rate, 0.01)], speeds=[1e14, 7e13])
     job = described_job(dataclasses.replace(MODEL, global_batch=400), sites="all")

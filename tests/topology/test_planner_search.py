@@ -126,6 +126,7 @@ def test_a_written_placement_is_kept() -> None:
     assert "s1 is left out: the job's placement does not list it" in " ".join(plan["why"])
 
 
+@pytest.mark.slow
 def test_a_site_that_slows_the_others_is_left_out() -> None:
     near = [(0, 1, 1e9, 0.001), (0, 2, 1e4, 0.2), (1, 2, 1e4, 0.2)]
     search = Search(a_job(codecs=("fp32",)), a_world([4e8, 4e8, 4e8], near))

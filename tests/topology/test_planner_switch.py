@@ -36,6 +36,7 @@ def cut_of(job: Job, world: Topology) -> int:
     return chunk_bytes_of(job, here, plan_reduction(job, here))
 
 
+@pytest.mark.slow
 def test_trees_leave_a_link_that_became_narrow() -> None:
     world = a_world([4e8] * 3, TRIANGLE)
     job = dataclasses.replace(a_job(), reduction=Reduction(tree="star", hub="s0"))
@@ -50,6 +51,7 @@ def test_trees_leave_a_link_that_became_narrow() -> None:
     assert switch.after_s == pytest.approx(simulated_s(better, narrow), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_chunks_stay_as_the_run_has_cut_them() -> None:
     world = a_world([4e8] * 3, TRIANGLE)
     cut = {
@@ -104,7 +106,7 @@ def test_none_of_the_menu_is_better(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_sites", [3, 4])
+@pytest.mark.parametrize("num_sites", [3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_chunks_keep_their_codecs_where_they_have_to(num_sites: int) -> None:
     """One link has a codec of its own: trees over it are refused."""
     pairs = itertools.combinations(range(num_sites), 2)

@@ -63,6 +63,7 @@ def test_the_bubble_is_that_of_the_formula(pipeline: int, parts: int, micro_batc
     assert bubble == pytest.approx((pipeline - 1) / (parts * micro_batches), rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cut",
     [
@@ -125,6 +126,7 @@ def test_links_that_cost_nothing_give_an_efficiency_of_one() -> None:
     assert efficiency(run, simulate_alone(job, topology, PLAIN)) == pytest.approx(1.0, abs=0.001)
 
 
+@pytest.mark.slow
 def test_sites_may_cut_it_differently() -> None:
     job = cut_job(Parallel(pipeline=4, data=4), 32, 16)
     other = Placed(site="s1", sequences=16, parallel=Parallel(tensor=4, data=4, zero_stage=1))
@@ -144,6 +146,7 @@ def in_order(run: SimulatedRun) -> None:
         assert site.ready_s[-1] <= site.compute_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_gradients_become_ready_from_the_last_layer_to_the_first(parts: int) -> None:
     in_order(simulate(cut_job(Parallel(pipeline=8, virtual_stages=parts, data=2), 16, 16), pair()))
@@ -185,6 +188,7 @@ def test_a_pipeline_hides_what_its_last_backward_pass_lasts() -> None:
     assert overlapped < after
 
 
+@pytest.mark.slow
 def test_degrees_are_those_of_the_job() -> None:
     cut = Parallel(tensor=2, pipeline=2, data=4, zero_stage=1, recompute="full")
     run = simulate(cut_job(cut, 16, 16), pair())

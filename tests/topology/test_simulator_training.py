@@ -161,6 +161,7 @@ def test_gateways_take_time_where_codecs_are_slow() -> None:
     assert free.mean_step_s < slow.mean_step_s < free.mean_step_s + encode_s + decode_s + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speeds", [[1.0, 1.0, 1.0], [1.0, 0.7, 0.4]])
 @pytest.mark.parametrize("tree", ["gather", "star", "ring"])
 def test_steps_that_repeat_themselves_are_those_that_a_simulation_would_make(
@@ -186,7 +187,7 @@ def test_few_flows_tell_the_same_as_many(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_sites=st.integers(2, 4),
     tree=st.sampled_from(["gather", "star", "ring", "auto"]),

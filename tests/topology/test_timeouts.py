@@ -18,16 +18,21 @@ def failure(
     return Detection(detect_within_s=detect_within_s, start_within_s=start_within_s, **figures)
 
 
-@given(st.floats(SHORTEST_DETECT_S, 3600.0))
-def test_what_knows_the_cause_always_speaks_first(detect_within_s: float) -> None:
-    timeouts = Timeouts.derive(failure(detect_within_s))
+@given(st.floats(SHORTEST_DETECT_S, 3600.0), st.floats(3600.0, 7200.0), st.floats(3600.0, 7200.0))
+def test_what_knows_the_cause_always_speaks_first(
+    detect_within_s: float, ride_out_s: float, coordinator_s: float
+) -> None:
+    given_failure = failure(
+        detect_within_s, ride_out_s=ride_out_s, coordinator_within_s=coordinator_s
+    )
+    timeouts = Timeouts.derive(given_failure)
     assert (
         3 * timeouts.heartbeat_s
         < timeouts.keepalive_time_s + timeouts.keepalive_timeout_s
         < timeouts.lease_s
         < timeouts.process_group_s
     )
-    assert timeouts.process_group_s > timeouts.ride_out_s
+    assert timeouts.process_group_s > max(timeouts.ride_out_s, timeouts.coordinator_s)
     assert timeouts.peer_lost_s == timeouts.lease_s == detect_within_s
     assert timeouts.collect_s <= timeouts.stop_grace_s < timeouts.lease_s
 
@@ -41,7 +46,7 @@ def test_the_figures_for_fifteen_seconds() -> None:
         peer_lost_s=15.0,
         stop_grace_s=3.0,
         collect_s=2.0,
-        process_group_s=750.0,
+        process_group_s=3750.0,
         start_s=120.0,
         ride_out_s=600.0,
         stall_s=15.0,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.tree_worlds import (
@@ -177,7 +177,6 @@ def test_chunks_are_shared_by_weight_and_evenly_spread() -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=8))
 def test_no_tree_is_ever_a_whole_chunk_ahead_of_its_share_or_behind(weights: list[int]) -> None:
     plan = weighted(weights)
