@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -135,6 +136,35 @@ def test_an_older_kernel_counts_what_it_does(
     assert found.sent == 1
     assert 0 < found.shortest_rtt_s < 10
     assert (found.delivered > 0) == is_counted
+
+
+def test_a_connection_that_another_thread_looks_at_counts_once(listener: socket.socket) -> None:
+    """Each peer's thread has a duplicate open of the socket that it asks."""
+    with ExitStack() as stack:
+        connection = connected(stack, listener, "127.0.0.2")
+        connection.sendall(b"1234")
+        stack.enter_context(connection.dup())
+        assert segments_to(addresses_of(*listener.getsockname())).sent == 1
+
+
+def test_a_connection_counts_though_another_thread_closes_its_duplicate_just_now(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one look that misses it, all it has ever carried would be new in the next one."""
+    with ExitStack() as stack:
+        earlier = stack.enter_context(socket.socket())  # its number comes before the connection's
+        connection = connected(stack, listener, "127.0.0.2")
+        connection.sendall(b"1234")
+        number = os.dup2(connection.fileno(), earlier.detach())
+        duplicate = os.dup
+
+        def dup(file: int) -> int:
+            if file == number:
+                os.close(file)
+            return duplicate(file)
+
+        monkeypatch.setattr(os, "dup", dup)
+        assert segments_to(addresses_of(*listener.getsockname())).sent == 1
 
 
 def test_a_name_that_is_not_known_for_a_while_ends_nothing(

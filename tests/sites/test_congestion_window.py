@@ -48,6 +48,23 @@ def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
     assert set(widths([(1.9, 0)] * 5)) == {HELD}
 
 
+def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
+    """BBR keeps twice what it gets on the way, and would leave nothing to a window that stays."""
+    window = LinkWindow(MOST, RTT_S)
+    wider = widths([(1.9, 0)] * 200, window, carried=0.2)
+    assert wider == sorted(wider)
+    assert (wider[0], wider[-1]) == (HELD, 3 * HELD)
+    assert set(widths([(1.0, 0)] * 9, window, carried=0.2)) == {int(1.3 * HELD + 2 * FRAME)}
+    assert widths([(1.9, 0)] * 200, window, carried=0.6)[-1] == HELD
+
+
+def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:
+    """The link holds two: a packet waits for a quarter of a round trip, on average."""
+    window, path = LinkWindow(MOST, RTT_S), Path(1.3 * RTT_S, RTT_S, 0, 0.5)
+    assert window.follow(path, RATE, HELD / 2, 0.0) > 2.2 * HELD
+    assert window.follow(path, RATE, HELD / 6, 0.1) < 1.6 * HELD
+
+
 def test_a_link_that_holds_few_frames_is_kept_full_of_whole_ones() -> None:
     """Two frames at least: with one, the link would be idle until that is acknowledged."""
     for frame_bytes, num_frames in [(0.3 * HELD, 3), (0.7 * HELD, 2), (1.4 * HELD, 2)]:

@@ -3,8 +3,8 @@
 That happens on a channel of its own, where no chunk is in the way. Silence is measured by these
 answers and by acknowledgements; and the answers tell the link's round trip.
 
-The peer asks, too. One that answers, but has not asked or sent anything for as long, has lost its
-own link to this gateway: what is waited for will not come.
+The peer asks, too. If it answers, but has itself sent nothing for as long, its own link to this
+gateway is down. It is suspected as well: the frames that it owes will not come.
 
 A peer that is silent for too long is *suspected*, and one that refuses connections, or has said
 that it ends, is suspected of being gone. That is an opinion, and may change: the watch goes on.

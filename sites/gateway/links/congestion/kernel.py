@@ -309,7 +309,11 @@ def _ask(addresses: Addresses, ask: Callable[[socket.socket], Answer]) -> list[A
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each of this process's sockets, which the caller closes."""
+    """Yield a duplicate of each of this process's sockets, which the caller closes.
+
+    Threads that follow other links have duplicates open, too. Each socket is taken once.
+    """
+    taken = set()
     with contextlib.suppress(OSError):  # no such file system here
         for file in os.listdir(_OPEN_FILES):  # noqa: PTH208 - ten times a second for each peer
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -321,6 +325,12 @@ def _sockets() -> Iterator[socket.socket]:
                 except OSError:
                     os.close(duplicate)
                     continue
+                # Not of the file: meanwhile another thread may have another one under its number.
+                number = os.fstat(duplicate).st_ino
+                if number in taken:
+                    found.close()
+                    continue
+                taken.add(number)
                 yield found
 
 

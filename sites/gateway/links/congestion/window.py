@@ -8,7 +8,9 @@ to a CUBIC flow of somebody else.
 Flows that wait in one queue divide the link by how much each has on the way. So there are two
 widths:
 
-- beside others, what the link holds: the others fill the queue, and come to about as much;
+- beside others, what the link holds: the others fill the queue, and come to about as much. Who
+  gets less than half of the link beside them has more on the way, little by little, up to three
+  times what it holds;
 - alone, somewhat more, so that the link is never idle.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
@@ -27,10 +29,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_QUEUE_FROM, _QUEUE_TO = 1.2, 1.45
-"""Round trips, as multiples of the idle one. Up to the first, one's own frames explain them. From
-the second on, packets of others are in the queue too. The window goes from one width to the other
-between them."""
+_OWN_QUEUE = 0.2
+"""Up to so much longer than the idle one, as a part of that, one's own frames explain a round trip.
+Where the link holds less than five frames it is more: the last packet of a frame waits for those
+before it, as long as the link takes for the frame."""
+_GRADUALLY = 0.25
+"""From so much more on, packets of others are in the queue too. The window goes from one width to
+the other between them."""
 _FULL = 1.6
 """From this multiple on, the queue may be full, and packets may be lost there."""
 _JITTER_S = 0.003
@@ -40,6 +45,13 @@ _VARIES = 1.2
 description is believed up to so many times that."""
 _ALONE = 0.85
 """Who is carried at this part of the believed rate is alone on the link, or nearly."""
+_FAIR = 0.45
+"""Beside others, this part of the believed rate is enough: half of the link, but for headers and
+the beginnings of rounds."""
+_WIDEST = 3.0
+"""Beside others, the window is at most so many times what the link holds."""
+_WIDENS = 0.3
+"""In each look the window changes by this part of what the link holds, times what is missing."""
 _SLACK = 0.3
 """Alone, the window is wider than what the link holds by this part of that, and by two frames. For
 of a frame all counts, also what has arrived already, until the whole is acknowledged."""
@@ -88,6 +100,8 @@ class LinkWindow:
         self._num_lossy = 0
         """How many looks since then found packets lost."""
         self._lossy_until_s = 0.0
+        self._width = 1.0
+        """Beside others, the window as a multiple of what the link holds."""
 
     def is_lossy(self, now_s: float) -> bool:
         """Return whether the link loses packets by itself, and not because a queue is full."""
@@ -116,21 +130,24 @@ class LinkWindow:
         self._sent_again = path.sent_again
         idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
         queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
-        free = min(1.0, max(0.0, (_QUEUE_TO - queue) / (_QUEUE_TO - _QUEUE_FROM)))
+        held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
+        frame_bytes = max(1.0, frame_bytes)
+        num_held = held_bytes / frame_bytes
+        own = 1 + max(_OWN_QUEUE, 0.5 / num_held)
+        free = min(1.0, max(0.0, 1 - (queue - own) / _GRADUALLY))
         if path.carried >= _ALONE:
             free = 1.0
+        missing = (1 - free) * (_FAIR - path.carried) if is_measured else 0.0
+        self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * missing))
         if queue > _FULL:
             self._full_s, self._num_lossy = now_s, 0
         elif has_lost and now_s > self._full_s + _ROOM_S:
             self._num_lossy += 1
             if self._num_lossy >= _LOSSY:
                 self._lossy_until_s = now_s + _LOSSY_S
-        held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
         is_open = free == 1.0 and not is_measured
         if is_open or self.is_lossy(now_s) or held_bytes >= self._most_bytes:
             return self._most_bytes
-        frame_bytes = max(1.0, frame_bytes)
-        num_held = held_bytes / frame_bytes
         alone = (1 + _SLACK) * num_held + 2
-        beside = max(2, round(num_held))
+        beside = max(2, round(self._width * num_held))
         return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
