@@ -74,7 +74,7 @@ class RunWan:
         self._record = record
         self._add_metrics = add_metrics
         self._backend: Backend | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: set[asyncio.Task[None]] = set()
         self._playing: asyncio.Task[None] | None = None
         self._counters_kept_s = 0.0
 
@@ -82,9 +82,13 @@ class RunWan:
         """Begin to open what the core asks for; it is told what came of it."""
         if isinstance(asked, run_events.OpenNamespaces):
             opening = self._open(self._open_namespaces())
-        else:
+        elif self._backend is None:
             opening = self._open(self._open_relay(asked.endpoints))
-        self._opening = asyncio.create_task(opening, name="open-wan")
+        else:
+            opening = self._lead(self._backend, asked.endpoints)
+        task = asyncio.create_task(opening, name="open-wan")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
     def play(self) -> None:
         """Begin with the faults; their times count from now. A second call changes nothing."""
@@ -101,7 +105,7 @@ class RunWan:
 
     async def close(self) -> None:
         """End the faults and the emulator; return when it is gone. Idempotent."""
-        for task in (self._opening, self._playing):
+        for task in (*self._opening, self._playing):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -153,7 +157,21 @@ class RunWan:
             seed=self._seed,
         )
         up = await self._start(config)
-        return run_events.RelayOpened(_books(up.endpoints, self._topology, listening))
+        return run_events.RelayOpened(_ways(listening, up.endpoints))
+
+    async def _lead(self, relay: Backend, listening: Sequence[Endpoint]) -> None:
+        """Have the relay lead to a site's gateways, which were started while the run goes on.
+
+        What it refuses ends that attempt only.
+        """
+        endpoints = dialled(self._topology, listening)
+        try:
+            ways = await relay.lead(endpoints) if endpoints else ()
+        except EmulatorError as error:
+            site, why = listening[0].site, f"the relay does not lead to its gateways: {error}"
+            self._handle(run_events.SiteDropped(site, why))
+        else:
+            self._handle(run_events.RelayOpened(_ways(listening, ways)))
 
     @property
     def _seed(self) -> int:
@@ -214,19 +232,18 @@ class RunWan:
         )
 
 
-def _books(
-    endpoints: Iterable[RelayEndpoint], topology: Topology, listening: Iterable[Endpoint]
-) -> dict[str, tuple[Endpoint, ...]]:
-    """Return the address book of each site: where it reaches the others' gateways.
+def _ways(
+    listening: Iterable[Endpoint], endpoints: Iterable[RelayEndpoint]
+) -> dict[Endpoint, dict[str, Endpoint]]:
+    """Return for each gateway where the relay has it dialled instead, by the dialling site.
 
-    Those that cannot be dialled stand in it as they are.
+    One that cannot be dialled is there, and nobody dials it.
     """
-    books: dict[str, tuple[Endpoint, ...]] = {}
-    for each in endpoints:
-        endpoint = Endpoint(each.target, each.gateway, each.host, each.port)
-        books[each.source] = (*books.get(each.source, ()), endpoint)
-    for gateway in (each for each in listening if not each.port):
-        for site in topology.sites:
-            if topology.link(site.name, gateway.site):
-                books[site.name] = (*books.get(site.name, ()), gateway)
-    return books
+    ways: dict[Endpoint, dict[str, Endpoint]] = {}
+    for gateway in listening:
+        ways[gateway] = {
+            each.source: Endpoint(each.target, each.gateway, each.host, each.port)
+            for each in endpoints
+            if (each.target, each.gateway) == (gateway.site, gateway.gateway)
+        }
+    return ways

@@ -16,15 +16,17 @@ from typing import Any
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
+    RelayEndpoint,
     Up,
     apply_line,
+    lead_line,
     read_line,
 )
 from protos.errors import IsthmusError
 from protos.failure import name_exit
 from topology.errors import ConfigError
 from topology.faults.script import Change
-from topology.json_fields import to_json
+from topology.json_fields import read_json, to_json
 
 STOP_S = 3.0
 APPLY_S = 10.0
@@ -64,7 +66,7 @@ class Backend:
         self._process = process
         self.on_counters: Callable[[Counters], None] | None = None
         """Called each second with the links' counters."""
-        self._applied: asyncio.Future[int] | None = None
+        self._applied: asyncio.Future[Mapping[str, Any]] | None = None
         self._counted: asyncio.Future[Counters] | None = None
         self._applying = asyncio.Lock()
         self._last_words = ""
@@ -120,13 +122,25 @@ class Backend:
             EmulatorError: it refuses, has ended, or does not answer; then it is killed, for nobody
                 knows what the links are like any more.
         """
+        await self._ask(apply_line(changes))
+
+    async def lead(self, endpoints: Sequence[RelayEndpoint]) -> tuple[RelayEndpoint, ...]:
+        """Have the relay lead to gateways that were started since; return where to dial instead.
+
+        It leads no more to earlier ones of the same sites and numbers. Errors as of `apply`.
+        """
+        answer = await self._ask(lead_line(endpoints))
+        return read_json(tuple[RelayEndpoint, ...], answer["endpoints"])
+
+    async def _ask(self, line: bytes) -> Mapping[str, Any]:
+        """Tell it one line, and return its answer; errors as of `apply`."""
         async with self._applying:
             self._applied = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(APPLY_S):
-                    self._stdin.write(apply_line(changes))
+                    self._stdin.write(line)
                     await self._stdin.drain()
-                    await self._applied
+                    return await self._applied
             except ConnectionError as error:
                 raise EmulatorError("it has ended") from error
             except TimeoutError as error:
@@ -202,7 +216,7 @@ class Backend:
                 if self._counted is not None and not self._counted.done() and is_answered:
                     self._counted.set_result(self.counters)  # those before the answer are old
             elif op == "applied" and self._applied is not None and not self._applied.done():
-                self._applied.set_result(int(message["count"]))
+                self._applied.set_result(message)
             elif op == "refused" and self._applied is not None and not self._applied.done():
                 self._applied.set_exception(EmulatorError(str(message["message"])))
         except (ValueError, KeyError, TypeError) as error:

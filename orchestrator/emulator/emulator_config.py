@@ -13,7 +13,7 @@ from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.packet_link import MTU_BYTES
 from topology.errors import ConfigError
 from topology.faults.script import KINDS, Change
-from topology.json_fields import read_json
+from topology.json_fields import read_json, to_json
 from topology.world import CrossTraffic, Topology
 
 MAX_SITES = 64
@@ -61,16 +61,7 @@ class RelayConfig:
     bind_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        known = _pairs(self.links)
-        if len(self.endpoints) > MAX_ENDPOINTS:
-            raise ConfigError(f"endpoints: {len(self.endpoints)}, at most {MAX_ENDPOINTS}")
-        for index, each in enumerate(self.endpoints):
-            for source, target in ((each.source, each.target), (each.target, each.source)):
-                if (source, target) not in known:
-                    raise ConfigError(
-                        f"endpoints.{index}: there is no link from {source} to {target}; "
-                        "connections need one each way"
-                    )
+        check_endpoints(self.endpoints, _pairs(self.links))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +112,18 @@ class Up:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply:
-    """Changes of links, to be made all at once."""
+    """Changes of links, to be made all at once; or gateways that were started since."""
 
     op: str
-    changes: tuple[Change, ...]
+    changes: tuple[Change, ...] = ()
+    endpoints: tuple[RelayEndpoint, ...] = ()
+    """Where they listen: the relay leads to them, and no more to those of the same numbers."""
 
     def __post_init__(self) -> None:
         if self.op != "apply":
             raise ConfigError(f"op: want apply, got {self.op!r:.100}")
+        if self.changes and self.endpoints:
+            raise ConfigError("endpoints: want a line without changes")
         if len(self.changes) > MAX_CHANGES:
             raise ConfigError(f"changes: {len(self.changes)}, at most {MAX_CHANGES}")
 
@@ -146,6 +141,25 @@ def apply_line(changes: Iterable[Change]) -> bytes:
     """Return the line that changes links."""
     message = {"op": "apply", "changes": [each.to_json() for each in changes]}
     return json.dumps(message).encode() + b"\n"
+
+
+def lead_line(endpoints: Iterable[RelayEndpoint]) -> bytes:
+    """Return the line that has the relay lead to other gateways."""
+    message = {"op": "apply", "endpoints": [to_json(each) for each in endpoints]}
+    return json.dumps(message).encode() + b"\n"
+
+
+def check_endpoints(endpoints: Sequence[RelayEndpoint], links: Collection[tuple[str, str]]) -> None:
+    """Raise ConfigError unless these links lead to all of them, and back."""
+    if len(endpoints) > MAX_ENDPOINTS:
+        raise ConfigError(f"endpoints: {len(endpoints)}, at most {MAX_ENDPOINTS}")
+    for index, each in enumerate(endpoints):
+        for source, target in ((each.source, each.target), (each.target, each.source)):
+            if (source, target) not in links:
+                raise ConfigError(
+                    f"endpoints.{index}: there is no link from {source} to {target}; "
+                    "connections need one each way"
+                )
 
 
 def check_changes(

@@ -1,8 +1,8 @@
 """An emulator's conversation with its owner, which never makes it wait.
 
 The first line of its stdin configures it; what is up then is its first message. Further lines ask
-for changes, and are answered. Its counters are said after each answer, once a second, and at the
-end.
+for changes, or have a relay lead to other gateways, and are answered. Its counters are said after
+each answer, once a second, and at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from orchestrator.emulator.emulator_config import Apply, Up, read_line
+from orchestrator.emulator.emulator_config import Apply, RelayEndpoint, Up, read_line
 from topology.errors import ConfigError
 from topology.faults.script import Change
 from topology.json_fields import to_json
@@ -146,6 +146,8 @@ class Conversation:
         stdout: Descriptor of what messages are written to.
         obey: Makes changes, all or none; ConfigError to refuse.
         counters: Returns the `counters` message of the moment.
+        lead: Leads to other gateways, all or none, and returns where to dial; ConfigError to
+            refuse.
 
     All methods raise BrokenPipeError when nobody will ever read what they say.
     """
@@ -156,11 +158,13 @@ class Conversation:
         stdout: int,
         obey: Callable[[Sequence[Change]], None],
         counters: Callable[[], dict[str, Any]],
+        lead: Callable[[Sequence[RelayEndpoint]], Sequence[RelayEndpoint]] | None = None,
     ) -> None:
         self._stdin = stdin
         self._messages = MessageWriter(stdout)
         self._obey = obey
         self._counters = counters
+        self._lead = lead or _lead_nowhere
         self._report_s = 0.0
 
     def begin(self, up: Up, now_s: float) -> None:
@@ -188,11 +192,18 @@ class Conversation:
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            changes = read_line(Apply, line).changes
-            self._obey(changes)
-            return {"op": "applied", "count": len(changes)}
+            asked = read_line(Apply, line)
+            if asked.endpoints:
+                endpoints = [to_json(each) for each in self._lead(asked.endpoints)]
+                return {"op": "applied", "count": len(endpoints), "endpoints": endpoints}
+            self._obey(asked.changes)
+            return {"op": "applied", "count": len(asked.changes)}
         except ConfigError as error:
             return {"op": "refused", "message": error.problems[0].message}
+
+
+def _lead_nowhere(_: Sequence[RelayEndpoint]) -> Sequence[RelayEndpoint]:
+    raise ConfigError("endpoints: only a relay leads to gateways")
 
 
 def _never_wait(descriptor: int) -> None:

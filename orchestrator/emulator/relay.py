@@ -3,8 +3,9 @@
 It is used in a process's own event loop, `async with Relay(config) as relay`, or as a child
 process, `python -m orchestrator.emulator.relay`. The child reads one line of JSON
 (emulator_config.py) from stdin, says on stdout where it listens, then once a second what has
-passed. Further lines of stdin change links, at once; each is answered, and followed by the counters
-of that moment. The child ends when stdin does, so with its parent too.
+passed. Further lines of stdin change links, at once, or have it lead to gateways that were started
+since; each is answered, and followed by the counters of that moment. The child ends when stdin
+does, so with its parent too.
 
 The relay ends TCP on both sides, so it cannot show TCP's own behaviour on a long path: slow start,
 congestion control and retransmission, window limits. What it makes of loss is said in
@@ -23,7 +24,7 @@ import random
 import resource
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from orchestrator.emulator.emulator_config import (
     RelayEndpoint,
     Up,
     check_changes,
+    check_endpoints,
 )
 from orchestrator.emulator.link_shape import LinkShape, Transmitter
 from orchestrator.emulator.owner_pipes import (
@@ -46,7 +48,6 @@ from topology.faults.script import Change
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""
-_RESOLVE_WITHIN_S = 5.0
 _LOG = logging.getLogger("relay")
 
 
@@ -63,17 +64,14 @@ class Relay:
             (shape.source, shape.target): SharedLink(_transmitter(shape, config.seed))
             for shape in config.links
         }
-        self._listeners: list[Listener] = []
+        self._listeners: list[tuple[RelayEndpoint, Listener]] = []
+        """Each with the gateway that it leads to."""
         self._connections: set[Connection] = set()
         self.endpoints: tuple[RelayEndpoint, ...] = ()
         """Where to dial, in the order of the configuration; empty before entering."""
 
     async def __aenter__(self) -> Relay:
-        try:
-            self.endpoints = tuple([await self._listen(each) for each in self._config.endpoints])
-        except BaseException:
-            self._close()
-            raise
+        self.endpoints = self.lead(self._config.endpoints)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -111,8 +109,34 @@ class Relay:
         check_changes(changes, self._links)
         for change in changes:
             self._make(change)
-        for listener in self._listeners:
+        for _, listener in self._listeners:
             listener.update()
+
+    def lead(self, endpoints: Sequence[RelayEndpoint]) -> tuple[RelayEndpoint, ...]:
+        """Lead to these gateways, too; return where to dial instead, in the same order.
+
+        Who had the same site and number before is gone: nothing leads there any more.
+
+        Raises:
+            ConfigError: there is no link, a host has no address, or a port cannot be bound; then
+                nothing has changed.
+        """
+        check_endpoints(endpoints, self._links)
+        opened: list[tuple[RelayEndpoint, Listener]] = []
+        told = []
+        try:
+            for endpoint in endpoints:
+                listener, port = self._listen(endpoint)
+                opened.append((endpoint, listener))
+                told.append(replace(endpoint, host=self._config.bind_host, port=port))
+        except BaseException:
+            _close_all(opened)
+            raise
+        renewed = {_gateway(endpoint) for endpoint in endpoints}
+        _close_all(each for each in self._listeners if _gateway(each[0]) in renewed)
+        kept = [each for each in self._listeners if _gateway(each[0]) not in renewed]
+        self._listeners = [*kept, *opened]
+        return tuple(told)
 
     def _make(self, change: Change) -> None:
         link = self._links[change.source, change.target]
@@ -133,19 +157,18 @@ class Relay:
                     else:
                         connection.half_open(change.source)
 
-    async def _listen(self, endpoint: RelayEndpoint) -> RelayEndpoint:
-        gateway = await _resolve(endpoint.host, endpoint.port)
-        family, address = await _resolve(self._config.bind_host, 0)
+    def _listen(self, endpoint: RelayEndpoint) -> tuple[Listener, int]:
+        gateway = _resolve(endpoint.host, endpoint.port)
+        family, address = _resolve(self._config.bind_host, 0)
         there = self._links[endpoint.source, endpoint.target]
         back = self._links[endpoint.target, endpoint.source]
         accepted = functools.partial(self._accepted, gateway, there, back)
         listener = Listener(family, there, back, accepted)
-        self._listeners.append(listener)
         try:
-            port = listener.open(address)
+            return listener, listener.open(address)
         except OSError as error:
+            listener.close()
             raise ConfigError(f"bind_host: {self._config.bind_host}: {error.strerror}") from error
-        return replace(endpoint, host=self._config.bind_host, port=port)
 
     def _accepted(
         self, gateway: Address, there: SharedLink, back: SharedLink, dialler: socket.socket
@@ -163,8 +186,7 @@ class Relay:
         connection.dial()
 
     def _close(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        _close_all(self._listeners)
         self._listeners.clear()
         for connection in list(self._connections):
             connection.close()
@@ -179,14 +201,21 @@ def _transmitter(shape: LinkShape, seed: int) -> Transmitter:
     return Transmitter(shape, jitter.random, losses)
 
 
-async def _resolve(host: str, port: int) -> Address:
-    loop = asyncio.get_running_loop()
+def _gateway(endpoint: RelayEndpoint) -> tuple[str, str, int]:
+    """Return which way to which gateway it is, wherever that listens."""
+    return endpoint.source, endpoint.target, endpoint.gateway
+
+
+def _close_all(listeners: Iterable[tuple[RelayEndpoint, Listener]]) -> None:
+    for _, listener in listeners:
+        listener.close()
+
+
+def _resolve(host: str, port: int) -> Address:
     try:
-        found = await asyncio.wait_for(
-            loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _RESOLVE_WITHIN_S
-        )
-    except (OSError, UnicodeError, TimeoutError) as error:
-        raise ConfigError(f"host {host!r} has no address: {str(error) or 'no answer'}") from error
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host {host!r} has no address: {error}") from error
     family, _, _, _, address = found[0]
     return family, address
 
@@ -210,7 +239,9 @@ async def _serve(config: RelayConfig, stdin: LineReader) -> None:
     loop = asyncio.get_running_loop()
     async with Relay(config) as relay:
         with _noticed(stdin.descriptor) as readable:
-            owner = Conversation(stdin, sys.stdout.fileno(), relay.apply, relay.counters)
+            owner = Conversation(
+                stdin, sys.stdout.fileno(), relay.apply, relay.counters, relay.lead
+            )
             owner.begin(Up(op="listening", endpoints=relay.endpoints), loop.time())
             while not stdin.has_ended:
                 with contextlib.suppress(TimeoutError):

@@ -188,7 +188,7 @@ def open_site(site_index: int, congestion: str | None) -> int:
     """Create and start loopback and the TUN device in this thread's network namespace.
 
     TCP to other sites follows `congestion`, or this host's congestion control where that is None.
-    A read returns one frame as packets.py describes it, or BlockingIOError; a write takes one.
+    A read returns one frame as packet_link.py describes it, or BlockingIOError; a write takes one.
     The kernel segments what is neither TCP over IPv4 nor without a checksum.
 
     Returns:

@@ -61,6 +61,11 @@ def test_it_is_told_and_heard_and_goes_in_peace() -> None:
             backend.on_counters = lambda counters: counted.set()
             backend.watch(ended.append)
             await backend.apply([CHANGE])
+            gateway = RelayEndpoint(source="a", target="b", gateway=1, host="127.0.0.1", port=9)
+            [dialled] = await backend.lead([gateway])
+            assert dialled == dataclasses.replace(gateway, port=dialled.port)
+            with pytest.raises(EmulatorError, match="no link from a to c"):
+                await backend.lead([dataclasses.replace(gateway, target="c")])
             async with asyncio.timeout(WITHIN_S):
                 await counted.wait()
             assert {(each["source"], each["target"]) for each in backend.counters} == {

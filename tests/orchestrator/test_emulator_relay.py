@@ -167,6 +167,35 @@ def test_connections_of_a_link_share_it_fairly() -> None:
     run(test())
 
 
+def test_it_leads_to_a_gateway_that_was_started_since() -> None:
+    async def test() -> None:
+        async with world() as wan:
+            near, _ = await wan.connect()
+            [before], [gateway] = wan.relay.endpoints, config(1).endpoints
+            accepted: asyncio.Queue[Pair] = asyncio.Queue()
+            later = await asyncio.start_server(
+                lambda *pair: accepted.put_nowait(pair), "127.0.0.1", 0
+            )
+            port = later.sockets[0].getsockname()[1]
+            with pytest.raises(ConfigError, match="no link from eu to ash"):
+                wan.relay.lead([replace(gateway, port=port), replace(gateway, target="ash")])
+            [dialled] = wan.relay.lead([replace(gateway, port=port)])
+            assert (dialled.source, dialled.target, dialled.gateway) == ("eu", "us", 0)
+            reader, writer = await asyncio.open_connection(dialled.host, dialled.port)
+            _, there = await accepted.get()
+            there.write(b"anew")
+            assert await reader.readexactly(4) == b"anew"
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(before.host, before.port)
+            near[1].write(b"open before")
+            await until(lambda: wan.counters()["eu", "us"][0] == len(b"open before"))
+            for each in (writer, there):
+                each.close()
+            later.close()
+
+    run(test())
+
+
 def test_leaving_resets_what_is_open() -> None:
     async def test() -> None:
         async with world(delay_s=10.0) as wan:

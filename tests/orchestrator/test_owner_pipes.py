@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.emulator.emulator_config import Up, apply_line
+from orchestrator.emulator.emulator_config import RelayEndpoint, Up, apply_line, lead_line
 from orchestrator.emulator.owner_pipes import (
     COUNTERS_EVERY_S,
     FLUSH_EVERY_S,
@@ -114,6 +114,18 @@ def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk
         {"op": "applied", "count": 1},
     ]
     assert talk.obeyed == [cut, heal]
+
+
+def test_an_emulator_that_leads_to_no_gateways_says_so(talk: Talk) -> None:
+    talk.conversation.begin(READY, 0.0)
+    talk.hear()
+    gateway = RelayEndpoint(source="a", target="b", gateway=0, host="127.0.0.1", port=9)
+    talk.say(lead_line([gateway]))
+    talk.conversation.turn(0.0)
+    assert json.loads(talk.hear().splitlines()[0]) == {
+        "op": "refused",
+        "message": "endpoints: only a relay leads to gateways",
+    }
 
 
 @pytest.mark.slow
