@@ -20,13 +20,13 @@ import torch
 
 from sites.checkpoint.checkpoints import Checkpoints
 from sites.checkpoint.exchange_state import ExchangeState
+from sites.checkpoint.place import Place
 from sites.checkpoint.run_objects import RunObjects
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import Place
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer, take_step
-from sites.worker.attendance import Attendance
 from sites.worker.collectives import ensure_process_group
+from sites.worker.missing_sites import MissingSites
 from topology.job import Checkpoint, Model, Trainer
 
 EVERY = 5
@@ -54,6 +54,7 @@ def main() -> None:
             generation=1,
             site="a",
             rank=0,
+            local_rank=0,
             ranks={"a": 1},
             keep=1,
         )
@@ -66,8 +67,10 @@ def main() -> None:
             objects=RunObjects(state, {}, exchange),
             data=dict,
             exchange=exchange,
-            attendance=Attendance(),
+            missing_sites=MissingSites(),
             on_written=lambda *values: told.append(values),
+            on_failed=lambda *_: None,
+            on_stays=lambda *_: None,
             on_waiting=lambda: None,
         )
         optimizer.register_step_pre_hook(lambda *_: checkpoints.complete())

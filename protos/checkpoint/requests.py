@@ -25,6 +25,17 @@ def look_every_s(store: str) -> float:
     return _LOOK_REMOTE_S if "://" in store else _LOOK_S
 
 
+def steps_ahead(store: str, shortest_step_s: float) -> int:
+    """Return how many steps lie between the latest known one and the first that all can save.
+
+    Args:
+        store: the run's.
+        shortest_step_s: what a step takes at least.
+    """
+    ahead_s = 2 * look_every_s(store) + _STALE_S
+    return 2 + math.ceil(ahead_s / max(shortest_step_s, 1e-3))
+
+
 def request_checkpoint(store: str, latest_step: int, shortest_step_s: float) -> int:
     """Ask all ranks of the run to save, and return after which step they will.
 
@@ -32,26 +43,26 @@ def request_checkpoint(store: str, latest_step: int, shortest_step_s: float) -> 
         store: the run's.
         latest_step: that any rank is known to have taken; it may be seconds old.
         shortest_step_s: what a step takes at least. A rank that passes the step before it has
-            looked saves nothing, and the others wait for it.
+            looked saves nothing, and the others of its site give this checkpoint up.
 
     Raises:
         OSError: the store cannot be written.
     """
-    ahead_s = 2 * look_every_s(store) + _STALE_S
-    step = latest_step + 2 + math.ceil(ahead_s / max(shortest_step_s, 1e-3))
-    files, root = opened(store)
-    files.makedirs(root, exist_ok=True)
-    files.pipe_file(f"{root}/{_REQUEST}", json.dumps({"step": step}).encode())
+    step = latest_step + steps_ahead(store, shortest_step_s)
+    with opened(store) as (files, root):
+        files.makedirs(root, exist_ok=True)
+        files.pipe_file(f"{root}/{_REQUEST}", json.dumps({"step": step}).encode())
     return step
 
 
 def requested_step(store: str) -> int | None:
     """Return the step that was asked for last; None: none was, or nobody can tell."""
-    files, root = opened(store)
-    files.invalidate_cache()
     try:
-        with files.open(f"{root}/{_REQUEST}", "rb") as file:
-            step = json.loads(file.read(_REQUEST_BYTES))["step"]
+        with opened(store) as (files, root):
+            files.invalidate_cache()
+            with files.open(f"{root}/{_REQUEST}", "rb") as file:
+                written = file.read(_REQUEST_BYTES)
+        step = json.loads(written)["step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return step if isinstance(step, int) else None
@@ -59,9 +70,9 @@ def requested_step(store: str) -> int | None:
 
 def is_written(store: str, step: int) -> bool:
     """Return whether the checkpoint of a step is there, as far as its manifest says."""
-    files, _ = opened(store)
-    files.invalidate_cache()
     try:
+        with opened(store) as (files, _):
+            files.invalidate_cache()
         StoredCheckpoint(joined(store, checkpoint_name(step))).manifest()
     except (BadCheckpointError, OSError):
         return False

@@ -1,24 +1,34 @@
 """Where the checkpoints of one run lie: a folder, or a URL that fsspec knows.
 
-STORE/step-00000100/   a checkpoint: manifest.json, and the files that it names
-STORE/.step-00000100/  one that is being written, or whose writers were killed; in a folder only: an
-                       object store has no such thing, and there the manifest, written last, decides
+STORE/step-00000100/       a checkpoint: manifest.json, and the files that it names
+STORE/.step-00000100.g1/   one that is being written, or whose writers were killed; in a folder
+                           only: an object store has no such thing, and there the manifest, written
+                           last, decides
 """
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
 from protos.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, Manifest, StoredFile
-from protos.errors import BadCheckpointError
+from protos.errors import BadCheckpointError, IsthmusError
 
 _NAME = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 4 << 20
+_ERRNOS = {
+    FileNotFoundError: errno.ENOENT,
+    PermissionError: errno.EACCES,
+    FileExistsError: errno.EEXIST,
+}
+"""What storages raise without a number, and which it is. All else at a URL is EIO: the numbers of
+sockets say nothing of files."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -43,6 +53,11 @@ class StoredCheckpoint:
         """The folder's own name."""
         return self.place.rstrip("/").rsplit("/", 1)[-1]
 
+    @property
+    def step(self) -> int:
+        """The step after which it was saved, as its name says."""
+        return int(self.name.removeprefix("step-"))
+
     def manifest(self) -> Manifest:
         """Read the manifest, and nothing else.
 
@@ -50,13 +65,40 @@ class StoredCheckpoint:
             BadCheckpointError: there is none, or it is damaged.
             OSError: the storage does not answer.
         """
-        files, root = opened(self.place)
         try:
-            with files.open(f"{root}/{MANIFEST}", "rb") as file:
+            with (
+                opened(self.place) as (files, root),
+                files.open(f"{root}/{MANIFEST}", "rb") as file,
+            ):
                 written = file.read(MANIFEST_BYTES)
         except FileNotFoundError as error:
             raise BadCheckpointError(f"{self.name}: has no {MANIFEST}: half written") from error
         return Manifest.from_bytes(written, self.name)
+
+    def has_manifest(self) -> bool:
+        """Return whether it was written to its end, whatever became of it since.
+
+        Raises:
+            OSError: the storage does not answer.
+        """
+        try:
+            with opened(self.place) as (files, root):
+                files.info(f"{root}/{MANIFEST}")  # `exists` takes each error for a no
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def remove(self) -> None:
+        """Delete it, its manifest first: what is left where this stops is then half written.
+
+        Raises:
+            OSError: something of it stays.
+        """
+        with opened(self.place) as (files, root):
+            with suppress(FileNotFoundError):
+                files.rm(f"{root}/{MANIFEST}")
+            with suppress(FileNotFoundError):
+                files.rm(root, recursive=True)
 
     def verified(self, part: slice = slice(None)) -> Manifest:
         """Read the manifest, and all of its files, or those in `part`, and compare digests.
@@ -71,16 +113,16 @@ class StoredCheckpoint:
         return manifest
 
     def _verify(self, stored: StoredFile) -> None:
-        files, root = opened(self.place)
-        path = f"{root}/{stored.path}"
         try:
-            num_bytes = files.size(path)
-            if num_bytes != stored.num_bytes:
-                raise BadCheckpointError(
-                    f"{self.name}: {stored.path} has {num_bytes} bytes, want {stored.num_bytes}"
-                )
-            with files.open(path, "rb") as file:
-                found = digest_of(file)
+            with opened(self.place) as (files, root):
+                path = f"{root}/{stored.path}"
+                num_bytes = files.size(path)
+                if num_bytes != stored.num_bytes:
+                    raise BadCheckpointError(
+                        f"{self.name}: {stored.path} has {num_bytes} bytes, want {stored.num_bytes}"
+                    )
+                with files.open(path, "rb") as file:
+                    found = digest_of(file)
         except FileNotFoundError as error:
             raise BadCheckpointError(f"{self.name}: {stored.path} is missing") from error
         if found != stored.digest:
@@ -96,9 +138,10 @@ def checkpoints_in(store: str) -> list[StoredCheckpoint]:
     Raises:
         OSError: the storage does not answer.
     """
-    files, root = opened(store)
     try:
-        names = [each.rstrip("/").rsplit("/", 1)[-1] for each in files.ls(root, detail=False)]
+        with opened(store) as (files, root):
+            files.invalidate_cache()  # others write there, too
+            names = [each.rstrip("/").rsplit("/", 1)[-1] for each in files.ls(root, detail=False)]
     except FileNotFoundError:
         return []
     steps = sorted(
@@ -110,7 +153,11 @@ def checkpoints_in(store: str) -> list[StoredCheckpoint]:
 def newest_good(
     stored: Sequence[StoredCheckpoint],
 ) -> Iterator[tuple[StoredCheckpoint, Manifest | BadCheckpointError]]:
-    """Yield each checkpoint with what is wrong with it, up to the first good one: its manifest."""
+    """Yield each checkpoint with what is wrong with it, up to the first good one: its manifest.
+
+    Raises:
+        OSError: the storage does not answer.
+    """
     for each in stored:
         try:
             yield each, each.verified()
@@ -120,12 +167,46 @@ def newest_good(
             return
 
 
-def opened(place: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a path or URL, and the path on it."""
+@contextmanager
+def opened(place: str) -> Iterator[tuple[Any, str]]:
+    """Give fsspec's file system of a path or URL, and the path on it. No store is used otherwise.
+
+    Raises:
+        OSError: fsspec does not know URLs of that kind, or a package that it needs is missing; or
+            whatever the storage raises inside (`storage_errors`).
+    """
     import fsspec  # takes a tenth of a second, which runs without checkpoints can spare
 
-    files, root = fsspec.core.url_to_fs(place)
-    return files, root.rstrip("/")
+    with storage_errors(place):
+        try:
+            files, root = fsspec.core.url_to_fs(place)
+        except (ImportError, ValueError) as error:
+            raise OSError(errno.ENODEV, str(error), place) from error
+        yield files, root.rstrip("/")
+
+
+@contextmanager
+def storage_errors(place: str) -> Iterator[None]:
+    """Make an OSError, with a number and a path or URL, of all that storages raise inside.
+
+    Each kind has errors of its own: those of an S3 that cannot be reached, or lacks credentials,
+    are no OSErrors, and others have no number. `place` stands where no file is named.
+    """
+    try:
+        yield
+    except IsthmusError:
+        raise
+    except OSError as error:
+        if error.errno is not None and error.filename is not None:
+            raise
+        of_kind = [code for kind, code in _ERRNOS.items() if isinstance(error, kind)]
+        of_folder = [] if "://" in place or error.errno is None else [error.errno]
+        code, *_ = [*of_kind, *of_folder, errno.EIO]
+        what = error.strerror or str(error) or type(error).__name__
+        raise OSError(code, what, place) from error
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise OSError(errno.EIO, what, place) from error
 
 
 def digest_of(file: Any) -> str:  # noqa: ANN401 - any binary file; fsspec has no types

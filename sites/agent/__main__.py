@@ -25,9 +25,10 @@ from protos.envelope import failure, success
 from protos.errors import IsthmusError
 from protos.private_files import keep_private, private_folder
 from protos.proxies import PROXY
+from protos.save_time import save_within_s
 from protos.security import require_protected
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
-from sites.agent.agent import Agent, Membership
+from sites.agent.agent import Agent, CoordinatorSettings, join_within_s
 from sites.agent.logs import OwnLines
 from sites.agent.site_processes import Place
 from sites.node.children import adopt_orphans
@@ -70,6 +71,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     require_protected(options.coordinator.rpartition(":")[0])
     if address := options.bind or options.address:  # else a network interface's
         require_protected(address)
+    save_s = save_within_s(os.environ)
     # The longer figures come with a run's spec.
     within_s = options.detect_within
     detection = Detection(
@@ -82,11 +84,11 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     private_folder(options.state)
     adopt_orphans()
     with socket_folder() as sockets:
-        membership = Membership(
+        settings = CoordinatorSettings(
             coordinator=options.coordinator,
             hello=_hello(options.site, options.topology_hash),
             timeouts=timeouts,
-            join_within_s=options.join_within,
+            join_within_s=options.join_within or join_within_s(timeouts.lease_s),
         )
         place = Place(
             site=options.site,
@@ -97,7 +99,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
             dialled=tuple(options.node),
             own_lines=own_lines,
         )
-        return asyncio.run(Agent(membership, place).serve())
+        return asyncio.run(Agent(settings, place, save_s).serve())
 
 
 def _hello(site: str, topology_hash: str) -> Hello:
@@ -155,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="a node that runs sites.node.serve, for the agent to dial; one a node, its own first",
     )
-    parser.add_argument("--join-within", type=float, default=60.0, metavar="S")
+    parser.add_argument("--join-within", type=float, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -29,6 +29,7 @@ from protos.control.v1.control_pb2 import (
 from protos.errors import IsthmusError
 from protos.failure import Failure
 from protos.identities import AGENT
+from protos.save_time import SAVE_WITHIN_S
 from protos.security import control_security
 from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
@@ -40,15 +41,16 @@ from topology.timeouts import Timeouts
 _LEAVE_S = 2.0
 """Time for the coordinator to take the last messages."""
 
-SAVE_WITHIN_S = 20.0
-"""A checkpoint after SIGTERM may take so long: a machine that is taken away gives some 30 s."""
+_JOIN_WITHIN_S = 60.0
+_AFTER_LEASE_S = 10.0
+"""From the end of the lease of the agent before to this one's next attempt, and some more."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """How this agent becomes part of the deployment."""
+class CoordinatorSettings:
+    """Where the coordinator is, and what this agent tells it of itself."""
 
     coordinator: str
     """host:port."""
@@ -58,19 +60,31 @@ class Membership:
     """How long it keeps dialling, at its start and after it has lost an idle session."""
 
 
+def join_within_s(lease_s: float) -> float:
+    """Return how long an agent keeps dialling: for longer than one before it holds the site."""
+    return max(_JOIN_WITHIN_S, lease_s + _AFTER_LEASE_S)
+
+
 class Agent:
     """One site's agent."""
 
-    def __init__(self, membership: Membership, place: Place) -> None:
-        self._membership = membership
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        place: Place,
+        save_within_s: float = SAVE_WITHIN_S,
+    ) -> None:
+        """Start nothing yet. A checkpoint after SIGTERM may take `save_within_s`."""
+        self._settings = settings
         self._place = place
+        self._save_within_s = save_within_s
         self._session: Session | None = None
         self._run: SiteRun | None = None
         self._executing: asyncio.Task[None] | None = None
         self._generation = 0
         """The latest run's that was to be prepared here: it may be older than its coordinator."""
         self._alone_s = 0.0
-        """How long the latest run goes on without a coordinator."""
+        """How long the latest run, or the agent without one, goes on without a coordinator."""
 
     async def serve(self) -> int:
         """Work until a signal asks for the end; return that as an exit status.
@@ -83,16 +97,14 @@ class Agent:
             SessionLostError: a run was going on, and no coordinator came for as long as it goes
                 on without one; it has been ended.
         """
-        membership = self._membership
-        options = channel_options(membership.timeouts)
+        settings = self._settings
+        options = channel_options(settings.timeouts)
         known = await asyncio.to_thread(KnownCoordinator, self._place.state, self._place.site)
         security = control_security(f"{self._place.site}.{AGENT}")
-        channel = CoordinatorChannel(security, membership.coordinator, options)
+        channel = CoordinatorChannel(security, settings.coordinator, options)
         watching = asyncio.create_task(security.watch(), name="certificate")
         try:
-            dialler = Dialler(
-                channel, membership.hello, known, membership.timeouts, self._report_run
-            )
+            dialler = Dialler(channel, settings.hello, known, settings.timeouts, self._report_run)
             with _signals() as signalled:
                 while not signalled.done():
                     if await self._serve_once(dialler, signalled):
@@ -135,7 +147,7 @@ class Agent:
         self, dialler: Dialler, signalled: asyncio.Future[signal.Signals]
     ) -> Session | None:
         """Open a session; None when a signal came first."""
-        deadline_s = time.monotonic() + self._membership.join_within_s
+        deadline_s = time.monotonic() + self._settings.join_within_s
         opening = asyncio.create_task(dialler.dial(deadline_s))
         waits: list[asyncio.Future[Any]] = [opening, signalled]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -150,12 +162,12 @@ class Agent:
     def _patience_s(self) -> float:
         """Return for how long this site goes on without a coordinator."""
         assert self._session is not None
-        lease_s = self._session.welcome.lease_s
+        welcome = self._session.welcome
         if self._run is not None:
             self._alone_s = self._run.coordinator_s
         elif not self._session.outbox.numbered:
-            self._alone_s = 0.0  # the run's end has been told
-        return max(lease_s, self._alone_s)
+            self._alone_s = welcome.coordinator_within_s  # the run's end has been told
+        return max(welcome.lease_s, self._alone_s)
 
     def _report_run(self) -> RunReport | None:
         """Return what a coordinator is told of the run that goes on here, if one does."""
@@ -176,14 +188,16 @@ class Agent:
             return False
         if self._run is None or not isinstance(error, IsthmusError):
             raise error
-        self._run.stop(self._membership.timeouts.stop_grace_s)
+        self._run.stop(self._settings.timeouts.stop_grace_s)
         await self._end_run()
         raise error
 
     async def _stop_for(self, signum: signal.Signals) -> None:
         if self._run is not None:
-            await self._run.save(SAVE_WITHIN_S)
+            why_not = await self._run.save(self._save_within_s)
             message = f"the agent of site {self._place.site} was stopped by {signum.name}"
+            if why_not:
+                message += f"; no checkpoint: {why_not}"
             self._run.fail(
                 Failure(
                     code="SITE_LOST",

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protos import metrics
-from protos.checkpoint.requests import is_written, request_checkpoint
 from protos.checkpoint.store import joined
 from protos.control.v1.control_pb2 import (
     AgentMessage,
@@ -36,6 +35,7 @@ from protos.control.v1.control_pb2 import (
     Stall,
 )
 from protos.failure import Failure
+from sites.agent.last_checkpoint import save_before_end
 from sites.agent.logs import LogShipper
 from sites.agent.session import Session
 from sites.agent.site_failures import order_failures
@@ -47,7 +47,6 @@ from sites.node.failures import SiteError
 from sites.node.node import Listener
 from sites.node.order import SiteOrder, read_order
 
-_LOOK_S = 0.2
 _STEP_TIMES = 32
 """How many latest steps are remembered: the shortest tells how fast the run may go."""
 _JOINED_S = 2.0
@@ -142,29 +141,24 @@ class SiteRun:
         """Let the gateways go, for all sites are done."""
         self._released.set()
 
-    async def save(self, within_s: float) -> None:
-        """Have all sites write a checkpoint, if the run keeps any, and wait at most so long."""
+    async def save(self, within_s: float) -> str:
+        """Have all sites write a checkpoint, if the run keeps any, and wait at most so long.
+
+        Returns why there is none that should be; empty: all is well.
+        """
         checkpoint = None if self._order is None else self._order.spec.job.checkpoint
         if checkpoint is None or self._latest_step == 0 or self._grace_s is not None:
-            return
-        store = joined(checkpoint.to, self.run_id)
-        deadline_s = time.monotonic() + within_s
-        try:
-            step = await asyncio.to_thread(
-                request_checkpoint,
-                store,
-                self._latest_step,
-                min(self._step_times_s, default=0.0),
-            )
-        except OSError as error:
-            log.warning("no checkpoint can be asked for: %s", error)
-            return
-        log.info("waiting for the checkpoint of step %d", step)
-        while time.monotonic() < deadline_s and not self._ending.is_set():
-            if await asyncio.to_thread(is_written, store, step):
-                return
-            await asyncio.sleep(_LOOK_S)
-        log.warning("no checkpoint of step %d in time", step)
+            return ""
+        why_not = await save_before_end(
+            joined(checkpoint.to, self.run_id),
+            self._latest_step,
+            list(self._step_times_s),
+            within_s,
+            self._ending,
+        )
+        if why_not:
+            log.warning("no checkpoint: %s", why_not)
+        return why_not
 
     def stop(self, grace_s: float) -> None:
         """End the run. A second call changes nothing."""

@@ -7,9 +7,9 @@ everything: a slow link must not look like a dead site. Measurements are dropped
 rather than let them fill the memory.
 
 The lease counts from when a heartbeat that was answered was *sent*. When it ends, the connection
-is given up. How long the session then goes on without a coordinator is the agent's patience: the
-lease itself where nothing runs, failure.coordinator_within where a run goes on. An agent that has
-itself stood still, perhaps with its whole machine and the coordinator's, has its time anew once.
+is given up. How long the session then goes on without a coordinator is the agent's patience:
+failure.coordinator_within. An agent that has itself stood still, perhaps with its whole machine and
+the coordinator's, has its time anew once.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 """A coordinator that was reached answers Hello within this."""
+_ATTEMPT_S = 5.0
+"""A connection may take so long to open: TCP, TLS and HTTP/2's settings take three round trips."""
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 SHIP_S = 5.0
@@ -122,7 +124,8 @@ def channel_options(timeouts: Timeouts) -> list[tuple[str, int | str]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
-        ("grpc.min_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
+        # No pause, but what gRPC gives an attempt at least; without it the next pause is all.
+        ("grpc.min_reconnect_backoff_ms", int(_ATTEMPT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(_backoff_max_s(timeouts) * 1000)),
         ("grpc.enable_retries", 0),
         *proxy_options(),
@@ -352,7 +355,7 @@ class Session:
                 self._call.cancel()
                 if not is_orphan:
                     log.warning(
-                        "no coordinator for %.1f s: the run goes on without one for %g s at most",
+                        "no coordinator for %.1f s: the site goes on without one for %g s at most",
                         silent_s,
                         patience_s,
                     )

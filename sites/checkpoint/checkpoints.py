@@ -12,12 +12,13 @@ from protos.checkpoint.manifest import Manifest
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import Interval
 from sites.checkpoint.own_state import generator_states, restore_generators
+from sites.checkpoint.place import Place, residuals_path
 from sites.checkpoint.reader import CheckpointReader
 from sites.checkpoint.request_watch import RequestWatch
 from sites.checkpoint.run_objects import RunObjects
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import CheckpointWriter, LateState, Place, Snapshot, residuals_path
-from sites.worker.attendance import Attendance
+from sites.checkpoint.writer import CheckpointWriter, LateState, Snapshot
+from sites.worker.missing_sites import MissingSites
 from topology.job import Checkpoint
 
 
@@ -34,8 +35,10 @@ class Checkpoints:
         objects: RunObjects,
         data: Callable[[], dict[str, Any]],
         exchange: ExchangeState,
-        attendance: Attendance,
+        missing_sites: MissingSites,
         on_written: Callable[[int, float, int, float], None],
+        on_failed: Callable[[int, str], None],
+        on_stays: Callable[[int, str], None],
         on_waiting: Callable[[], None],
     ) -> None:
         """Look at what is to be saved.
@@ -48,9 +51,12 @@ class Checkpoints:
             objects: what is saved beside them.
             data: returns what the manifest has of the run's data.
             exchange: what it carries from one round to the next.
-            attendance: which sites take part.
+            missing_sites: which sites take part.
             on_written: told step, seconds, bytes, and how many seconds training has waited; from
                 a thread, where the checkpoint is published.
+            on_failed: told step and reason, from a thread, where this rank could not write.
+            on_stays: told step and reason, from a thread, where one beyond the newest could not be
+                removed.
             on_waiting: told every second that training waits for the checkpoint before.
         """
         self._settings = settings
@@ -60,10 +66,12 @@ class Checkpoints:
         self._objects = objects
         self._data = data
         self._exchange = exchange
-        self._attendance = attendance
+        self._missing_sites = missing_sites
         self._stall_s = 0.0
         self._on_written = on_written
-        self._writer = CheckpointWriter(place, device, self._tell_written, on_waiting)
+        self._writer = CheckpointWriter(
+            place, device, self._tell_written, on_failed, on_stays, on_waiting, self._absent
+        )
         self._interval: Interval | None = None
         self._watch: RequestWatch | None = None
         self._last_step = 0
@@ -137,8 +145,8 @@ class Checkpoints:
         begin_s = time.monotonic()
         self._last_step = step
         sites = list(self._place.ranks)
-        gone = {sites[each] for each in self._attendance.gone()}
-        if self._place.site in gone:
+        gone = {sites[each] for each in self._missing_sites.gone()}
+        if self._place.site in self._absent():
             return  # it follows, and comes to this step long after the others
         publishes = self._place.site == next(site for site in sites if site not in gone)
         residuals = self._place.staging(step) / residuals_path(self._place)
@@ -167,7 +175,9 @@ class Checkpoints:
 
     def _late_state(self) -> LateState:
         """Return what is known, or as it is to be saved, only once the next step begins."""
-        sites = list(self._place.ranks)
-        absent = frozenset(sites[each] for each in self._attendance.absent())
         objects = self._objects.now(self._exchange_now["buckets"], {})
-        return LateState(objects, self._data(), absent)
+        return LateState(objects, self._data(), self._absent())
+
+    def _absent(self) -> frozenset[str]:
+        sites = list(self._place.ranks)
+        return frozenset(sites[each] for each in self._missing_sites.absent())

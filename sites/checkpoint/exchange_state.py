@@ -45,7 +45,6 @@ class ExchangeState:
     def save(self, residuals: Path) -> dict[str, Any]:
         """Return the rank's own part, and have the gateway write its part to `residuals`."""
         if self._link is not None:
-            residuals.parent.mkdir(parents=True, exist_ok=True)
             self._link.send(KeepResiduals(path=str(residuals)))
         return {
             "buckets": self.buckets,

@@ -8,17 +8,19 @@ in memory at once.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from protos.checkpoint.manifest import MANIFEST
-from protos.checkpoint.store import StoredCheckpoint
+from protos.checkpoint.store import StoredCheckpoint, storage_errors
 from protos.errors import BadCheckpointError
 from sites.checkpoint.reader import storage_reader
 from sites.checkpoint.training_state import MODEL, Tensors
@@ -43,13 +45,18 @@ def model_tensors(place: str) -> Tensors:
 def main(arguments: list[str]) -> int:
     """Write the file; return 0, or 1 after saying why not."""
     place, file = arguments
+    part = Path(f"{file}.part")
     try:
         manifest = StoredCheckpoint(place).verified()
         about = {"format": "pt", "run": manifest.run, "step": str(manifest.step)}
-        part = Path(f"{file}.part")
-        save_file(model_tensors(place), part, metadata=about)
+        part.touch()  # so that the system says why nothing can be written
+        with storage_errors(place):
+            tensors = model_tensors(place)
+        save_file(tensors, part, metadata=about)
         part.rename(file)
-    except (BadCheckpointError, OSError) as error:
+    except (BadCheckpointError, OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from protos.checkpoint.manifest import Manifest
-from protos.checkpoint.store import StoredCheckpoint, joined, opened
+from protos.checkpoint.store import StoredCheckpoint, joined, opened, storage_errors
 from protos.errors import BadCheckpointError
+from sites.checkpoint.place import OBJECTS, SHARED, Place, own_path, residuals_path
 from sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import OBJECTS, SHARED, Place, own_path, residuals_path
 
 
 class CheckpointReader:
@@ -37,7 +38,7 @@ class CheckpointReader:
         problem, manifest = "", None
         try:
             manifest = self._stored.verified(slice(rank, None, world_size))
-        except (BadCheckpointError, OSError, ValueError, ImportError) as error:
+        except (BadCheckpointError, OSError) as error:
             problem = str(error)
         problems: list[Any] = [None] * world_size
         dist.all_gather_object(problems, problem, group=self._group)
@@ -53,7 +54,8 @@ class CheckpointReader:
             ConfigMismatchError: it is of another model or optimizer.
         """
         reader = storage_reader(self._stored.place)
-        stored = reader.read_metadata().state_dict_metadata
+        with storage_errors(self._stored.place):
+            stored = reader.read_metadata().state_dict_metadata
         tensors = state.to_load(
             {
                 path: (found.size, found.properties.dtype)
@@ -81,14 +83,14 @@ class CheckpointReader:
             return Path(self._stored.place) / path
         local = place.local / "resumed" / path
         local.parent.mkdir(parents=True, exist_ok=True)
-        files, root = opened(self._stored.place)
-        files.get_file(f"{root}/{path}", str(local))
+        with opened(self._stored.place) as (files, root):
+            files.get_file(f"{root}/{path}", str(local))
         return local
 
     def _unpickled(self, path: str) -> dict[str, Any]:
-        files, root = opened(self._stored.place)
-        with files.open(f"{root}/{path}", "rb") as file:
-            found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        with opened(self._stored.place) as (files, root):
+            written = io.BytesIO(files.cat_file(f"{root}/{path}"))
+        found: dict[str, Any] = torch.load(written, map_location="cpu", weights_only=True)
         return found
 
 

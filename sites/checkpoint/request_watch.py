@@ -28,4 +28,6 @@ class RequestWatch:
 
     def _look(self) -> None:
         while not self._closed.wait(look_every_s(self._store)):
-            self.step = requested_step(self._store)
+            step = requested_step(self._store)
+            if step is not None:  # a store that does not answer takes no request back
+                self.step = step

@@ -11,6 +11,7 @@ a checkpoint of it:
        own/SITE/RANK.pt             a rank's own
        own/SITE/RANK.owed.npz       residuals of its shards, written by its gateway
        own/SITE/files.json          the site's list
+       own/SITE/publishes           of the site that writes what is shared, and the manifest
        manifest.json
 
 To a URL ranks upload what they have written to local disk, and the manifest comes last.
@@ -21,6 +22,7 @@ optimizer's next step changes them, and that one waits for the copy.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -28,10 +30,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,53 +42,25 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
-from protos.checkpoint.store import checkpoint_name, checkpoints_in, digest_of, joined, opened
+from protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
+from sites.checkpoint.cleaning import remove_parts, remove_superseded
+from sites.checkpoint.patience import join_patiently
+from sites.checkpoint.place import (
+    LIST,
+    OBJECTS,
+    OWN,
+    PUBLISHES,
+    SHARED,
+    Place,
+    own_path,
+    residuals_path,
+)
 from sites.checkpoint.training_state import Tensors
+from sites.worker.collectives import APART
 
 PARTS_S = 60.0
 """The first site waits so long for the other sites' parts; then the checkpoint goes without."""
 _LOOK_S = 0.05
-SHARED, OWN = "shared", "own"
-OBJECTS = f"{SHARED}/objects.pt"
-_LIST = "files.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Who writes, and where to."""
-
-    store: str
-    """The run's folder or URL."""
-    local: Path
-    """A folder of the site, for what is to be uploaded."""
-    run: str
-    job: str
-    generation: int
-    site: str
-    rank: int
-    ranks: Mapping[str, int]
-    """Ranks of each site, in the run's order."""
-    keep: int
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the store is a URL, with neither folders nor renames."""
-        return "://" in self.store
-
-    def staging(self, step: int) -> Path:
-        """Return the folder in which this rank's files are written."""
-        name = f".{checkpoint_name(step)}.g{self.generation}"
-        return (self.local if self.is_remote else Path(self.store)) / name
-
-
-def own_path(place: Place) -> str:
-    """Return where in a checkpoint a rank's own state is."""
-    return f"{OWN}/{place.site}/{place.rank}.pt"
-
-
-def residuals_path(place: Place) -> str:
-    """Return where its gateway writes what is owed to its shards."""
-    return f"{OWN}/{place.site}/{place.rank}.owed.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +92,7 @@ class Snapshot:
     late: LateState = LateState({}, {}, frozenset())
 
 
-_TELL_EVERY_S = 1.0
-_PATIENCE_S = 600.0
-"""A store that takes longer hangs, and the rank that waits for it is named as stalled."""
-
+Told = TypeVar("Told")
 _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
 """A rank's report: what went wrong, the files that it has written, and its `other_state`."""
 
@@ -134,7 +105,10 @@ class CheckpointWriter:
         place: Place,
         device: torch.device,
         on_written: Callable[[int, float, int], None],
+        on_failed: Callable[[int, str], None],
+        on_stays: Callable[[int, str], None],
         on_waiting: Callable[[], None],
+        absent: Callable[[], frozenset[str]],
     ) -> None:
         """A collective of the site.
 
@@ -142,12 +116,18 @@ class CheckpointWriter:
             place: who writes, and where to.
             device: this rank's.
             on_written: told step, seconds and bytes, by the thread that writes.
+            on_failed: told step and reason, by the same thread.
+            on_stays: told step and reason of one that nobody needs, by the same thread.
             on_waiting: told every second that training waits for a checkpoint to be written.
+            absent: returns the sites that are lost by now; the thread that writes asks.
         """
         self._place = place
         self._on_written = on_written
+        self._on_failed = on_failed
+        self._on_stays = on_stays
         self._on_waiting = on_waiting
-        self.group = dist.new_group(backend="gloo")
+        self._absent = absent
+        self.group = dist.new_group(backend="gloo", timeout=APART)
         """The site's ranks, for this thread's collectives: training has its own."""
         on_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
@@ -192,10 +172,7 @@ class CheckpointWriter:
         A slow store is no rank that hangs: so this is told meanwhile, for ten minutes at most.
         """
         if self._thread is not None:
-            until_s = time.monotonic() + _PATIENCE_S
-            while self._thread.is_alive() and time.monotonic() < until_s:
-                self._on_waiting()
-                self._thread.join(_TELL_EVERY_S)
+            join_patiently(self._thread, self._on_waiting)
             self._thread.join()
             self._thread = None
 
@@ -212,10 +189,10 @@ class CheckpointWriter:
             num_bytes = self._write(snapshot)
         except Exception as error:  # noqa: BLE001 - the thread's root: training goes on without
             why = f"{type(error).__name__}: {error}".splitlines()[0]
-            sys.stderr.write(f"isthmus: the checkpoint of step {snapshot.step} failed: {why}\n")
+            self._on_failed(snapshot.step, why)
+            _log(f"the checkpoint of step {snapshot.step} failed: {why}")
+            remove_parts(self._place, snapshot.step)
             return
-        finally:
-            self._staged.set()
         if num_bytes:
             self._on_written(snapshot.step, time.monotonic() - begin_s, num_bytes)
 
@@ -223,10 +200,22 @@ class CheckpointWriter:
         """Write, and return the checkpoint's bytes where it was published here; else 0."""
         place = self._place
         folder = place.staging(snapshot.step)
+        rank = f"rank {place.rank} of site {place.site}"
         problem = ""
         files: list[StoredFile] = []
+        staged: Tensors = {}
         try:
-            self._write_files(snapshot, folder)
+            try:
+                staged = self._staged_tensors(snapshot)
+            finally:
+                self._staged.set()
+            self._make_folders(snapshot, folder)
+        except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
+            problem = f"{rank}: {error}"
+        agree_on_step(snapshot.step, problem, self._all)
+        remove_parts(place, snapshot.step - 1)
+        try:
+            self._write_files(snapshot, folder, staged)
             paths = self._paths(folder, publishes=snapshot.publishes)
             if snapshot.has_residuals:
                 _wait_for(folder / residuals_path(place))
@@ -235,16 +224,18 @@ class CheckpointWriter:
             if place.is_remote:
                 _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = f"rank {place.rank} of site {place.site}: {error}"
-        parts = self._gathered((problem, files, snapshot.other_state))
+            problem = f"{rank}: {error}"
+        parts = self._all((problem, files, snapshot.other_state))
         problems = [each for each, *_ in parts if each]
         if problems:
             raise OSError(problems[0])
+        if place.is_remote:  # the local copy is uploaded
+            remove_parts(place, snapshot.step)
         if place.rank != 0:
             return 0
         of_site = [each for _, files, _ in parts for each in files]
         if not snapshot.publishes:
-            self._put(snapshot.step, f"{OWN}/{place.site}/{_LIST}", _list_bytes(of_site))
+            self._put(snapshot.step, f"{OWN}/{place.site}/{LIST}", _list_bytes(of_site))
             return 0
         objects = snapshot.late.objects
         for *_, other_state in parts:
@@ -252,18 +243,26 @@ class CheckpointWriter:
         of_site.append(self._put_objects(snapshot.step, objects))
         return self._publish(snapshot, of_site)
 
-    def _write_files(self, snapshot: Snapshot, folder: Path) -> None:
-        place = self._place
-        own = folder / own_path(place)
-        own.parent.mkdir(parents=True, exist_ok=True)
+    def _staged_tensors(self, snapshot: Snapshot) -> Tensors:
+        """Return a copy of the tensors: training may change them then."""
+        if not snapshot.publishes:
+            return {}
+        with torch.cuda.stream(self._stream):  # on CPUs, nothing
+            # A Future only where staging is asynchronous.
+            return self._stager.stage(snapshot.tensors)  # type: ignore[return-value]
+
+    def _make_folders(self, snapshot: Snapshot, folder: Path) -> None:
+        """Make them before anybody writes: who could not would miss the collectives of `save`."""
+        (folder / own_path(self._place)).parent.mkdir(parents=True, exist_ok=True)
         if snapshot.publishes:
+            (folder / OWN / self._place.site / PUBLISHES).touch()
             (folder / SHARED).mkdir(exist_ok=True)
-            with torch.cuda.stream(self._stream):  # on CPUs, nothing
-                staged = self._stager.stage(snapshot.tensors)
-            self._staged.set()
+
+    def _write_files(self, snapshot: Snapshot, folder: Path, staged: Tensors) -> None:
+        own = folder / own_path(self._place)
+        if snapshot.publishes:
             writer = FileSystemWriter(folder / SHARED)
             save(staged, storage_writer=writer, process_group=self.group)
-        self._staged.set()
         self._is_complete.wait()
         with own.open("wb") as file:
             torch.save(snapshot.own, file)
@@ -280,10 +279,11 @@ class CheckpointWriter:
                 paths.append(f"{SHARED}/.metadata")
         return paths
 
-    def _gathered(self, own: _Part) -> list[_Part]:
-        parts: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(parts, own, group=self.group)
-        return parts
+    def _all(self, own: Told) -> list[Told]:
+        """Return what each rank of the site tells."""
+        told: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(told, own, group=self.group)
+        return told
 
     def _put_objects(self, step: int, objects: dict[str, Any]) -> StoredFile:
         """Write what is saved beside the tensors."""
@@ -297,8 +297,8 @@ class CheckpointWriter:
         """Write a small file as a whole or not at all."""
         place = self._place
         if place.is_remote:
-            files, root = opened(joined(place.store, checkpoint_name(step)))
-            files.pipe_file(f"{root}/{path}", data)
+            with opened(joined(place.store, checkpoint_name(step))) as (files, root):
+                files.pipe_file(f"{root}/{path}", data)
             return
         target = place.staging(step) / path
         part = target.with_name(f".{target.name}")
@@ -327,11 +327,13 @@ class CheckpointWriter:
         self._put(step, MANIFEST, manifest.to_bytes())
         if not place.is_remote:
             _rename(place.staging(step), Path(place.store) / checkpoint_name(step))
-        self._prune(step)
+        for old_step, why in remove_superseded(place, step):
+            self._on_stays(old_step, why)
+            _log(f"the checkpoint of step {old_step} cannot be removed: {why}")
         return manifest.num_bytes
 
     def _other_lists(self, step: int, absent: frozenset[str]) -> dict[str, list[StoredFile] | None]:
-        """Wait for the other sites; None: a site's part did not come in time."""
+        """Wait for the other sites; None: a site's part did not come in time, or it is lost now."""
         place = self._place
         found: dict[str, list[StoredFile] | None] = {
             site: None for site in place.ranks if site != place.site and site not in absent
@@ -341,30 +343,42 @@ class CheckpointWriter:
             if place.is_remote
             else str(place.staging(step))
         )
-        files, root = opened(where)
         deadline_s = time.monotonic() + PARTS_S
-        while None in found.values() and time.monotonic() < deadline_s:
+        while True:
+            lost = self._absent()  # before the look: what it has written is there by then
             for site in [each for each, known in found.items() if known is None]:
-                path = f"{root}/{OWN}/{site}/{_LIST}"
-                files.invalidate_cache()
-                if files.exists(path):
-                    found[site] = [StoredFile(*each) for each in json.loads(files.cat_file(path))]
-            if None in found.values():
-                time.sleep(_LOOK_S)
-        return found
+                found[site] = _list_at(joined(where, OWN, site, LIST))
+            awaited = {site for site, known in found.items() if known is None} - lost
+            if not awaited or time.monotonic() >= deadline_s:
+                return found
+            time.sleep(_LOOK_S)
 
-    def _prune(self, step: int) -> None:
-        """Delete checkpoints beyond the newest, and what killed writers have left."""
-        place = self._place
-        for old in checkpoints_in(place.store)[place.keep :]:
-            files, root = opened(old.place)
-            files.rm(root, recursive=True)
-        if place.is_remote:
-            shutil.rmtree(place.staging(step), ignore_errors=True)
-            return
-        for left in Path(place.store).glob(".step-*"):
-            if left.name < f".{checkpoint_name(step)}":
-                shutil.rmtree(left, ignore_errors=True)
+
+def agree_on_step(
+    step: int, problem: str, tell_all: Callable[[tuple[int, str]], list[tuple[int, str]]]
+) -> None:
+    """Return once all ranks of the site save this step; they come in any order, and some later.
+
+    A checkpoint out of turn is begun by those ranks that have heard of it before its step. Where
+    one has not, the next checkpoint is the first for which all come: those that wait give up then,
+    and no file of one step comes into another's checkpoint.
+
+    Args:
+        step: that this rank saves.
+        problem: why it cannot; empty: it can.
+        tell_all: a collective of the site: returns what each rank tells, by rank.
+
+    Raises:
+        OSError: others save a later step, and never this one; or some rank cannot.
+    """
+    told = tell_all((step, problem))
+    while len(steps := {each for each, _ in told}) > 1:
+        if step < max(steps):
+            late = ", ".join(str(rank) for rank, (each, _) in enumerate(told) if each > step)
+            raise OSError(f"rank {late} had passed step {step} when it heard of it")
+        told = tell_all((step, problem))
+    if problems := [each for _, each in told if each]:
+        raise OSError(problems[0])
 
 
 def _wait_for(path: Path) -> None:
@@ -409,12 +423,29 @@ def _stored(folder: Path, path: str) -> StoredFile:
 
 
 def _upload(folder: Path, place: str, stored: list[StoredFile]) -> None:
-    files, root = opened(place)
-    for each in stored:
-        parent = f"{root}/{each.path}".rpartition("/")[0]
-        files.makedirs(parent, exist_ok=True)
-        files.put_file(str(folder / each.path), f"{root}/{each.path}")
-        (folder / each.path).unlink()
+    with opened(place) as (files, root):
+        for each in stored:
+            parent = f"{root}/{each.path}".rpartition("/")[0]
+            files.makedirs(parent, exist_ok=True)
+            files.put_file(str(folder / each.path), f"{root}/{each.path}")
+            (folder / each.path).unlink()
+
+
+def _list_at(place: str) -> list[StoredFile] | None:
+    """Return a site's list; None: it is not there yet, or the storage does not answer now."""
+    try:
+        with opened(place) as (files, path):
+            files.invalidate_cache()
+            written = files.cat_file(path)
+    except OSError:
+        return None
+    return [StoredFile(*each) for each in json.loads(written)]
+
+
+def _log(what: str) -> None:
+    """Write a line to this rank's log, unless that is on a full disk, too."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"isthmus: {what}\n")
 
 
 def _list_bytes(files: list[StoredFile]) -> bytes:

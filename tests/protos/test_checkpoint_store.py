@@ -1,11 +1,14 @@
 """What lies in storage as a checkpoint is read as it was written, or refused with the reason."""
 
+import errno
 from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
+from protos.checkpoint.requests import is_written, requested_step
 from protos.checkpoint.store import (
     StoredCheckpoint,
     checkpoint_name,
@@ -13,8 +16,11 @@ from protos.checkpoint.store import (
     digest_of,
     joined,
     newest_good,
+    opened,
 )
 from protos.errors import BadCheckpointError
+
+URL = "memory://bucket/run"
 
 
 def write(store: Path, step: int) -> Path:
@@ -104,8 +110,77 @@ def test_without_a_manifest_it_is_half_written(tmp_path: Path) -> None:
 
 
 def test_a_url_is_a_place_like_a_folder(tmp_path: Path) -> None:
-    url = "memory://bucket/run"
-    fsspec.filesystem("memory").put(str(write(tmp_path, 9)), joined(url, ""), recursive=True)
-    (stored,) = checkpoints_in(url)
+    fsspec.filesystem("memory").put(str(write(tmp_path, 9)), joined(URL, ""), recursive=True)
+    (stored,) = checkpoints_in(URL)
     assert stored.verified().step == 9
-    fsspec.filesystem("memory").rm(url, recursive=True)
+    fsspec.filesystem("memory").rm(URL, recursive=True)
+
+
+def test_a_url_that_cannot_be_opened_is_an_error_of_the_storage() -> None:
+    with (
+        pytest.raises(OSError, match="Protocol not known: nothing") as caught,
+        opened("nothing://bucket/runs"),
+    ):
+        pass
+    assert caught.value.filename == "nothing://bucket/runs"
+    assert requested_step("nothing://bucket/runs") is None
+    assert not is_written("nothing://bucket/runs", 1)
+
+
+class UnreachableError(Exception):
+    """As botocore's, it is no OSError."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "text"),
+    [
+        (UnreachableError("no route\nto it"), OSError, "[Errno 5] UnreachableError: no route: "),
+        (PermissionError("Access Denied"), PermissionError, "[Errno 13] Access Denied: "),
+        (FileNotFoundError("bucket/run"), FileNotFoundError, "[Errno 2] bucket/run: "),
+        (TimeoutError(), OSError, "[Errno 5] TimeoutError: "),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), OSError, "[Errno 5] refused: "),
+    ],
+)
+def test_whatever_a_storage_raises_is_an_oserror_with_its_url(
+    raised: Exception, kind: type[OSError], text: str
+) -> None:
+    with pytest.raises(OSError, match="memory://bucket/run") as caught, opened(URL):
+        raise raised
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"{text}'{URL}'"
+    assert caught.value.__cause__ is raised
+
+
+def test_a_full_disk_stays_one() -> None:
+    with pytest.raises(OSError, match="full") as caught, opened("/data/run"):
+        raise OSError(errno.ENOSPC, "full")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/data/run")
+
+
+def test_what_storages_name_well_and_errors_of_our_own_pass_as_they_are() -> None:
+    for raised in (OSError(errno.EIO, "broken", "/disk"), BadCheckpointError("half written")):
+        with pytest.raises(type(raised)) as caught, opened(URL):
+            raise raised
+        assert caught.value is raised
+
+
+def test_a_store_that_cannot_be_reached_says_so_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with opened(URL) as (files, root):
+        files.pipe_file(f"{root}/request.json", b'{"step": 7}')
+    assert requested_step(URL) == 7
+    with monkeypatch.context() as network:
+        network.setattr(MemoryFileSystem, "_open", refuse)
+        network.setattr(MemoryFileSystem, "ls", refuse)
+        assert requested_step(URL) is None
+        assert not is_written(URL, 7)
+        with pytest.raises(OSError, match=f"UnreachableError: no route: '{URL}/step-00000007'"):
+            list(newest_good([StoredCheckpoint(joined(URL, checkpoint_name(7)))]))
+        with pytest.raises(OSError, match=f"UnreachableError: no route: '{URL}'"):
+            checkpoints_in(URL)
+    fsspec.filesystem("memory").rm(URL, recursive=True)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise UnreachableError("no route")

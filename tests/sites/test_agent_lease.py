@@ -15,7 +15,8 @@ from protos.control.v1.control_pb2 import (
     Welcome,
 )
 from sites.agent import session as session_module
-from sites.agent.session import Session, SessionLostError
+from sites.agent.agent import Agent, join_within_s
+from sites.agent.session import Outbox, Session, SessionLostError
 
 LEASE_S = 5.0
 HEARTBEAT_S = 1.0
@@ -96,3 +97,28 @@ def test_who_stands_still_again_and_again_misses_a_coordinator_that_is_gone(
     stood_still = [(103.5 + 4.5 * turn, 4.0) for turn in range(100)]
     _, ended_s = play(monkeypatch, standstills=stood_still, silent_from_s=103.2)
     assert ended_s <= 107.5 + LEASE_S + 4.0
+
+
+def test_an_agent_waits_as_long_without_a_run_as_with_one() -> None:
+    """A site that is about to come back has no run, and is needed all the same."""
+    welcome = Welcome(lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S, coordinator_within_s=3600.0)
+    outbox = Outbox()
+    agent: Any = Agent(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    agent._session = SimpleNamespace(welcome=welcome, outbox=outbox)
+    assert agent._patience_s() == 3600.0
+    agent._run = SimpleNamespace(coordinator_s=7.0)
+    assert agent._patience_s() == 7.0
+    outbox.put(AgentMessage())
+    agent._run = None
+    assert agent._patience_s() == 7.0, "the run's end is not told yet"
+    outbox.acknowledge(1)
+    assert agent._patience_s() == 3600.0
+    agent._session.welcome = Welcome(lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)
+    assert agent._patience_s() == LEASE_S, "an older coordinator does not say"
+
+
+@pytest.mark.parametrize("lease_s", [2.0, 15.0, 55.0, 300.0])
+def test_an_agent_that_was_started_again_outlasts_the_lease_of_the_one_before(
+    lease_s: float,
+) -> None:
+    assert join_within_s(lease_s) >= max(60.0, lease_s + 10.0)

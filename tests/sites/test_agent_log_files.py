@@ -14,6 +14,7 @@ def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
         for local_rank in range(2):
             folder = tmp_path / f"node{node}" / "ranks" / "run-1_x" / "attempt_0" / str(local_rank)
             folder.mkdir(parents=True)
+            (folder / "stdout.log").touch()
             (folder / "stderr.log").touch()
     order = SimpleNamespace(
         site=SimpleNamespace(nodes=2, accelerators_per_node=2),
@@ -39,12 +40,16 @@ def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
         ).log_files()
     ]
     assert found == [
+        ("rank0", "stdout.log"),
         ("rank0", "stderr.log"),
+        ("rank1", "stdout.log"),
         ("rank1", "stderr.log"),
         ("torchrun0", "torchrun.log"),
         ("gateway0", "gateway0.log"),
         ("gateway1", "gateway1.log"),
+        ("rank2", "stdout.log"),
         ("rank2", "stderr.log"),
+        ("rank3", "stdout.log"),
         ("rank3", "stderr.log"),
         ("torchrun1", "torchrun.log"),
         ("gateway2", "gateway2.log"),

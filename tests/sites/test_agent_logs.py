@@ -17,6 +17,7 @@ from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
 from sites.agent.logs import LogShipper, OwnLines
 from sites.node.log_files import KEEP_BYTES, LAG_BYTES, Lines, LogFiles, Tail
+from sites.node.torchrun import rank_files
 from tests.fakes.holes import has_holes
 
 PLENTY = 1 << 20
@@ -165,6 +166,26 @@ def test_the_end_of_a_source_comes_before_a_long_backlog_of_it(tmp_path: Path) -
     sequences = [line.sequence for line in lines]
     assert sequences == sorted(set(sequences))
     assert sum(line.ByteSize() for line in lines) <= KEEP_BYTES + LOG_LINE_BYTES
+
+
+def test_the_traceback_of_a_rank_that_printed_much_is_shipped(tmp_path: Path) -> None:
+    receiver = Receiver()
+    folder = tmp_path / "ranks" / "a_x" / "attempt_0" / "3"
+    folder.mkdir(parents=True)
+    append(folder / "stderr.log", b"the last words\n")
+    append(folder / "stdout.log", b"talk\n" * 50_000)
+    sources = list(rank_files(tmp_path, "a", 8))
+    assert {source for source, _ in sources} == {"rank11"}
+    ships = shipper(receiver, {path: source for source, path in sources})
+
+    async def story() -> None:
+        await ships._collect()  # both wait when the run ends
+        await ships.finish(time.monotonic() + 20)
+
+    asyncio.run(story())
+    lines = [line.text for request in receiver.requests for line in request.lines]
+    assert lines[0].endswith("lines dropped")
+    assert "the last words" in lines
 
 
 def test_a_coordinator_that_takes_nothing_is_given_up_on_time(tmp_path: Path) -> None:

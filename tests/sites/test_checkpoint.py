@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import random
+import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from safetensors import SafetensorError
 from torch import nn
 
-from protos.checkpoint.manifest import Manifest
-from protos.checkpoint.store import checkpoints_in
+from protos.checkpoint.manifest import Manifest, StoredFile
+from protos.checkpoint.store import StoredCheckpoint, checkpoints_in
 from protos.errors import BadCheckpointError, ConfigMismatchError
+from sites.checkpoint import export, writer
 from sites.checkpoint.checkpoints import Checkpoints
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.interval import FIRST_STEPS, Interval
+from sites.checkpoint.place import Place
 from sites.checkpoint.run_objects import RunObjects
 from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import Place
-from sites.worker.attendance import Attendance
+from sites.checkpoint.writer import agree_on_step
+from sites.worker.gateway_link import AloneLink
+from sites.worker.missing_sites import MissingSites
 from sites.worker.site import scale_learning_rates
 from topology.job import Checkpoint
 
@@ -52,28 +61,34 @@ class Training:
         resume: str | None = None,
         width: int = 5,
         later: int = 0,
+        site: str = "a",
     ) -> None:
-        """With `later`, there is a second site of so many ranks, which takes no part."""
+        """With `later`, there is a second site of so many ranks: `b`, which is late for `a`."""
         self.model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.written: list[int] = []
+        self.failed: list[tuple[int, str]] = []
+        self.stay: list[tuple[int, str]] = []
         state, self.exchange = TrainingState(self.model, self.optimizer), Owing()
-        attendance = Attendance()
-        attendance.begin_without([1] if later else [])
+        self.missing_sites = MissingSites()
+        self.missing_sites.begin_without([1] if later and site == "a" else [])
         self.checkpoints = Checkpoints(
             settings=Checkpoint(every_steps=2, keep=2, to=store, resume=resume),
             place=Place(
                 store=store, local=folder / "local", run="run", job="job", generation=1,
-                site="a", rank=0, ranks={"a": 1, "b": later} if later else {"a": 1}, keep=2,
+                site=site, rank=0, local_rank=0,
+                ranks={"a": 1, "b": later} if later else {"a": 1}, keep=2,
             ),
             device=CPU,
             state=state,
             objects=RunObjects(state, {"scheduler": self.scheduler}, self.exchange),
             exchange=self.exchange,
             data=lambda: {"next": 7, "holes": []},
-            attendance=attendance,
+            missing_sites=self.missing_sites,
             on_written=self.note_written,
+            on_failed=lambda *told: self.failed.append(told),
+            on_stays=lambda *told: self.stay.append(told),
             on_waiting=self.note_waiting,
         )  # fmt: skip
         self.optimizer.register_step_pre_hook(lambda *_: self.checkpoints.complete())
@@ -99,6 +114,17 @@ class Training:
         return [each.clone() for each in held]
 
 
+class LosingTraining(Training):
+    """Its second site is lost while the first waits for its part of a checkpoint."""
+
+    def __init__(self, store: str, folder: Path) -> None:
+        super().__init__(store, folder, later=1)
+        self.missing_sites.enter(1)
+
+    def note_waiting(self) -> None:
+        self.missing_sites.begin_without([1])
+
+
 class SlowTraining(Training):
     """Its checkpoints are not written before training has said that it waits for one."""
 
@@ -112,6 +138,19 @@ class SlowTraining(Training):
 
     def note_waiting(self) -> None:
         self.waited.set()
+
+
+def test_the_part_of_a_site_that_is_lost_meanwhile_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PARTS_S", math.inf)
+    store = str(tmp_path / "store")
+    training = LosingTraining(store, tmp_path)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 3))
+    training.checkpoints.finish(2)
+    (saved,) = checkpoints_in(store)
+    assert saved.manifest().missing == ("b",)
 
 
 def test_who_waits_for_a_slow_store_says_so(tmp_path: Path) -> None:
@@ -170,6 +209,41 @@ def test_what_is_owed_comes_back_where_chunks_are_cut_for_the_same_ranks(tmp_pat
         assert bool(resumed.exchange.resumed) is is_owed
 
 
+@pytest.mark.parametrize("steps", [[(4,), (4,)], [(3, 4), (4,)], [(4,), (2, 3, 4), (3, 4)]])
+def test_ranks_that_heard_of_a_checkpoint_too_late_hold_nobody_up(
+    steps: list[tuple[int, ...]],
+) -> None:
+    """Those that have begun one give it up by name, and the next one is of one step everywhere."""
+    everybody = threading.Barrier(len(steps), timeout=30)
+    slots = [(0, "")] * len(steps)
+    written: list[list[int]] = [[] for _ in steps]
+    problems: list[list[str]] = [[] for _ in steps]
+
+    def save(rank: int) -> None:
+        def tell_all(told_here: tuple[int, str]) -> list[tuple[int, str]]:
+            slots[rank] = told_here
+            everybody.wait()
+            told = list(slots)
+            everybody.wait()
+            return told
+
+        for step in steps[rank]:
+            try:
+                agree_on_step(step, "", tell_all)
+                written[rank].append(step)
+            except OSError as error:
+                problems[rank].append(str(error))
+
+    threads = [threading.Thread(target=save, args=(rank,)) for rank in range(len(steps))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert written == [[4]] * len(steps)
+    assert [len(each) for each in problems] == [len(each) - 1 for each in steps]
+    assert all("had passed step" in each for found in problems for each in found)
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     training = Training(store, tmp_path)
@@ -195,6 +269,137 @@ def test_training_goes_on_where_nothing_can_be_written(
     training.checkpoints.finish(3)
     assert training.written == []
     assert "isthmus: the checkpoint of step 2 failed: " in capfd.readouterr().err
+    assert [step for step, _ in training.failed] == [2, 3]
+    assert "rank 0 of site a: " in training.failed[0][1]
+
+
+class FullStderr:
+    """Its file is on the disk that is full."""
+
+    def write(self, _: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failure_is_told_where_the_log_is_on_the_same_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").write_text("a file, not a folder")
+    training = Training(str(tmp_path / "store"), tmp_path)
+    monkeypatch.setattr(sys, "stderr", FullStderr())
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 3))
+    training.checkpoints.finish(2)
+    assert [step for step, _ in training.failed] == [2]
+
+
+def test_what_failed_leaves_no_room_taken_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, path: str) -> StoredFile:
+        assert (folder / path).exists()
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    training = Training(str(tmp_path / "store"), tmp_path)
+    with monkeypatch.context() as disk:
+        disk.setattr(writer, "_stored", full)
+        training.checkpoints.start(lambda value: value, 0)
+        training.take(range(1, 3))
+        training.checkpoints.complete()
+        training.checkpoints._writer.wait()
+        assert [step for step, _ in training.failed] == [2]
+        assert list((tmp_path / "store").iterdir()) == []
+    training.take(range(3, 5))
+    training.checkpoints.finish(4)
+    assert training.written == [4]
+
+
+class UnreachableError(Exception):
+    """What storages raise is often no OSError."""
+
+
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_nothing_stays_on_local_disk_whether_an_upload_fails_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    """Neither at the site that publishes, `a`, nor at another."""
+
+    def refuse(*_: object) -> None:
+        raise UnreachableError("no route\nto it")
+
+    store = f"memory://{tmp_path.name}/store"
+    training = Training(store, tmp_path, later=1, site=site)
+    training.checkpoints.start(lambda value: value, 0)
+    with monkeypatch.context() as network:
+        network.setattr(MemoryFileSystem, "put_file", refuse)
+        training.take(range(1, 3))
+        training.checkpoints.complete()
+        training.checkpoints._writer.wait()
+    why = f"[Errno 5] UnreachableError: no route: '{store}/step-00000002'"
+    assert training.failed == [(2, f"OSError: rank 0 of site {site}: {why}")]
+    assert list((tmp_path / "local").iterdir()) == []
+    training.take(range(3, 5))
+    training.checkpoints.finish(4)
+    assert training.written == ([4] if site == "a" else [])
+    assert len(training.failed) == 1
+    assert list((tmp_path / "local").iterdir()) == []
+    fsspec.filesystem("memory").rm(store, recursive=True)
+
+
+def test_one_that_cannot_be_removed_is_named_and_the_new_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(stored: StoredCheckpoint) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", stored.name)
+
+    monkeypatch.setattr(StoredCheckpoint, "remove", refuse)
+    training = Training(str(tmp_path / "store"), tmp_path)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 7))
+    training.checkpoints.finish(6)
+    assert (training.written, training.failed) == ([2, 4, 6], [])
+    why = "[Errno 13] Permission denied: 'step-00000002'"
+    assert training.stay == [(2, why)]
+    assert f"isthmus: the checkpoint of step 2 cannot be removed: {why}" in capfd.readouterr().err
+
+
+def test_a_rank_that_cannot_copy_its_tensors_is_named_and_holds_nobody_up() -> None:
+    told = [(4, ""), (4, "rank 1 of site a: out of memory")]
+    for rank in range(2):
+        with pytest.raises(OSError, match="rank 1 of site a: out of memory"):
+            agree_on_step(*told[rank], lambda _: told)
+
+
+def test_who_has_no_folder_to_write_into_says_so_before_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would be in collectives of torch's, and it in another."""
+    told: list[tuple[int, str]] = []
+
+    def agree(step: int, problem: str, _: object) -> None:
+        told.append((step, problem))
+        raise OSError(problem)
+
+    monkeypatch.setattr("sites.checkpoint.writer.agree_on_step", agree)
+    (tmp_path / "store").write_text("a file, not a folder")
+    training = Training(str(tmp_path / "store"), tmp_path)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 3))
+    training.checkpoints.finish(2)
+    [(step, problem)] = told
+    assert (step, problem.split(": ")[0]) == (2, "rank 0 of site a")
+
+
+def test_ranks_may_wait_for_the_next_checkpoint_for_days(tmp_path: Path) -> None:
+    """A group of gloo's in which a collective was not in time is of no use for the next either."""
+    group = Training(str(tmp_path / "store"), tmp_path).checkpoints._writer.group
+    assert group._get_backend(CPU).options._timeout >= timedelta(days=30)
+
+
+def test_where_residuals_cannot_be_written_training_does_not_hear_of_it(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file, not a folder")
+    exchange = ExchangeState(AloneLink(), None, None)
+    exchange.save(tmp_path / "store" / "own" / "0.owed.npz")
+    assert exchange.has_residuals
 
 
 def test_a_scheduler_goes_on_from_scaled_learning_rates() -> None:
@@ -249,3 +454,24 @@ def test_an_interval_of_time_becomes_as_many_steps_at_every_rank() -> None:
         found[name] = due(interval, range(1, 70), pass_step)
     assert found["slow"] == found["fast"] == [20, 40, 60]
     assert FIRST_STEPS < 20
+
+
+def test_an_export_that_cannot_be_written_says_so_in_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "step-00000001"
+    place.mkdir()
+    manifest = Manifest(run="run", job="job", step=1, written_s=0.0, ranks={})
+    (place / "manifest.json").write_bytes(manifest.to_bytes())
+    assert export.main([str(place), str(tmp_path / "absent" / "x")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err
+
+    def full(tensors: object, file: Path, metadata: object) -> None:
+        file.write_bytes(b"some")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(export, "model_tensors", lambda _: {})
+    monkeypatch.setattr(export, "save_file", full)
+    assert export.main([str(place), str(tmp_path / "x")]) == 1
+    assert capsys.readouterr().err == "No space left on device\n"
+    assert list(tmp_path.iterdir()) == [place]

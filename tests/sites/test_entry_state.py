@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from protos.errors import ConfigMismatchError
+from sites.checkpoint import entry_state
 from sites.checkpoint.entry_state import EntryState
 from sites.checkpoint.exchange_state import ExchangeState
 from sites.checkpoint.run_objects import RunObjects
@@ -29,8 +30,18 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         state = TrainingState(self.model, self.optimizer)
         objects = RunObjects(state, {"scheduler": self.scheduler}, ExchangeState(None, None, None))
-        self.entry = EntryState(state, objects, lambda: {"next": 7}, lambda: ())
+        self.waited = 0
+        self.entry = EntryState(state, objects, lambda: {"next": 7}, lambda: (), self)
         self.optimizer.register_step_pre_hook(lambda *_: self.entry.wait_copied())
+
+    def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:
+        assert (epoch, problem) == (9, "")
+
+    def failed(self, step: int, reason: str) -> None:
+        raise AssertionError(step, reason)
+
+    def waiting(self) -> None:
+        self.waited += 1
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -78,7 +89,7 @@ def test_equal_sites_write_equal_bytes_and_discard_them(tmp_path: Path) -> None:
         training.entry.publish()
         wait_written(folder)
         found.append((folder / "tensors").read_bytes())
-        training.entry.discard()
+        training.entry.close()
         assert not folder.exists()
     assert found[0] == found[1]
 
@@ -91,3 +102,26 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     wait_written(tmp_path / "entry")
     with pytest.raises(ConfigMismatchError, match=r"0.weight has shape \[6, 3\] here, \[5, 3\]"):
         Training(seed=2, width=6).entry.take(tmp_path / "entry")
+
+
+def test_whoever_brings_tensors_together_is_not_taken_for_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_state, "TELL_EVERY_S", 0.0)
+    member = Training(seed=1)
+    member.step()
+    member.entry.write(Following(("b",), 9, tmp_path / "entry"), 1)
+    # Four parameters, each with three tensors of the optimizer's.
+    assert member.waited >= 16
+    member.entry.close()
+
+
+def test_a_state_that_is_still_being_written_gives_way_to_the_next(tmp_path: Path) -> None:
+    member = Training(seed=1)
+    member.step()
+    for at in "ab":
+        member.entry.write(Following((at,), 9, tmp_path / at), 1)
+    member.entry.publish()
+    wait_written(tmp_path / "b")
+    member.entry.close()
+    assert not (tmp_path / "a").exists()

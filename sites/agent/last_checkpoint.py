@@ -1,0 +1,96 @@
+"""The checkpoint that all sites write before this one ends, where there is time for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from protos.checkpoint.requests import is_written, request_checkpoint, steps_ahead
+from protos.failure import one_line
+
+_LOOK_S = 0.2
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+async def save_before_end(
+    store: str,
+    latest_step: int,
+    step_times_s: Sequence[float],
+    within_s: float,
+    ended: asyncio.Event,
+) -> str:
+    """Have all sites write a checkpoint, and wait for it. No store holds this up for longer.
+
+    Args:
+        store: The run's.
+        latest_step: That any rank here is known to have taken.
+        step_times_s: Of the latest steps.
+        within_s: So long it may take.
+        ended: Set once the run is over anyway.
+
+    Returns:
+        Why there is none; empty: it is written.
+    """
+    shortest_s = min(step_times_s, default=0.0)
+    ahead = steps_ahead(store, shortest_s)
+    comes_s = ahead * statistics.median(step_times_s) if step_times_s else 0.0
+    if comes_s > within_s:
+        return (
+            f"all ranks can save after step {latest_step + ahead} at the earliest, in some "
+            f"{comes_s:.0f} s, and the site has {within_s:g} s"
+        )
+    why = "the store does not answer"
+    try:
+        async with asyncio.timeout(within_s):
+            try:
+                step = await _in_thread(request_checkpoint, store, latest_step, shortest_s)
+            except OSError as error:
+                return f"none can be asked for: {one_line(str(error))}"
+            log.info("waiting for the checkpoint of step %d", step)
+            why = f"that of step {step} was not written in time"
+            while not ended.is_set():
+                try:
+                    if await _in_thread(is_written, store, step):
+                        return ""
+                except OSError as error:  # the next look may do better
+                    why = f"that of step {step} cannot be seen: {one_line(str(error))}"
+                await asyncio.sleep(_LOOK_S)
+            return "the run was over before"
+    except TimeoutError:
+        return f"{why}, within {within_s:g} s"
+
+
+async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Return what a call returns that may never return, and so must not hold up the process's end.
+
+    asyncio.to_thread would not do: the interpreter waits for its threads.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type] # without an error it is one
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = call(*arguments)
+        except Exception as error:  # noqa: BLE001 - a thread's root: who waits gets it
+            failed = error
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=run, name="store", daemon=True).start()
+    return await done

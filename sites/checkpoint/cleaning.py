@@ -1,0 +1,102 @@
+"""What is removed of checkpoints: those beyond the newest, and what failed or killed writers left.
+
+Nothing that may become a checkpoint goes, nor what another process still writes into one:
+
+- Each rank writes one checkpoint at a time. Once all ranks of a site have given a step up, or have
+  come to a later one, none of them writes that step any more.
+- A site's part is another's business once it is listed: it may become part of a checkpoint, unless
+  the site that publishes it has given that up. So this site removes listed parts, and all others
+  their own part while it has no list.
+- Once a checkpoint is whole, nobody needs what is left of earlier ones.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from protos.checkpoint.manifest import MANIFEST
+from protos.checkpoint.store import StoredCheckpoint, checkpoints_in
+from sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
+
+_HALF_WRITTEN = re.compile(r"\.step-(\d{8,})\.g(\d+)")
+
+
+def remove_parts(place: Place, through_step: int) -> None:
+    """Remove what this site has left of steps up to one, all of which it writes no more.
+
+    All ranks of the site may call this, and one does it. What cannot be removed now may be before
+    the next checkpoint.
+    """
+    if not place.cleans:
+        return
+    for folder in _half_written(place, through_step):
+        part = folder / OWN / place.site
+        with suppress(OSError):
+            if place.is_remote:  # all in it is this site's, and uploaded or given up
+                shutil.rmtree(folder)
+            elif (part / PUBLISHES).exists():
+                _give_up(folder, part)
+            elif part.exists() and not (part / LIST).exists():
+                shutil.rmtree(part)
+
+
+def _give_up(folder: Path, own: Path) -> None:
+    """Remove what nobody writes of a checkpoint that will not be published.
+
+    Parts that others still write stay for the next time, and with them who was to publish it.
+    """
+    for name in (MANIFEST, f".{MANIFEST}"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / SHARED, ignore_errors=True)
+    for file in own.iterdir():
+        if file.name != PUBLISHES:
+            file.unlink(missing_ok=True)
+    others = [part for part in own.parent.iterdir() if part != own]
+    listed = [part for part in others if (part / LIST).exists()]
+    for left in [folder] if listed == others else listed:
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove_superseded(place: Place, step: int) -> list[tuple[int, str]]:
+    """Remove what nobody needs, now that the checkpoint of `step` is whole.
+
+    That are older ones: all but the newest `keep` with a manifest, so those that were never whole,
+    too. Newer ones may be being written.
+
+    Returns:
+        Of each that stays, step and reason.
+    """
+    for left in _half_written(place, step - 1):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        superseded = _superseded(place, step)
+    except OSError as error:
+        return [(step, f"older ones cannot be looked for: {error}")]
+    stay = []
+    for each in superseded:
+        try:
+            each.remove()
+        except OSError as error:
+            stay.append((each.step, str(error)))
+    return stay
+
+
+def _superseded(place: Place, step: int) -> list[StoredCheckpoint]:
+    found = checkpoints_in(place.store)
+    kept = [each for each in found if each.has_manifest()][: place.keep]
+    return [each for each in found if each.step < step and each not in kept]
+
+
+def _half_written(place: Place, through_step: int) -> list[Path]:
+    """Return folders of steps up to one, and of all steps before the run was started anew."""
+    found = []
+    with suppress(OSError):
+        for folder in place.staging_root.glob(".step-*"):
+            if match := _HALF_WRITTEN.fullmatch(folder.name):
+                step, generation = map(int, match.groups())
+                if (generation, step) <= (place.generation, through_step):
+                    found.append(folder)
+    return found

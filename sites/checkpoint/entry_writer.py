@@ -1,0 +1,321 @@
+"""Writes the state that others take over into a node's folder, in a thread beside training.
+
+One of these is one state, at one rank. Ranks of a node write parts of one file, and each hashes
+pieces of it; the site's first rank on the node adds what else there is, and the index. What goes
+wrong at one rank is told in the collective that all come to: then nobody goes on, and nothing
+stays. Training goes on in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import torch
+
+from protos.errors import IsthmusError
+from protos.failure import one_line
+from sites.checkpoint.patience import TELL_EVERY_S, join_patiently, wait_patiently
+from sites.checkpoint.training_state import Forms, Tensors
+from sites.local.entry_folder import (
+    INDEX,
+    OBJECTS,
+    TENSORS,
+    Index,
+    digests_in,
+    num_pieces,
+    require_room,
+)
+
+_ALIGNMENT = 64
+"""Each tensor begins at a multiple of so many bytes: any type can be read there."""
+_WRITE_BYTES = 4 << 20
+"""Between two of these it is looked whether the state is still wanted."""
+_REMOVED_S = 10.0
+"""Time for what nobody wants any more to be removed, when the rank leaves."""
+_UNWANTED = "nobody wants it any more"
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies in the file."""
+
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def read(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, a view of the whole file as uint8."""
+        num_bytes = self.shape.numel() * self.dtype.itemsize
+        return stored[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What is written of one step."""
+
+    folder: Path
+    epoch: int
+    """Others take it over when this epoch begins."""
+    step: int
+    places: Mapping[str, Place]
+    num_bytes: int
+    """The size of all tensors together."""
+
+
+class Reports(Protocol):
+    """Who hears how it goes. Called from any thread."""
+
+    def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:
+        """This rank's part has come so far; or the state cannot be had."""
+
+    def failed(self, step: int, reason: str) -> None:
+        """The state after a step could not be written: told at the site's first rank."""
+
+    def waiting(self) -> None:
+        """Training waits, and does not hang: told every second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """This rank among those of its site and its node."""
+
+    rank: int
+    """Inside the site."""
+    local_rank: int
+    num_local_ranks: int
+    tell_all: Callable[[Any], Sequence[Any]]
+    """A collective of the site for this thread: returns what each rank tells, by rank."""
+
+
+class _UnwantedError(Exception):
+    """Whoever was to take the state over has it, or does not come."""
+
+
+class EntryWriter:
+    """Owns the thread, and the folder from when it is made until it is removed."""
+
+    def __init__(self, written: Written, part: Part, reports: Reports) -> None:
+        """Begin nothing yet."""
+        self._written = written
+        self._part = part
+        self._reports = reports
+        self._objects: bytes | Exception = b""
+        """What there is beside the tensors, at a node's first rank, or why it cannot be saved."""
+        self._is_copied = threading.Event()
+        self._has_objects = threading.Event()
+        self._is_unwanted = threading.Event()
+        self._is_settled = threading.Event()
+        """All is written, or will not be: no collective comes any more."""
+        self._done_bytes = 0
+        self._told_s = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    def start(self, live: Tensors, copies: Tensors) -> None:
+        """Begin to copy and write this rank's tensors, all of them whole. Both are emptied.
+
+        Args:
+            live: tensors that the next optimizer step changes, after `wait_copied`.
+            copies: others.
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(live, copies), name="write-entry", daemon=True
+        )
+        self._thread.start()
+
+    def wait_copied(self) -> None:
+        """Wait until an optimizer's step may change the tensors."""
+        wait_patiently(self._is_copied, self._reports.waiting)
+
+    def publish(self, make: Callable[[], dict[str, Any]]) -> None:
+        """Add what there is beside the tensors: then others may fetch it all. Once it is enough.
+
+        Args:
+            make: returns it; called at a node's first rank only.
+        """
+        if self._has_objects.is_set():
+            return
+        if self._part.local_rank == 0:
+            try:
+                file = io.BytesIO()
+                torch.save(make(), file)
+                self._objects = file.getvalue()
+            except Exception as error:  # noqa: BLE001 - told by the thread: training goes on
+                self._objects = error
+        self._has_objects.set()
+
+    def discard(self) -> None:
+        """Have it removed, without waiting: whoever was to follow has it, or never will."""
+        self._is_unwanted.set()
+        self._has_objects.set()
+
+    def wait_settled(self) -> None:
+        """Wait until the thread takes part in no collective any more."""
+        wait_patiently(self._is_settled, self._reports.waiting)
+
+    def close(self) -> None:
+        """Have it removed, and wait for that, a bounded time."""
+        self.discard()
+        if self._thread is not None:
+            join_patiently(self._thread, self._reports.waiting, _REMOVED_S)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self, live: Tensors, copies: Tensors) -> None:
+        """Write it, have it lie there while it is wanted, and remove it."""
+        try:
+            self._agreed(lambda: self._write_tensors(live, copies))
+            digests = self._agreed(self._hash_tensors)
+            self._agreed(lambda: self._write_index(digests))
+        except _UnwantedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - the thread's root: training goes on without
+            self._fail(error)
+        else:
+            self._is_settled.set()
+            self._is_unwanted.wait()
+        finally:
+            self._is_settled.set()
+        if self._part.local_rank == 0:
+            shutil.rmtree(self._written.folder, ignore_errors=True)
+
+    def _agreed(self, work: Callable[[], Made]) -> list[Made]:
+        """Do this rank's part, and return what each rank of the site has made.
+
+        Raises:
+            OSError: some rank could not.
+            _UnwantedError: nobody needs it.
+        """
+        problem, made = "", None
+        try:
+            made = work()
+        except _UnwantedError:
+            problem = _UNWANTED
+        except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
+            problem = f"rank {self._part.rank}: {self._written.folder}: {_reason(error)}"
+        told = self._part.tell_all((problem, made))
+        problems = [each for each, _ in told if each]
+        if _UNWANTED in problems:
+            raise _UnwantedError
+        if problems:
+            raise OSError(problems[0])
+        return [each for _, each in told]
+
+    def _fail(self, error: Exception) -> None:
+        """Tell others, and people, that there is no state of this step."""
+        written, why = self._written, one_line(str(error))
+        with contextlib.suppress(IsthmusError):  # where the gateway has gone, all ends
+            self._reports.progress(written.epoch, self._done_bytes, why)
+            # What is no OSError has broken the collective: a rank has gone, and that is told.
+            if self._part.rank == 0 and isinstance(error, OSError):
+                self._reports.failed(written.step, why)
+        with contextlib.suppress(OSError):  # its file may lie on the disk that is full
+            sys.stderr.write(
+                f"isthmus: the state after step {written.step} is not written: {why}\n"
+            )
+
+    def _note_done(self, num_bytes: int) -> None:
+        """Count what is done, and tell it every second.
+
+        Raises:
+            _UnwantedError: it need not go on.
+        """
+        if self._is_unwanted.is_set():
+            raise _UnwantedError
+        self._done_bytes += num_bytes
+        now_s = time.monotonic()
+        if now_s >= self._told_s + TELL_EVERY_S:
+            self._told_s = now_s
+            self._reports.progress(self._written.epoch, self._done_bytes)
+
+    def _write_tensors(self, live: Tensors, copies: Tensors) -> None:
+        written = self._written
+        try:
+            self._note_done(0)
+            written.folder.mkdir(parents=True, exist_ok=True)
+            if self._part.local_rank == 0:
+                require_room(written.folder, written.num_bytes)
+            for path, each in live.items():
+                copies[path] = each.detach().to("cpu", copy=True)
+                self._note_done(each.nbytes)
+        finally:
+            live.clear()
+            self._is_copied.set()
+        try:
+            with open_shared(written.folder / TENSORS, written.num_bytes) as file:
+                for path, each in copies.items():
+                    file.seek(written.places[path].offset)
+                    octets = bytes_of(each)
+                    for at in range(0, len(octets), _WRITE_BYTES):
+                        self._note_done(file.write(octets[at : at + _WRITE_BYTES]))
+        finally:
+            copies.clear()
+
+    def _hash_tensors(self) -> dict[int, int]:
+        """Return digests of this rank's pieces, which others may have written."""
+        part, written = self._part, self._written
+        pieces = range(part.local_rank, num_pieces(written.num_bytes), part.num_local_ranks)
+        return digests_in(written.folder / TENSORS, pieces, self._note_done)
+
+    def _write_index(self, parts: Sequence[Mapping[int, int]]) -> None:
+        """Add all else once it is published, and digests of all there is."""
+        if self._part.local_rank != 0:
+            return
+        self._has_objects.wait()
+        self._note_done(0)
+        if isinstance(self._objects, Exception):
+            raise self._objects
+        folder, size = self._written.folder, len(self._objects)
+        objects = folder / OBJECTS
+        objects.write_bytes(self._objects)
+        digests = {piece: each for part in parts for piece, each in part.items()}
+        found = Index(
+            {TENSORS: self._written.num_bytes, OBJECTS: size},
+            {
+                TENSORS: tuple(digests[piece] for piece in sorted(digests)),
+                OBJECTS: tuple(digests_in(objects, range(num_pieces(size))).values()),
+            },
+        )
+        part = (folder / INDEX).with_suffix(".part")
+        part.write_bytes(found.to_bytes())
+        part.rename(folder / INDEX)
+
+
+def laid_out(forms: Forms) -> tuple[dict[str, Place], int]:
+    """Return where tensors lie in the file, and its size. By name: the same at all sites."""
+    places, end = {}, 0
+    for path in sorted(forms):
+        shape, dtype = forms[path]
+        places[path] = Place(end, shape, dtype)
+        end += -(-shape.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return places, end
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's elements as they lie in memory."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def open_shared(path: Path, num_bytes: int) -> BinaryIO:
+    """Open a file that several processes write parts of."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    os.ftruncate(descriptor, num_bytes)
+    return os.fdopen(descriptor, "r+b")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,32 @@
+"""A rank's watch for checkpoints out of turn outlives a store that does not answer."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sites.checkpoint import request_watch
+from sites.checkpoint.request_watch import RequestWatch
+
+LONG_S = 30.0
+
+
+def test_a_request_stays_known_while_the_store_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [None, 7, None, 9, None]
+    has_looked = threading.Event()
+
+    def look(_: str) -> int | None:
+        if not answers:
+            has_looked.set()
+            return None
+        return answers.pop(0)
+
+    monkeypatch.setattr(request_watch, "look_every_s", lambda _: 0.001)
+    monkeypatch.setattr(request_watch, "requested_step", look)
+    watch = RequestWatch("memory://bucket/run")
+    assert has_looked.wait(LONG_S)
+    watch.close()
+    assert watch.step == 9
