@@ -107,6 +107,13 @@ _ENTRIES = (
         ExitCode.REFUSED,
     ),
     Entry(
+        "RUN_UNREADABLE",
+        "A run goes on at its sites, and this coordinator cannot lead it.",
+        "Start it with the topology, the build and the folders that the run was launched with; or "
+        "give the run up, which stops its sites: `isthmus coordinator --state DIR --abandon RUN`.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
         "ADDRESS_IN_USE",
         "Something else listens on this address.",
         "Stop it, or name another --bind.",
@@ -121,7 +128,8 @@ _ENTRIES = (
     Entry(
         "COORDINATOR_LOST",
         "The coordinator ended while the run was going on.",
-        "See its log. Agents started by hand go on for a while: start it again with the same --state.",
+        "See its log. If `isthmus launch` started it: `isthmus launch JOB --resume`. Otherwise agents "
+        "go on for a while: start it again with the same --state.",
         ExitCode.UNREACHABLE,
     ),
     Entry(
@@ -314,7 +322,8 @@ _ENTRIES = (
     Entry(
         "BAD_CHECKPOINT",
         "A checkpoint is half written, cut short or changed.",
-        "Take an older one; `isthmus checkpoints verify` names the damaged files.",
+        "`isthmus launch JOB --resume RUN` takes the newest good one; `isthmus checkpoints list` "
+        "shows all.",
         ExitCode.REFUSED,
     ),
     Entry(

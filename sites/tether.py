@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from protos.private_files import UnsafeFileError, keep_private, private_folder, users_umask
+from protos.save_time import LEAVE_S, SaveTimeError, save_within_s
 from protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
@@ -46,9 +47,8 @@ CREDENTIALS = "credentials"
 LOCK = "tether.lock"
 FOLDER_MARK = "{folder}"
 """Stands for the folder in the command and in the environment."""
-TERMINATE_S = 25.0
-"""From SIGTERM to SIGKILL. An agent that saves a checkpoint takes 20 s."""
-FORMER_S = 30.0
+FORMER_S = 5.0
+"""A former one may take so much longer than its command."""
 SPEC_S = 60.0
 SPEC_BYTES = 4 << 20
 POLL_S = 0.1
@@ -75,9 +75,10 @@ def main() -> int:
         folder = Path(spec["folder"]).expanduser().absolute()
         private_folder(folder)
         os.chdir(folder)  # it keeps no other one busy, and tells people what this is
-        with _locked(folder):
-            return _run(spec, folder, ended)
-    except (TetherError, UnsafeFileError, OSError) as error:
+        terminate_s = save_within_s({**os.environ, **spec["env"]}) + LEAVE_S
+        with _locked(folder, terminate_s + FORMER_S):
+            return _run(spec, folder, ended, terminate_s)
+    except (TetherError, SaveTimeError, UnsafeFileError, OSError) as error:
         _say(f"error: cannot start here: {error}")
         return 126
 
@@ -115,14 +116,14 @@ def _read_spec() -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, within_s: float) -> Iterator[None]:
     """Hold a folder's lock, which names this process; end whoever holds it.
 
     Raises:
-        TetherError: that one does not end.
+        TetherError: that one does not end within so long.
     """
     path = folder / LOCK
-    deadline_s = time.monotonic() + FORMER_S
+    deadline_s = time.monotonic() + within_s
     asked = ""
     while (descriptor := _lock(path)) is None:
         former = path.read_text().strip() if path.exists() else ""
@@ -154,7 +155,7 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-def _run(spec: dict[str, Any], folder: Path, ended: Ended) -> int:
+def _run(spec: dict[str, Any], folder: Path, ended: Ended, terminate_s: float) -> int:
     """Run the command to its end, or to that of stdin. The credentials go with it."""
     credentials = folder / CREDENTIALS
     shutil.rmtree(credentials, ignore_errors=True)  # of one that was killed
@@ -167,12 +168,12 @@ def _run(spec: dict[str, Any], folder: Path, ended: Ended) -> int:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(base64.b64decode(content))
-        return _supervise(spec, folder, ended)
+        return _supervise(spec, folder, ended, terminate_s)
     finally:
         shutil.rmtree(credentials, ignore_errors=True)
 
 
-def _supervise(spec: dict[str, Any], folder: Path, ended: Ended) -> int:
+def _supervise(spec: dict[str, Any], folder: Path, ended: Ended, terminate_s: float) -> int:
     placed = {name: value.replace(FOLDER_MARK, str(folder)) for name, value in spec["env"].items()}
     own_pid = os.getpid()
     process = subprocess.Popen(
@@ -192,15 +193,18 @@ def _supervise(spec: dict[str, Any], folder: Path, ended: Ended) -> int:
             if not os.read(0, 4096):
                 break
             heard_s = time.monotonic()
-    return _end(process)
+    return _end(process, terminate_s)
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """End the command and all of its process group; return its exit status."""
+def _end(process: subprocess.Popen[bytes], terminate_s: float) -> int:
+    """End the command and all of its process group; return its exit status.
+
+    `terminate_s` lies between SIGTERM and SIGKILL at most: an agent saves a checkpoint meanwhile.
+    """
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(TERMINATE_S)
+            process.wait(terminate_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     status = process.wait()

@@ -33,8 +33,8 @@ from sites.gateway.reduction.residuals import Owed
 from sites.gateway.transfer.donors import bytes_per_s_to, donor
 from sites.gateway.transfer.state_fetch import StateFetch
 from sites.gateway.transfer.state_server import StateServer
-from sites.local.entry_folder import entry_folder
-from sites.local.rank_messages import Members, Reduce, Reduced
+from sites.local.entry_folder import entry_folder, remove_states
+from sites.local.rank_messages import Members, Reduce, Reduced, StateProgress
 from topology.epoch import Handover, Runs
 from topology.errors import ConfigError
 from topology.json_fields import to_json
@@ -108,9 +108,9 @@ class Gateway(EndingGateway):
         """Guards what `_stalls` knows."""
         self._server = ExchangeServer(config, self)
         rates = bytes_per_s_to(config)
-        state = StateServer(Path(config.state_folder), self._server.site_of, rates)
-        self._server.add(state.register)
-        for name, handler, read in state.methods:
+        self._state = StateServer(Path(config.state_folder), self._server.site_of, rates)
+        self._server.add(self._state.register)
+        for name, handler, read in self._state.methods:
             self._server.carry(name, handler, read)
         self._fetch: StateFetch | None = None
         """What fetches the state, where this site enters the run."""
@@ -299,20 +299,16 @@ class Gateway(EndingGateway):
         fetch = self._fetch = StateFetch(donors, told.epoch, Path(told.state), timeout_s=timeout_s)
 
         def take() -> None:
-            limit = threading.Timer(config.rank_wait_s / 2, fetch.close)
-            limit.daemon = True
-            limit.start()
             begun_s = time.monotonic()
             try:
                 if config.fetches_state:
+                    remove_states(Path(config.state_folder), but=Path(told.state))
                     fetch.run()
                 else:
                     fetch.wait_for_other()
             except (IsthmusError, OSError) as error:
                 self.fail(failure_of(error, config.site))
                 return
-            finally:
-                limit.cancel()
             values = {
                 STATE_BYTES: float(fetch.fetched_bytes),
                 FETCH_S: time.monotonic() - begun_s,
@@ -391,10 +387,14 @@ class Gateway(EndingGateway):
                 self._stalls.handed(rank, round_, time.monotonic())
 
     def saving(self, rank: int) -> None:
-        """A rank waits for its checkpoint to be written."""
+        """A rank waits for what is being saved."""
         if self._stalls is not None:
             with self._watching:
                 self._stalls.saving(rank, time.monotonic())
+
+    def state_progress(self, rank: int, told: StateProgress) -> None:
+        """A rank writes its part of the state that others take over, or cannot."""
+        self._state.note(rank, told)
 
     def rank_left(self, rank: int) -> None:
         """A rank has left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
+from sites.worker.data_part import readers_per_site
 from sites.worker.site import Site
 
 
@@ -109,7 +111,7 @@ class SharedLoader(BaseDataLoader.Config):  # type: ignore[misc] # torchtitan ma
     """The configuration of a data loader that reads this site's part of the data.
 
     torchtitan tells a loader how many ranks read, and which it is. Here it hears of those of all
-    sites.
+    sites that take part when the run begins.
     """
 
     def __init__(self, config: BaseDataLoader.Config, site: Site) -> None:
@@ -124,20 +126,12 @@ class SharedLoader(BaseDataLoader.Config):  # type: ignore[misc] # torchtitan ma
         `dp_world_size` is how many ranks of this site read data of their own, `dp_rank` which of
         them this one is.
         """
-        readers = self._readers(dp_world_size)
-        first = sum(readers[: self._site.index])
+        site = self._site
+        readers = readers_per_site(
+            site.index, dp_world_size, site.num_sites, partial(site.all_reduce, exact=True)
+        )
+        first = sum(readers[: site.index])
         return self._config.build(dp_world_size=sum(readers), dp_rank=first + dp_rank, **others)
-
-    def _readers(self, here: int) -> list[int]:
-        """Return how many ranks of each site read: every site tells its own number."""
-        ranks = [each.num_ranks for each in self._site.topology.sites]
-        told = torch.zeros(len(ranks))
-        told[self._site.index] = here
-        self._site.all_reduce([told], exact=True)  # the mean over all ranks, of which few know it
-        return [
-            round(float(mean) * sum(ranks) / num_ranks)
-            for mean, num_ranks in zip(told, ranks, strict=True)
-        ]
 
 
 @contextmanager

@@ -11,9 +11,11 @@ it to the site that enters (sites/gateway/transfer).
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,17 +23,48 @@ from typing import Final
 import xxhash
 
 from protos.errors import RemoteProtocolError
+from topology.units import format_size
 
 PIECE_BYTES: Final = 4 << 20
 """What is asked for at once, and has a digest."""
 TENSORS: Final = "tensors"
 OBJECTS: Final = "objects"
 INDEX: Final = "index.json"
+SPARE_BYTES: Final = 256 << 20
+"""So much of a disk is left to all else that writes there."""
+_ENTRY: Final = "entry"
 
 
 def entry_folder(node_folder: Path, epoch: int) -> Path:
     """Return where the state lies that sites take over with an epoch."""
-    return node_folder / "entry" / f"epoch-{epoch}"
+    return node_folder / _ENTRY / f"epoch-{epoch}"
+
+
+def remove_states(node_folder: Path, *, but: Path | None = None) -> None:
+    """Remove all states of a node but one, as far as that can be done."""
+    for folder in (node_folder / _ENTRY).glob("epoch-*"):
+        if folder != but:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def newest_whole(node_folder: Path) -> Path | None:
+    """Return the newest state of a node of which all is there; None: there is none."""
+    found = (each.parent for each in (node_folder / _ENTRY).glob(f"epoch-*/{INDEX}"))
+    return max(found, key=lambda each: int(each.name.partition("-")[2]), default=None)
+
+
+def require_room(folder: Path, num_bytes: int) -> None:
+    """Refuse a state for which there is no room beside what other processes write.
+
+    Raises:
+        OSError: there is none, or there is no such folder.
+    """
+    tensors = folder / TENSORS
+    held_bytes = tensors.stat().st_blocks * 512 if tensors.exists() else 0
+    free_bytes = shutil.disk_usage(folder).free + held_bytes
+    if free_bytes < num_bytes + SPARE_BYTES:
+        wanted, free = format_size(num_bytes + SPARE_BYTES), format_size(free_bytes)
+        raise OSError(errno.ENOSPC, f"it takes {wanted}, and {free} are free", str(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +117,13 @@ def digest_of(piece: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(piece)
 
 
-def digests_in(path: Path, pieces: Iterable[int]) -> dict[int, int]:
-    """Return the digests of some pieces of a file, by their numbers."""
+def digests_in(
+    path: Path, pieces: Iterable[int], on_hashed: Callable[[int], None] = lambda _: None
+) -> dict[int, int]:
+    """Return the digests of some pieces of a file, by their numbers.
+
+    `on_hashed` is told the bytes of each.
+    """
     if not path.stat().st_size:
         return {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -93,4 +131,5 @@ def digests_in(path: Path, pieces: Iterable[int]) -> dict[int, int]:
         for piece in pieces:
             with memoryview(mapped)[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES] as view:
                 found[piece] = digest_of(view)
+                on_hashed(len(view))
         return found

@@ -136,9 +136,22 @@ class Handed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The rank waits until its checkpoint is written: it does not hang. Told every second."""
+    """The rank waits for what is being saved: it does not hang. Told every second."""
 
     op: ClassVar[str] = "saving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateProgress:
+    """How far this rank is with its part of the state that others take over. Told every second."""
+
+    op: ClassVar[str] = "state_progress"
+    epoch: Count
+    """They follow when this epoch begins."""
+    done_bytes: Count
+    """Copied, written and hashed so far."""
+    problem: str = ""
+    """Why it cannot be had from this site; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +308,7 @@ FromRank = (
     | Reduce
     | Handed
     | Saving
+    | StateProgress
     | KeepResiduals
     | OweResiduals
     | Metric

@@ -25,6 +25,7 @@ from typing import Any
 from protos.control.v1.control_pb2 import Prepare
 from protos.failure import Failure
 from protos.private_files import keep_private, private_folder
+from protos.save_time import save_within_s
 from protos.versions import build
 from sites.node.children import adopt_orphans, kill_descendants
 from sites.node.failures import SiteError
@@ -52,9 +53,9 @@ _STAGES = frozenset(
     {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}
 )
 """Calls that go on until they are done, or the run is to end."""
-TERMINATED_S = 25.0
-"""From SIGTERM to the end. Slurm sends it to all of a site at once, and the agent has a checkpoint
-written before it ends this process."""
+TERMINATED_S = 5.0
+"""From the agent's last checkpoint to the end, after SIGTERM. Slurm sends it to all of a site at
+once, and the agent has a checkpoint written before it ends this process."""
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,11 @@ async def _serve() -> int:
     ended = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(signum, ended.set)
-    loop.add_signal_handler(signal.SIGTERM, loop.call_later, TERMINATED_S, ended.set)
+
+    def end_later() -> None:
+        loop.call_later(save_within_s(os.environ) + TERMINATED_S, ended.set)
+
+    loop.add_signal_handler(signal.SIGTERM, end_later)
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout)

@@ -20,15 +20,13 @@ from protos.errors import IsthmusError
 from protos.identities import AGENT
 from protos.mutual_streams import serve_own
 from protos.private_files import keep_private, users_umask
+from protos.save_time import LEAVE_S, save_within_s
 from sites.node.children import adopt_orphans, kill_descendants, send, start_leashed, wait_ended
 from sites.node.stream import LINE_BYTES
 
 STREAMS = 4
 """An agent has one; one that was started again may come before the former has ended."""
 COPY_BYTES = 64 << 10
-END_S = 40.0
-"""From SIGTERM, or the stream's end, until a supervisor is killed. It takes at most 25 s itself."""
-
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +79,7 @@ async def _serve(site: str, host: str, port: int) -> int:
     server.close()
     for process in supervisors:
         send(process, signal.SIGTERM)
-    await wait_ended(list(supervisors), asyncio.get_running_loop().time() + END_S)
+    await wait_ended(list(supervisors), _kill_at_s())
     await kill_descendants(list(supervisors))
     return 0
 
@@ -99,12 +97,17 @@ async def _join(
     }
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     stdin.close()
-    if not await wait_ended([process], asyncio.get_running_loop().time() + END_S):
+    if not await wait_ended([process], _kill_at_s()):
         send(process, signal.SIGKILL)
         await process.wait()
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def _kill_at_s() -> float:
+    """Return when a supervisor is killed that is told to end now; on the loop's clock."""
+    return asyncio.get_running_loop().time() + save_within_s(os.environ) + LEAVE_S
 
 
 async def copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:

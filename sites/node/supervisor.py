@@ -11,6 +11,7 @@ from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from protos.security import InsecureAddressError, require_protected
+from sites.local.entry_folder import newest_whole, remove_states
 from sites.node.children import send, wait_ended
 from sites.node.failures import SiteError
 from sites.node.gateway_configs import gateway_config
@@ -86,6 +87,7 @@ class Supervisor:
             SiteError: one does not listen in time.
         """
         order = self._order
+        await asyncio.to_thread(self._remove_states)
         for index in order.node_gateways(self._node):
             try:
                 config = gateway_config(
@@ -117,6 +119,15 @@ class Supervisor:
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
         endpoints = [gateway.endpoint for gateway in self._gateways]
         return [endpoint for endpoint in endpoints if endpoint is not None]
+
+    def _remove_states(self) -> None:
+        """Remove the training states that earlier processes have left.
+
+        A whole one may be all that is left of a run in which no other site has it: it stays until
+        this site takes a newer one over.
+        """
+        folder = self._order.node_folder(self._node)
+        remove_states(folder, but=newest_whole(folder) if self._order.returns else None)
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
         """Write one line to each gateway."""

@@ -119,6 +119,12 @@ class Torchrun:
 
 
 def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:
-    """Return the log files of a node's ranks that are there by now, with their sources' names."""
-    for path in sorted(folder.glob(f"ranks/{name}_*/attempt_0/*/std*.log")):
-        yield f"rank{first_rank + int(path.parent.name)}", path
+    """Return the log files of a node's ranks that are there by now, with their sources' names.
+
+    A rank's errors come after its output: where a source has more to say than can be shipped, its
+    end is kept, and that is to be the traceback.
+    """
+    for output in sorted(folder.glob(f"ranks/{name}_*/attempt_0/*/stdout.log")):
+        source = f"rank{first_rank + int(output.parent.name)}"
+        yield source, output
+        yield source, output.with_name("stderr.log")

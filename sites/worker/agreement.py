@@ -1,8 +1,9 @@
-"""Every site tells all others some bytes, once, by the averages that ranks have anyway.
+"""Sends a few bytes from each site to all others, as one average over sites.
 
-Bytes travel as numbers, a pair in each, and each site has places of its own, where all others have
-zeros. The mean is then what the site has, divided by how many sites took part, which another place
-of its own tells, that holds 1: rounding restores the numbers. A site that is lost has told nothing.
+Two bytes make one number. Each site writes its numbers into places of its own, where all others
+have zeros, and a 1 beside them. So the average holds each site's numbers divided by how many took
+part, and its 1 divided by the same. The quotient of the two, rounded, is the number. A site that is
+lost has sent nothing.
 """
 
 from __future__ import annotations

@@ -23,13 +23,17 @@ class BatchShares:
     """Ranks of each site."""
     sequences: tuple[int, ...] = ()
     """A placement's part of the batch for each site; empty: all ranks take as many."""
+    later: Gone = frozenset()
+    """Sites that the run did not begin with: the batch is full without them."""
 
     def batch(self, gone: Gone) -> Batch:
         """Return the batch without some sites."""
         if self.sequences:
-            left = sum(each for site, each in enumerate(self.sequences) if site not in gone)
-            kept = FullBatch(self.full.samples, sum(self.sequences))
-            return batch_with(kept, left, self.rule)
+            first, left = (
+                sum(each for site, each in enumerate(self.sequences) if site not in without)
+                for without in (self.later, gone)
+            )
+            return batch_with(FullBatch(self.full.samples, first), left, self.rule)
         left = sum(each for site, each in enumerate(self.ranks) if site not in gone)
         return batch_with(self.full, left, self.rule)
 

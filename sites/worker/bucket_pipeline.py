@@ -34,13 +34,13 @@ from protos.errors import (
 from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
 from sites.local.regions import FLOAT_BYTES
 from sites.local.squares import norm_of, total_of, units_of_words, words_of
+from sites.worker.bucket_copy import Pending, Slot, Transfer, write_pieces
 from sites.worker.collectives import Ranks, wait
 from sites.worker.gateway_link import Link
 from sites.worker.member_history import MemberHistory
 from sites.worker.routes import Route
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors, Slots
-from sites.worker.transfer import Pending, Slot, Transfer, write_pieces
 from topology.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16

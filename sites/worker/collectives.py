@@ -16,6 +16,9 @@ from torch._C._distributed_c10d import HashStore
 
 from protos.errors import RankLostError
 
+APART = timedelta(days=365)
+"""Ranks may come so far apart to a collective beside training: where one missed a checkpoint, until
+the next is due. After one that was not in time, a group of gloo's is never of use again."""
 Counts = Sequence[int]
 _Flat = Callable[..., dist.Work]
 reduce_scatter_flat: _Flat = (

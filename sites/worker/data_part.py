@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import Subset
 
 
@@ -44,3 +45,23 @@ def part_of(dataset: Any, ranks_per_site: Sequence[int], site: int) -> Any:  # n
     indices = PartIndices(len(dataset), ranks_per_site, site)
     select = getattr(dataset, "select", None)
     return Subset(dataset, indices) if select is None else select(indices)
+
+
+def readers_per_site(
+    site: int, own: int, num_sites: int, average: Callable[[list[torch.Tensor]], None]
+) -> list[int]:
+    """Return how many ranks of each site read data of their own; 0 where none takes part yet.
+
+    A collective of all ranks that take part: each tells its own site's number.
+
+    Args:
+        site: this rank's, by index.
+        own: how many ranks of it read.
+        num_sites: of the run.
+        average: puts the mean over all ranks that take part in place of each tensor, exactly.
+    """
+    told = torch.zeros(2, num_sites)
+    told[0, site], told[1, site] = own, 1.0
+    average([told])
+    readers, ranks = told.tolist()  # both divided by the ranks that take part, however many
+    return [round(each / of) if of else 0 for each, of in zip(readers, ranks, strict=True)]

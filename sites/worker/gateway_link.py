@@ -1,8 +1,8 @@
-"""What a rank asks of the process that crosses the WAN for it, and the three kinds of that.
+"""A rank's connection to its gateway, and two that take its place where gradients do not cross.
 
-`GatewayLink` is the Unix socket to the rank's gateway. `AloneLink` has no gateway: there is nobody
-to reduce with, and only the division by the site's tokens is left. `SiteOnlyLink` is both, where
-gradients stay inside the site but metrics and digests have a coordinator.
+`GatewayLink` is the Unix socket to the rank's gateway, the process that sends over the WAN for it.
+`AloneLink` has no gateway: only the division by the site's tokens is left. `SiteOnlyLink` has one,
+and sends it metrics and digests, but no gradients.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from sites.local.rank_messages import (
 )
 from sites.local.regions import map_region
 from sites.local.squares import units_in
-from sites.worker.attendance import Attendance
+from sites.worker.missing_sites import MissingSites
 
 _LAST_WORDS_S = 2.0
 """Time for reading why the gateway has closed; what it said is in the socket already."""
@@ -58,7 +58,7 @@ _LAST_WORDS_S = 2.0
 class Link(Protocol):
     """The way to the other sites. Methods may be called from any thread."""
 
-    attendance: Attendance
+    missing_sites: MissingSites
     """Who takes part, as results tell it."""
 
     def start(
@@ -84,7 +84,7 @@ class AloneLink:
 
     def __init__(self, world_size: int = 1) -> None:
         """Hold no regions yet. `world_size` is the site's."""
-        self.attendance = Attendance()
+        self.missing_sites = MissingSites()
         self._world_size = world_size
         self._regions: dict[int, npt.NDArray[np.float32]] = {}
         self._on_reduced: Callable[[Reduced], None] = lambda _: None
@@ -180,7 +180,7 @@ class GatewayLink:
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._send_timeout_s = send_timeout_s
-        self.attendance = Attendance()
+        self.missing_sites = MissingSites()
         self._sending = threading.Lock()
         self._closed = False
         self._listening = False
@@ -330,7 +330,7 @@ class GatewayLink:
                     on_members(message)
                     continue
                 reduced = _as_result(message)
-                self.attendance.note(reduced)
+                self.missing_sites.note(reduced)
                 on_reduced(reduced)
         except IsthmusError as error:
             self._cause = error

@@ -1,9 +1,11 @@
 """When a site that comes back takes part again, decided alike by all ranks of all sites. Pure.
 
-Their gateway tells ranks of it (`Members`) sooner or later than others. All have heard of a site
-that enters before the round before `from_round` can be completed. Of a loss that begins with round
-r all have heard once r + 1 is completed, and so after a step by whose end r + 2 rounds have begun:
-from then on it undoes what was told of entering before.
+Gateways tell their ranks of changes (`Members`) at different times. Two bounds hold:
+
+- Every rank has heard that a site enters before round `from_round` - 1 can be completed.
+- Every rank has heard of a loss that begins with round r once round r + 1 is completed, and so
+  after a step by whose end r + 2 rounds have begun. From then on the loss undoes an entry that was
+  told before.
 
 A site that comes back follows first: the others write their state after a step that all know, and
 from the next gradients on it gets all results, and gives nothing. It is one of those who hear that

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sites.worker.attendance import NOTICE_STEPS
 from sites.worker.batch_shares import BatchShares, Gone
 from sites.worker.data_positions import DataPositions, Positions
+from sites.worker.missing_sites import NOTICE_STEPS
 from sites.worker.shuffling import key_of, shuffled, splitmix64
 
 
@@ -32,6 +32,8 @@ class _Absence:
     """The first step without it."""
     until: int | None = None
     """The first step with it again; None: it is not known."""
+    before: tuple[int, ...] = ()
+    """Where this rank's site follows: the positions handed to it in steps before this rank's."""
 
     @property
     def unnoticed(self) -> range:
@@ -41,7 +43,11 @@ class _Absence:
 
     def is_gone(self, step: int) -> bool:
         """Whether all ranks do without the site in a step."""
-        return step >= self.since + NOTICE_STEPS and (self.until is None or step < self.until)
+        return step >= self.since + NOTICE_STEPS and self.is_away(step)
+
+    def is_away(self, step: int) -> bool:
+        """Whether the site takes no part in a step, whoever knows."""
+        return step >= self.since and (self.until is None or step < self.until)
 
 
 class Sampler:
@@ -114,13 +120,14 @@ class Sampler:
         before = self._drawn[-1].after if self._drawn else self._first
         for site, absence in self._all_absences():
             if absence.unnoticed and absence.unnoticed.stop == step:
-                before = before.with_holes(self._parts_of(site, absence.unnoticed))
+                before = before.with_holes(self._parts_of(site, absence, absence.unnoticed))
         positions, after = before.taken(self.shares.batch(gone).samples)
         self._drawn.append(_Drawn(positions, gone, after))
         self._num_drawn += 1
         if len(self._drawn) > self._num_drawn - self._num_used + NOTICE_STEPS:
             self._first = self._drawn.popleft().after
-        if self._site in gone:  # it follows, and nothing of what it makes of its data counts
+        if any(each.is_away(step) for each in self._absences.get(self._site, ())):
+            # It follows, and nothing of what it makes of its data counts.
             return positions[:1]
         own = self._own(gone)
         return positions[own.start : own.stop]
@@ -154,11 +161,35 @@ class Sampler:
     def used(self) -> DataPositions:
         """What completed steps have used; a checkpoint has it."""
         found = self._after_used()
-        for site, absence in self._all_absences():
-            steps = absence.unnoticed
+        for site, each in self._all_absences():
+            steps = each.unnoticed
             if steps.start < self._num_used <= steps.stop:
-                found = found.with_holes(self._parts_of(site, range(steps.start, self._num_used)))
+                found = found.with_holes(
+                    self._parts_of(site, each, range(steps.start, self._num_used))
+                )
         return found
+
+    def handed_out(self) -> dict[str, object]:
+        """Return what a site goes on with that begins to follow now, as JSON.
+
+        Other than `used` it leaves holes to be handed out in the step in which all ranks do.
+        """
+        now = self._num_used
+        return {
+            **self._after_used().to_json(),
+            "absences": [
+                [
+                    site,
+                    each.since - now,
+                    None if each.until is None else each.until - now,
+                    self._parts_of(site, each, range(each.since, now))
+                    if each.unnoticed.stop >= now
+                    else [],
+                ]
+                for site, each in self._all_absences()
+                if each.until is None or each.until >= now
+            ],
+        }
 
     def step(self) -> None:
         """Note that the oldest batch drawn has been used."""
@@ -213,11 +244,17 @@ class Sampler:
     def _note(self, site: int, absence: _Absence) -> None:
         self._absences.setdefault(site, []).append(absence)
 
-    def resume(self, used: DataPositions, before_first: Callable[[], None]) -> None:
-        """Go on after what a checkpoint has: before anything is drawn.
+    def resume(
+        self,
+        used: DataPositions,
+        before_first: Callable[[], None],
+        absences: Iterable[tuple[int, int, int | None, Iterable[int]]] = (),
+    ) -> None:
+        """Go on after what a checkpoint has, or what others hand out: before anything is drawn.
 
         Args:
-            used: of the checkpoint.
+            used: of the checkpoint, or of `handed_out`.
+            absences: of `handed_out`.
             before_first: called before the first batch is drawn. A DataLoader takes a seed from
                 torch's generator when it begins, which the run that was saved had done long before.
 
@@ -228,6 +265,8 @@ class Sampler:
             raise RuntimeError("site.checkpoint: call it before the sampler is iterated")
         self._first = used
         self._before_first = before_first
+        for site, since, until, before in absences:
+            self._note(site, _Absence(since, until, tuple(before)))
 
     def _own(self, gone: Gone) -> range:
         """Return this rank's places in the batch."""
@@ -246,11 +285,11 @@ class Sampler:
         at = len(self._drawn) - 1 - (self._num_drawn - self._num_used)
         return self._drawn[at].after if at >= 0 else self._first
 
-    def _parts_of(self, site: int, steps: range) -> list[int]:
-        """Return the positions of a site in some steps."""
+    def _parts_of(self, site: int, absence: _Absence, steps: range) -> list[int]:
+        """Return the positions of a site in some steps of an absence, from its first one on."""
         first = self._num_drawn - len(self._drawn)
-        found: list[int] = []
-        for step in steps:
+        found = [*absence.before]
+        for step in range(max(0, steps.start), steps.stop):
             drawn = self._drawn[step - first]
             part = self.shares.of_site(site, drawn.gone)
             if site not in drawn.gone:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
@@ -19,12 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from protos import metrics
 from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import joined
-from sites.local.rank_messages import Metric, Saving, Welcome
+from protos.failure import one_line
+from sites.local.rank_messages import Metric, Saving, StateProgress, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
-from sites.worker.attendance import NOTICE_STEPS
 from sites.worker.batch_shares import BatchShares
+from sites.worker.bucket_copy import CudaTransfer, Transfer
 from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.collectives import Collectives
+from sites.worker.collectives import Collectives, local_rank
 from sites.worker.data_part import part_of
 from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
@@ -38,13 +40,13 @@ from sites.worker.member_history import (
     GivenUp,
     MemberHistory,
 )
+from sites.worker.missing_sites import NOTICE_STEPS
 from sites.worker.sampler import Sampler
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.tensor_hashes import hashes_of
-from sites.worker.transfer import CudaTransfer, Transfer
 from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
 from topology.batch_rule import FullBatch
 from topology.job import Checkpoint, Job
@@ -156,7 +158,7 @@ class Site:
         self._later = tuple(at for at, name in enumerate(welcome.sites) if name in later)
         """Sites that the run does not begin with, by index."""
         if not returns:
-            link.attendance.begin_without(self._later)
+            link.missing_sites.begin_without(self._later)
         self._returned_at = 0
         """Steps that the others had taken when this site began to follow."""
         self._has_left = False
@@ -451,7 +453,8 @@ class Site:
         state = TrainingState(model, optimizer, is_split=self._is_split)
         named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
         objects = RunObjects(state, named, exchange)
-        self._entry = EntryState(state, objects, self._data_state, self._lists)
+        reports = _EntryReports(self._link, self.record)
+        self._entry = EntryState(state, objects, self._entry_data_state, self._lists, reports)
         if self.rank == 0:
             self.record(metrics.STATE, self._steps.num_steps, {})
         if self.job.checkpoint is not None:
@@ -486,7 +489,7 @@ class Site:
         exchange: ExchangeState,
     ) -> Checkpoints:
         from sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
-        from sites.checkpoint.writer import Place
+        from sites.checkpoint.place import Place
 
         return Checkpoints(
             settings=settings,
@@ -498,6 +501,7 @@ class Site:
                 generation=self._generation,
                 site=self.name,
                 rank=self.rank,
+                local_rank=local_rank(),
                 ranks=dict(zip(self._welcome.sites, self._welcome.ranks_per_site, strict=True)),
                 keep=settings.keep,
             ),
@@ -505,9 +509,11 @@ class Site:
             state=state,
             objects=objects,
             data=self._data_state,
-            attendance=self._link.attendance,
+            missing_sites=self._link.missing_sites,
             exchange=exchange,
             on_written=self._record_checkpoint,
+            on_failed=partial(self._record_problem, metrics.CHECKPOINT_FAILED),
+            on_stays=partial(self._record_problem, metrics.CHECKPOINT_STAYS),
             on_waiting=lambda: self._link.send(Saving()),
         )
 
@@ -540,9 +546,7 @@ class Site:
             self._settlement.settle(entered.lists)
         present = set(told.sites) - set(told.follows)
         gone = [each for each, name in enumerate(self._welcome.sites) if name not in present]
-        self._link.attendance.begin_without(gone)
-        if self._sampler is not None:
-            self._sampler.begin_without(gone)
+        self._link.missing_sites.begin_without(gone)
         self._pipeline.num_rounds = told.from_round
         self._members.has_state()
         return entered
@@ -560,7 +564,7 @@ class Site:
                     case GivenUp() if self._sampler is not None:
                         self._sampler.give_up(site, change.step)
                     case Entering():
-                        self._link.attendance.enter(site)
+                        self._link.missing_sites.enter(site)
             match change:
                 case Following():
                     entry.write(change, self._steps.num_steps)
@@ -606,36 +610,46 @@ class Site:
     def _end_step(self, _: int) -> None:
         """Follow an optimizer step: who took part in it, and what that means for the data."""
         self._before_step_end()
-        self._link.attendance.end_step()
+        self._link.missing_sites.end_step()
         if self._sampler is not None:
-            self._sampler.lose(self._link.attendance.absent())
+            self._sampler.lose(self._link.missing_sites.absent())
             self._sampler.step()
         self._let_in()
         if self._sampler is not None:
-            gone = self._link.attendance.gone()
+            gone = self._link.missing_sites.gone()
             self._scale_learning_rates(self._sampler.shares.batch(gone).learning_rate_scale)
 
     def _data_state(self) -> dict[str, Any]:
         """Return what a checkpoint's manifest has of the data."""
         if self._sampler is None:
             return {}
-        self._sampler.lose(self._link.attendance.absent())
+        self._sampler.lose(self._link.missing_sites.absent())
         return {
             **self._sampler.used.to_json(),
             "full_ranks": self._sampler.shares.full.ranks,
             "learning_rate_scale": self.learning_rate_scale,
         }
 
+    def _entry_data_state(self) -> dict[str, Any]:
+        """Return the place in the data for a site that follows: what all ranks have yet to do."""
+        found = self._data_state()
+        if self._sampler is not None:
+            absent = self._link.missing_sites.absent_before()
+            found |= {**self._sampler.handed_out(), "absent": absent}
+        return found
+
     def _resume_data(self, data: Mapping[str, Any], before_first: Callable[[], None]) -> None:
         """Go on after the positions that were used, with the batch for as many ranks as now."""
         assert self._sampler is not None
-        self._sampler.resume(DataPositions.from_json(data), before_first)
+        absences = data.get("absences", ())
+        self._sampler.resume(DataPositions.from_json(data), before_first, absences)
+        self._link.missing_sites.begin_amid(data.get("absent", ()))
         shares = self._sampler.shares
         if not shares.sequences:  # a placement has each site's part of the batch
             full = FullBatch(shares.full.samples, data["full_ranks"])
             self._sampler.shares = replace(shares, full=full)
         self.learning_rate_scale = data["learning_rate_scale"]
-        gone = self._link.attendance.gone()
+        gone = self._link.missing_sites.gone()
         self._scale_learning_rates(self._sampler.shares.batch(gone).learning_rate_scale)
 
     def _scale_learning_rates(self, scale: float) -> None:
@@ -657,6 +671,9 @@ class Site:
             metrics.CHECKPOINT_BYTES: num_bytes,
         }
         self.record(metrics.CHECKPOINT, step, values)
+
+    def _record_problem(self, kind: str, step: int, reason: str) -> None:
+        self.record(kind, step, {}, {metrics.REASON: one_line(reason)})
 
     def sampler(
         self,
@@ -704,6 +721,7 @@ class Site:
                 rule=self.job.on_fewer_sites,
                 ranks=ranks,
                 sequences=tuple(sequences[each] for each in names) if sequences else (),
+                later=frozenset(self._later),
             ),
             site=self.index,
             rank=self.rank if sharing is None else sharing.index(self.rank),
@@ -760,7 +778,7 @@ class Site:
         if self._checkpoints is not None:
             self._checkpoints.finish(self._steps.num_steps)
         if self._entry is not None:
-            self._entry.discard()
+            self._entry.close()
         self._steps.flush()
         self._link.leave()
         self._end()
@@ -933,6 +951,25 @@ class Site:
             ranks_per_site=self._welcome.ranks_per_site,
             device=self.device,
         )
+
+
+class _EntryReports:
+    """Tells the gateway how writing a state for others goes, and people that it failed."""
+
+    def __init__(
+        self, link: Link, record: Callable[[str, int, dict[str, float], dict[str, str]], None]
+    ) -> None:
+        self._link = link
+        self._record = record
+
+    def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:
+        self._link.send(StateProgress(epoch=epoch, done_bytes=done_bytes, problem=problem))
+
+    def failed(self, step: int, reason: str) -> None:
+        self._record(metrics.STATE_FAILED, step, {}, {metrics.REASON: one_line(reason)})
+
+    def waiting(self) -> None:
+        self._link.send(Saving())
 
 
 def scale_learning_rates(optimizer: torch.optim.Optimizer, scheduler: object, scale: float) -> None:

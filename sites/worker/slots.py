@@ -20,9 +20,9 @@ import torch
 
 from sites.local.rank_messages import Region
 from sites.local.regions import FIRST_TENSOR_REGION, create_region
+from sites.worker.bucket_copy import Sizes, Slot, Transfer
 from sites.worker.gateway_link import Link
 from sites.worker.routes import Route
-from sites.worker.transfer import Sizes, Slot, Transfer
 
 
 def share(link: Link, region: int, numel: int) -> npt.NDArray[np.float32]:

@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from sites.worker.data_part import PartIndices
+from sites.worker.data_part import PartIndices, readers_per_site
 
 
 @pytest.mark.parametrize("ranks_per_site", [(1,), (2, 1), (3, 1, 4)])
@@ -33,3 +34,19 @@ def test_an_index_beyond_the_part_is_an_error() -> None:
     assert part[-1] == part[len(part) - 1]
     with pytest.raises(IndexError, match="a part of 4 samples"):
         part[4]
+
+
+@pytest.mark.parametrize("present", [(0, 1, 2), (0, 2), (1,)])
+def test_the_readers_are_those_of_the_sites_that_take_part(present: tuple[int, ...]) -> None:
+    """A pipeline's ranks share their data, so fewer read than there are."""
+    ranks, reading = (3, 4, 8), (3, 2, 1)
+
+    def average(tensors: list[torch.Tensor]) -> None:
+        for each in tensors:
+            each.zero_()
+            for site in present:
+                each[0, site], each[1, site] = reading[site] * ranks[site], ranks[site]
+            each /= sum(ranks[site] for site in present)
+
+    found = [readers_per_site(site, reading[site], 3, average) for site in present]
+    assert found == [[reading[at] if at in present else 0 for at in range(3)]] * len(present)

@@ -13,6 +13,7 @@ from protos.exchange.v1 import state_pb2, state_pb2_grpc
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.transport import Peer
 from sites.local.entry_folder import INDEX, entry_folder
+from sites.local.rank_messages import StateProgress
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_rank import DEADLINE_S
 from tests.fakes.gateway_sites import (
@@ -140,6 +141,9 @@ def test_a_site_that_cannot_be_dialled_gives_its_state(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            members[0].gateway.state_progress(0, StateProgress(epoch=3, done_bytes=5))
+            answer = stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
+            assert (answer.done_bytes, answer.index) == (5, b"")
             folder = entry_folder(tmp_path / "node0", 3)
             folder.mkdir(parents=True)
             (folder / INDEX).write_bytes(b"index")

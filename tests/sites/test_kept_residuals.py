@@ -25,9 +25,9 @@ def test_a_resumed_encoder_goes_on_as_the_first_would(tmp_path: Path) -> None:
     first = Residuals()
     for chunk in (0, 1, 1, 2):
         encoded(first, chunk)
-    path = tmp_path / "0.owed.npz"
+    path = tmp_path / "own" / "a" / "0.owed.npz"
     write_residuals(path, first.kept(lambda numel, _: range(1, numel // 300)), chunk_numel=300)
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
     resumed = Residuals()
     resumed.owe(read_residuals(path, chunk_numel=300))

@@ -53,7 +53,7 @@ def as_rank(rank: int, sizes: tuple[int, int]) -> Iterator[DeviceMesh]:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_what_ranks_hold_is_what_torch_gives_them_and_comes_back(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     sizes = data.draw(st.tuples(DEGREES, DEGREES))
@@ -66,7 +66,11 @@ def test_what_ranks_hold_is_what_torch_gives_them_and_comes_back(data: st.DataOb
             tensor = distribute_tensor(whole, mesh, placed, src_data_rank=None)
             local = local_of(tensor)
             holding = holding_of("weight", tensor)
-            check_is_box("weight", tensor)
+            if all(len(spans) <= 1 for spans in holding.held):
+                check_is_box("weight", tensor)
+            else:  # so a length is dealt that both degrees do not divide
+                with pytest.raises(TypeError, match="cannot be saved"):
+                    check_is_box("weight", tensor)
             empty = DTensor.from_local(
                 torch.zeros_like(local),
                 mesh,
@@ -92,7 +96,6 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.integers(1, 300))
-@settings(deadline=None)
 def test_buckets_have_each_element_once(
     drawn: list[tuple[tuple[int, ...], int, bool, bool]], bucket_numel: int
 ) -> None:

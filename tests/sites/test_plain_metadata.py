@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from protos.errors import BadCheckpointError
+from sites.checkpoint.place import SHARED
 from sites.checkpoint.reader import storage_reader
-from sites.checkpoint.writer import SHARED
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -24,6 +24,7 @@ from sites.local.rank_messages import (
     Reduced,
     ReductionTimes,
     Region,
+    StateProgress,
     Welcome,
     decode_from_gateway,
     decode_from_rank,
@@ -65,6 +66,7 @@ REDUCED = Reduced(round=3, bucket=1, weight=7.0, times=TIMES, wire_bytes=99)
         REDUCE,
         Metric(kind="step", step=4, values={"loss": 2.5}, labels={"a": "b"}),
         Digest(step=4, combined=2**64 - 1, tensors=(0, 2**64 - 1), names=("w", "b")),
+        StateProgress(epoch=7, done_bytes=1 << 40, problem="No space left"),
         Leave(),
     ],
 )

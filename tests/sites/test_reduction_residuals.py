@@ -116,6 +116,29 @@ def reduce_round(
     assert finished == plan.num_sites
 
 
+@EACH
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_chunk_that_is_done_again_owes_what_it_owed(codec: Codec, rounds: int) -> None:
+    """Bit for bit: a rounding would make another code of some element, many rounds later."""
+    plan, numel = ReductionPlan(2, (star(2, 0),), ""), 3000
+    owed = Residuals().bucket(0, 5, numel)
+    cut = grid(numel, numel, (1, 1))
+    for round_ in range(rounds):
+        send(owed, codec, gradient(round_, numel))
+    before = owed.of(0, Kind.CONTRIBUTION)
+    bucket = Bucket(1, rounds, 0, 5, (codec,), cut, time.thread_time)
+    leaf = BucketReduction(bucket, plan, roles(plan, 1), owed).chunk(0)
+    assert list(leaf.handle(Own(gradient(rounds, numel), 1.0)))
+    after = owed.of(0, Kind.CONTRIBUTION)
+    leaf.put_back()
+    found = owed.of(0, Kind.CONTRIBUTION)
+    assert after is not None
+    assert found is not None
+    wanted = np.zeros(numel, dtype=np.float32) if before is None else before
+    assert after.tobytes() != wanted.tobytes()
+    assert found.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8", "bf16"])
 @pytest.mark.parametrize(
     "plan", [ReductionPlan(3, (), ""), ReductionPlan(3, (star(3, 1),), "")], ids=["gather", "star"]

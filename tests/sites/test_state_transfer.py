@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -17,20 +21,24 @@ from orchestrator.emulator.emulator_config import RelayEndpoint
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.wan_fixture import Wan
 from protos.errors import PeerLostError, RemoteProtocolError, StaleGenerationError
+from protos.exchange.v1 import state_pb2
 from sites.gateway.links.peer_server import Context, abort, session_of
 from sites.gateway.links.wire_loop import WireLoop
+from sites.gateway.transfer import state_fetch
 from sites.gateway.transfer.state_fetch import Donor, PieceBook, StateFetch
 from sites.gateway.transfer.state_server import StateServer
 from sites.local.entry_folder import (
     INDEX,
     OBJECTS,
     PIECE_BYTES,
+    SPARE_BYTES,
     TENSORS,
     Index,
     digests_in,
     entry_folder,
     num_pieces,
 )
+from sites.local.rank_messages import StateProgress
 
 MIB = 1 << 20
 WITHIN_S = 60.0
@@ -170,20 +178,156 @@ def test_who_has_another_state_or_none_is_passed_over(tmp_path: Path, served: Se
     donors = [donor(served.serve(tmp_path / site), site) for site in ("none", "a", "c")]
     fetch(tmp_path / "b", *donors).run()
     assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
-    with pytest.raises(PeerLostError, match="nothing for"):
+    with pytest.raises(PeerLostError, match=r"3B of 5MiB in .* s; site c: it has another digest"):
         fetch(tmp_path / "d", donors[2], timeout_s=1.0).run()
+    assert not entry_folder(tmp_path / "d", EPOCH).exists(), "of no use"
     with pytest.raises(PeerLostError, match="site x: an unknown session"):
         fetch(
             tmp_path / "e", donor(served.serve(tmp_path / "a"), "x", session="?"), timeout_s=0.5
         ).run()
 
 
+class Script:
+    """What a donor that is no process answers, and how long that takes."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Sequence[object]]
+    ) -> None:
+        self._answers = {name: iter(each) for name, each in answers.items()}
+        self.now_s = 0.0
+        self.takes_s = 20.0
+        monkeypatch.setattr(state_fetch, "_AGAIN_S", 1e-4)
+        monkeypatch.setattr(state_fetch, "_AGAIN_MAX_S", 1e-4)
+        monkeypatch.setattr(state_fetch, "_Connection", self._connect)
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr(state_fetch, "time", clock)
+
+    def _connect(self, donor: Donor, _: object) -> SimpleNamespace:
+        def index(epoch: int) -> object:
+            assert epoch == EPOCH
+            self.now_s += self.takes_s
+            return next(self._answers[donor.name])
+
+        def read(_: int, path: str, piece: int, index: Index) -> bytes:
+            self.now_s += self.takes_s
+            size = index.num_bytes[path] - piece * PIECE_BYTES
+            return bytes(min(PIECE_BYTES, size))
+
+        return SimpleNamespace(index=index, read=read)
+
+
+def scripted(*names: str) -> list[Donor]:
+    def connect() -> tuple[grpc.Channel, str]:
+        raise AssertionError("it is no process")
+
+    return [Donor(name, connect) for name in names]
+
+
+def written_so_far(num_bytes: int, problem: str = "") -> state_pb2.IndexResponse:
+    return state_pb2.IndexResponse(done_bytes=num_bytes, problem=problem)
+
+
+def index_of(num_bytes: int) -> Index:
+    return Index(
+        {TENSORS: num_bytes, OBJECTS: 3}, {TENSORS: (0,) * num_pieces(num_bytes), OBJECTS: (0,)}
+    )
+
+
+def test_who_gets_on_with_writing_is_waited_for_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [*(written_so_far(each * MIB) for each in range(100)), index_of(9 * MIB)]
+    script = Script(monkeypatch, {"a": answers})
+    taking = fetch(tmp_path, *scripted("a"), timeout_s=30.0)
+    taking.run()
+    assert script.now_s > 2000.0
+    assert taking.fetched_bytes == 9 * MIB + 3
+    assert set(files_of(tmp_path)) == {TENSORS, OBJECTS, INDEX}
+
+
+def test_who_does_not_get_on_with_writing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [written_so_far(5 * MIB)] * 9
+    script = Script(monkeypatch, {"a": answers})
+    with pytest.raises(PeerLostError, match="epoch 7 could be had: a: it is being written, 5MiB"):
+        fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
+    assert script.now_s == 60.0, "20 s until it is known, and 40 s of silence"
+    assert not entry_folder(tmp_path, EPOCH).exists()
+
+
+def test_who_cannot_write_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [written_so_far(7, "rank 0: /state: No space left")]
+    script = Script(monkeypatch, {"a": full, "b": full})
+    with pytest.raises(PeerLostError, match=r"a: rank 0: /state: No space left; b: rank 0: /st"):
+        fetch(tmp_path, *scripted("a", "b"), timeout_s=1000.0).run()
+    assert script.now_s == 40.0, "each is asked once"
+
+
+def test_a_transfer_takes_as_long_as_pieces_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(monkeypatch, {"a": [index_of(80 * MIB)]})
+    fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
+    assert script.now_s > 20 * 20.0
+
+
+def test_a_transfer_that_is_ended_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(monkeypatch, {"a": [index_of(12 * MIB)]})
+    taking = fetch(tmp_path, *scripted("a"), timeout_s=30.0)
+
+    def end(_: float) -> None:
+        taking.close()
+
+    monkeypatch.setattr(PieceBook, "wait_complete", lambda _, timeout_s: end(timeout_s))
+    monkeypatch.setattr(PieceBook, "take", lambda _: None)
+    with pytest.raises(PeerLostError, match=r"as a whole: 3B of 12MiB in 40.0 s$"):
+        taking.run()
+    assert script.now_s == 40.0
+    assert not entry_folder(tmp_path, EPOCH).exists()
+
+
+def test_a_state_for_which_there_is_no_room_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Script(monkeypatch, {"a": [index_of(12 * MIB)]})
+    free = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(OSError, match="it takes 268MiB, and 256MiB are free"):
+        fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
+    assert not entry_folder(tmp_path, EPOCH).exists()
+
+
+def test_a_gateway_says_how_far_its_ranks_are_with_the_latest_state(tmp_path: Path) -> None:
+    server = StateServer(tmp_path, known, {})
+
+    def asked() -> state_pb2.IndexResponse:
+        request = state_pb2.IndexRequest(epoch=EPOCH)
+        return asyncio.run(server.Index(request, cast("Context", None)))
+
+    server.note(0, StateProgress(epoch=EPOCH - 2, done_bytes=99))
+    server.note(0, StateProgress(epoch=EPOCH, done_bytes=3))
+    server.note(1, StateProgress(epoch=EPOCH, done_bytes=4))
+    server.note(1, StateProgress(epoch=EPOCH - 2, done_bytes=99))
+    assert asked() == written_so_far(7)
+    server.note(1, StateProgress(epoch=EPOCH, done_bytes=5, problem="No space left"))
+    assert asked() == written_so_far(8, "No space left")
+    make_state(tmp_path, 3)
+    assert Index.from_bytes(asked().index).num_bytes[TENSORS] == 3
+
+
+async def known(_: Context) -> str:
+    return "b"
+
+
 def test_only_a_state_can_be_read(tmp_path: Path, served: Served) -> None:
     make_state(tmp_path / "a", 3)
     (tmp_path / "a" / "entry" / "secret").write_text("x")
     server = StateServer(tmp_path / "a", site_of, {})
-    from protos.exchange.v1 import state_pb2
-
     for path in ("../secret", INDEX, "", "/etc/hostname"):
         request = state_pb2.ReadRequest(epoch=EPOCH, path=path)
         with pytest.raises(Exception, match="has no piece 0 here"):

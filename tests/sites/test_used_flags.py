@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.local.rank_messages import Reduce
+from sites.worker.bucket_copy import Transfer
 from sites.worker.collectives import Collectives
-from sites.worker.transfer import Transfer
 from tests.fakes.lone_exchanges import RecordingLink, StreamTransfer
 from tests.sites.test_worker_site import lone_site
 

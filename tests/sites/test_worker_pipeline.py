@@ -12,12 +12,12 @@ from torch import nn
 
 from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
 from sites.local.rank_messages import Reduce, Reduced, ReductionTimes
+from sites.worker.bucket_copy import Sizes, Transfer, write_pieces
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
 from sites.worker.gateway_link import AloneLink
 from sites.worker.initial_state import InitialState
 from sites.worker.routes import Route
-from sites.worker.transfer import Sizes, Transfer, write_pieces
 from tests.fakes.lone_exchanges import (
     LONG_S,
     BrokenLink,

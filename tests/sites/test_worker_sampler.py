@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sites.local.rank_messages import Missing, Reduced, ReductionTimes
-from sites.worker.attendance import NOTICE_STEPS, Attendance
 from sites.worker.batch_shares import BatchShares
 from sites.worker.data_positions import DataPositions
+from sites.worker.missing_sites import NOTICE_STEPS, MissingSites
 from sites.worker.sampler import Sampler
 from sites.worker.shuffling import key_of, shuffled
 from topology.batch_rule import FullBatch
@@ -199,6 +199,49 @@ def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
     assert sorted(used) == list(range(ledger.next)), f"{seed=}: never"
 
 
+@pytest.mark.parametrize("rule", ["keep", "shrink"])
+@pytest.mark.parametrize("sequences", [(), (2, 6, 4)])
+@pytest.mark.parametrize(
+    ("follows", "enters"),
+    [(4, 5), (10, 20), (10, 3 + NOTICE_STEPS), (10, 90), (2 + NOTICE_STEPS, 70), (69, 90)],
+)
+def test_a_site_that_follows_soon_after_its_loss_has_the_others_ledger(
+    follows: int, enters: int, sequences: tuple[int, ...], rule: str
+) -> None:
+    """Holes are handed out, and rates are scaled, in the same step at it as at the others."""
+    divided = BatchShares(full=FullBatch(12, 3), rule=rule, ranks=(1, 1, 1), sequences=sequences)
+    made = [Sampler(num_samples=999, shares=divided, site=at, rank=0, seed=1) for at in range(3)]
+    heard = [MissingSites() for _ in made]
+    lost, used = 3, list[int]()
+    for step in range(enters + 90):
+        if step == follows:
+            told = made[0].handed_out()
+            made[2] = Sampler(num_samples=999, shares=divided, site=2, rank=0, seed=1)
+            made[2].resume(DataPositions.from_json(told), lambda: None, told["absences"])  # type: ignore[arg-type]
+            heard[2] = MissingSites()
+            heard[2].begin_without([2])
+            heard[2].begin_amid(heard[0].absent_before())
+        present = [0, 1, *([2] if not lost <= step < follows else [])]
+        if step == enters:
+            for at in present:
+                made[at].regain(2, step - (follows if at == 2 else 0))
+                heard[at].enter(2)
+        scales = set()
+        for at in present:
+            drawn = made[at].draw().tolist()
+            used += [] if at == 2 and lost <= step < enters else drawn
+            assert at != 2 or not lost <= step < enters or len(drawn) == 1
+            heard[at].note(result(step, *([(2, lost)] if step == lost else [])))
+            heard[at].end_step()
+            made[at].lose(heard[at].absent())
+            made[at].step()
+            scales.add(divided.batch(heard[at].gone()).learning_rate_scale)
+        assert len(scales) == 1, step
+        assert len({made[at].used for at in present}) == 1, step
+    unused = [each for hole in made[0].used.holes for each in hole]
+    assert sorted([*used, *unused]) == list(range(made[0].used.next))
+
+
 def test_batches_fetched_too_far_ahead_are_an_error() -> None:
     (sampler,) = samplers(1, DataPositions())
     for _ in range(NOTICE_STEPS + 2):
@@ -220,13 +263,13 @@ def result(round_: int, *missing: tuple[int, int]) -> Reduced:
 
 
 def test_ranks_that_hear_of_a_loss_a_round_apart_agree_on_its_step() -> None:
-    early, late = Attendance(), Attendance()
+    early, late = MissingSites(), MissingSites()
     for step in range(5):  # two rounds a step
-        for attendance in (early, late):
-            knows = step >= 3 if attendance is early else step >= 4
+        for missing_sites in (early, late):
+            knows = step >= 3 if missing_sites is early else step >= 4
             for round_ in (2 * step, 2 * step + 1):
-                attendance.note(result(round_, *([(1, 7)] if knows else [])))
-            attendance.end_step()
+                missing_sites.note(result(round_, *([(1, 7)] if knows else [])))
+            missing_sites.end_step()
     assert early.absent() == late.absent() == {1: 3}
     assert early.gone() == frozenset()
     assert early.gone(3 + NOTICE_STEPS) == late.gone(3 + NOTICE_STEPS) == {1}
@@ -249,3 +292,26 @@ def test_shares_are_the_planners_and_stay_whole_without_a_site() -> None:
     assert [even.of_rank(*place, frozenset()) for place in ((0, 0), (0, 1), (1, 0))] == [
         share(7, 3, rank) for rank in range(3)
     ]
+
+
+@pytest.mark.parametrize("rule", ["keep", "shrink"])
+@pytest.mark.parametrize("sequences", [(), (6, 6, 12)])
+def test_a_run_that_begins_with_some_sites_has_the_full_batch(
+    sequences: tuple[int, ...], rule: str
+) -> None:
+    """Whether a placement says how it is divided or not, and before and after a site is added."""
+    divided = BatchShares(
+        full=FullBatch(24, 2),
+        rule=rule,
+        ranks=(1, 1, 2),
+        sequences=sequences,
+        later=frozenset({2}),
+    )
+    for gone in (frozenset({2}), frozenset[int](), frozenset({1})):
+        batch = divided.batch(gone)
+        assert (batch.samples, batch.learning_rate_scale) == (24, 1.0), gone
+        parts = [divided.of_site(site, gone) for site in range(3)]
+        assert sorted(place for part in parts for place in part) == list(range(24))
+    lost = divided.batch(frozenset({1, 2}))
+    expected = (24, 1.0) if rule == "keep" else (12, 0.5)
+    assert (lost.samples, lost.learning_rate_scale) == expected

@@ -202,6 +202,7 @@ class Welcome(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     JOURNAL_FIELD_NUMBER: builtins.int
+    COORDINATOR_WITHIN_S_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     """the version picked from the range in Hello"""
     build: builtins.str
@@ -215,6 +216,8 @@ class Welcome(google.protobuf.message.Message):
     """the last number that the coordinator has received in that session"""
     journal: builtins.str
     """the coordinator's memory: generations are compared within one"""
+    coordinator_within_s: builtins.float
+    """an agent without a run goes on without a coordinator for this long"""
     def __init__(
         self,
         *,
@@ -226,8 +229,9 @@ class Welcome(google.protobuf.message.Message):
         session: builtins.str = ...,
         received: builtins.int = ...,
         journal: builtins.str = ...,
+        coordinator_within_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["build", b"build", "generation", b"generation", "heartbeat_s", b"heartbeat_s", "journal", b"journal", "lease_s", b"lease_s", "protocol", b"protocol", "received", b"received", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["build", b"build", "coordinator_within_s", b"coordinator_within_s", "generation", b"generation", "heartbeat_s", b"heartbeat_s", "journal", b"journal", "lease_s", b"lease_s", "protocol", b"protocol", "received", b"received", "session", b"session"]) -> None: ...
 
 global___Welcome = Welcome
 

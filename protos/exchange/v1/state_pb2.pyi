@@ -35,14 +35,22 @@ class IndexResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: builtins.int
+    DONE_BYTES_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
     index: builtins.bytes
-    """sites/local/entry_folder.py, as JSON"""
+    """sites/local/entry_folder.py, as JSON; empty: it is not there"""
+    done_bytes: builtins.int
+    """then it is being written: bytes copied, written and hashed so far; they grow"""
+    problem: builtins.str
+    """or it never will be: why"""
     def __init__(
         self,
         *,
         index: builtins.bytes = ...,
+        done_bytes: builtins.int = ...,
+        problem: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["done_bytes", b"done_bytes", "index", b"index", "problem", b"problem"]) -> None: ...
 
 global___IndexResponse = IndexResponse
 

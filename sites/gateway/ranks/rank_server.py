@@ -36,6 +36,7 @@ from sites.local.rank_messages import (
     Reduced,
     Region,
     Saving,
+    StateProgress,
     Welcome,
     decode_from_rank,
     encode,
@@ -140,7 +141,10 @@ class Ranks(Protocol):
         """A rank's script has handed a bucket over."""
 
     def saving(self, rank: int) -> None:
-        """A rank waits for its checkpoint to be written."""
+        """A rank waits for what is being saved."""
+
+    def state_progress(self, rank: int, told: StateProgress) -> None:
+        """A rank writes its part of the state that others take over, or cannot."""
 
     def keep_residuals(self, rank: int, path: Path) -> None:
         """What is owed to a rank's shards is to be written."""
@@ -341,6 +345,8 @@ class LocalServer:
                 self._ranks.handed(rank, message.round)
             case Saving():
                 self._ranks.saving(rank)
+            case StateProgress():
+                self._ranks.state_progress(rank, message)
             case KeepResiduals():
                 self._ranks.keep_residuals(rank, Path(message.path))
             case OweResiduals():

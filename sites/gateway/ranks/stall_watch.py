@@ -69,7 +69,7 @@ class StallWatch:
         each.moved_s = now_s
 
     def saving(self, rank: int, now_s: float) -> None:
-        """A rank waits for its checkpoint to be written, and says so every few seconds."""
+        """A rank waits for what is being saved, and says so every second."""
         self._ranks[rank].moved_s = now_s
 
     def posted(self, rank: int, now_s: float) -> None:

@@ -189,8 +189,8 @@ class ChunkReduction:
         self._own: Own | None = None
         self._contribution: Frame | None = None
         """What all others get of the own part, in a gather."""
-        self._owing: tuple[Floats, Part] | None = None
-        """What was encoded for the way up, and what it decodes to, if that changed a residual."""
+        self._owed: Floats | None = None
+        """What was owed before the way up was encoded; None: no residual was changed."""
         self._encoded: Encoded | None = None
         """The own part, if its rank encoded it, until it is sent."""
         self._part: Part | None = None
@@ -246,9 +246,9 @@ class ChunkReduction:
 
     def put_back(self) -> None:
         """The chunk is to be done again, by another machine: owe what was owed before."""
-        if self._owing is not None and self._residuals is not None:
-            self._residuals.put_back(self._chunk, Kind.CONTRIBUTION, *self._owing)
-            self._owing = None
+        if self._owed is not None and self._residuals is not None:
+            self._residuals.owe(self._chunk, Kind.CONTRIBUTION, self._owed)
+            self._owed = None
 
     def _sum(self) -> Iterator[Action]:
         """Sum all members in site order once they are there, and pass the sum on."""
@@ -322,7 +322,7 @@ class ChunkReduction:
     def _finish(self, weight: float, frames: tuple[Frame, ...]) -> Finish:
         assert self._own is not None
         self._is_finished = True
-        self._owing = None
+        self._owed = None
         with self._decoding():
             squares = loops.sum_of_squares(self._own.values)
         return Finish(weight, squares, frames)
@@ -376,10 +376,10 @@ class ChunkReduction:
         residuals, codec = self._residuals, self._codec
         if residuals is None or codec.lossless:
             return self._timed(lambda: codec.encode_owed(values, None))
-        encoded = self._timed(lambda: residuals.encode(self._chunk, kind, codec, values))
         if kind is Kind.CONTRIBUTION:
-            self._owing = values, encoded.part
-        return encoded
+            owed = residuals.of(self._chunk, kind)
+            self._owed = np.zeros(len(values), dtype=np.float32) if owed is None else owed
+        return self._timed(lambda: residuals.encode(self._chunk, kind, codec, values))
 
     def _timed(self, encode: Callable[[], Encoded]) -> Encoded:
         begun_s = self._bucket.cpu_s()

@@ -21,11 +21,12 @@ _GRID = "chunk_numel"
 
 
 def write_residuals(path: Path, owed: Owed, chunk_numel: int) -> None:
-    """Write a file, which has its name only once it is whole.
+    """Write a file, which has its name only once it is whole, and the folders that it lacks.
 
     Raises:
         OSError: it cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}")
     named: dict[str, npt.NDArray[Any]] = {
         "-".join(map(str, (*key[:4], int(key[4])))): values for key, values in owed.items()

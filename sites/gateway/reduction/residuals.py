@@ -11,8 +11,9 @@ next round's tokens instead of its own. To divide by the site's own tokens befor
 it has none. Coming down, the unit is the mean gradient: what optimizers apply adds up exactly.
 
 Each has a residual of its own, so that a site that has another role in another epoch loses nothing.
-Where a chunk is done again, because a site was lost, its residual is put back as it was: what the
-encoder meant is what others would have decoded and what was lost of it. So nothing need be copied.
+Where a chunk is done again, because a site was lost, its residual is put back as it was, bit for
+bit: until a chunk is finished its machine keeps a copy. What was meant less what was given would be
+another number, by a rounding, and many rounds later an element would cross as another code.
 
 Only the encoder has a residual, so sites decode the same bytes as without. Residuals end with their
 gateway, which costs one rounding error, once. A checkpoint keeps them nevertheless, for a resumed
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from protos.frame import Kind
-from sites.codecs.codec import Codec, Encoded, Floats, Part
+from sites.codecs.codec import Codec, Encoded, Floats
 
 Owed = dict[tuple[int, int, int, int, Kind], Floats]
 """Residuals by bucket, its layout and elements, chunk, and way."""
@@ -62,19 +63,6 @@ class BucketResiduals:
     def owe(self, chunk: int, kind: Kind, values: Floats) -> None:
         """Set a chunk's residual to `values`, which are owned from now on."""
         self._lost[chunk, kind] = values
-
-    def put_back(self, chunk: int, kind: Kind, values: Floats, part: Part) -> None:
-        """Owe again what was owed before the latest `encode`, to a rounding of its sum.
-
-        `values` are what it was given, and `part` what others would have decoded.
-        """
-        lost = self._lost[chunk, kind]
-        decoded = np.empty(len(values), dtype=np.float32)
-        part.write(decoded)
-        with np.errstate(over="ignore", invalid="ignore"):
-            decoded -= values
-            lost += decoded
-        lost[~np.isfinite(lost)] = 0
 
 
 class Residuals:

@@ -1,26 +1,29 @@
 """The taking side of a transfer: fetches the training state from all other sites at once.
 
-What the index says is known from one of them, and each piece is asked of whoever is free: so a fast
-link brings more of them. A piece that does not come, or comes damaged, is asked for again; those
-that have come stay. So a link that is cut costs the piece that was on its way.
+They may still be writing it: as long as they get on with that, they are asked again. What the index
+says is known from one of them, and each piece is asked of whoever is free: so a fast link brings
+more of them. A piece that does not come, or comes damaged, is asked for again; those that have come
+stay. So a link that is cut costs the piece that was on its way.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import grpc
 
 from protos.errors import PeerLostError, RemoteProtocolError
 from protos.exchange.v1 import state_pb2, state_pb2_grpc
+from protos.failure import one_line
 from sites.gateway.links.transport import SESSION_KEY, details
 from sites.local.entry_folder import (
     INDEX,
@@ -30,7 +33,9 @@ from sites.local.entry_folder import (
     Index,
     digest_of,
     num_pieces,
+    require_room,
 )
+from topology.units import format_size
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +114,10 @@ class StateFetch:
     def __init__(
         self, donors: Sequence[Donor], epoch: int, folder: Path, *, timeout_s: float
     ) -> None:
-        """Fetch from all of `donors`; give up when nothing has come for `timeout_s`."""
+        """Fetch from all of `donors`.
+
+        Give up when nothing has come for `timeout_s`, and nobody has got on with writing it.
+        """
         self._donors = donors
         self._epoch = epoch
         self._folder = folder
@@ -119,28 +127,42 @@ class StateFetch:
         self._lock = threading.Lock()
         self._latest_s = time.monotonic()
         self._problem: OSError | None = None
+        self._latest_loss = ""
+        """Who did not give the latest piece that did not come, and why."""
         self.num_again = 0
         """Pieces that were asked for again."""
         self.fetched_bytes = 0
         """Bytes of whole pieces that have come."""
 
     def run(self) -> None:
-        """Fetch all of it. The index is written last.
+        """Fetch all of it. The index is written last. Of what cannot be had as a whole, keep none.
 
         Raises:
             PeerLostError: nobody has it, or answers any more.
             OSError: it cannot be written.
         """
+        try:
+            self._run()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _run(self) -> None:
+        begun_s = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._note_come(0)
         index = self._take_index()
         size = index.num_bytes[TENSORS]
+        require_room(self._folder, size)
         with (self._folder / TENSORS).open("wb") as file:
             file.truncate(size)
         self._book = PieceBook(num_pieces(size))
         threads = [
             threading.Thread(
-                target=self._take_from, args=(each, index), name=f"fetch-{each.name}", daemon=True
+                target=self._take_from,
+                args=(each, index, (self._folder / TENSORS).open("r+b")),
+                name=f"fetch-{each.name}",
+                daemon=True,
             )
             for each in self._donors
             for _ in range(each.num_streams)
@@ -155,8 +177,13 @@ class StateFetch:
         if self._problem is not None:
             raise self._problem
         if not self._book.is_complete:
+            total_bytes = sum(index.num_bytes.values())
+            silent_s, took_s = self._silent_s, time.monotonic() - begun_s
+            why = f", nothing for {silent_s:.1f} s" if silent_s > self._timeout_s else ""
+            why += f"; {self._latest_loss}" if self._latest_loss else ""
             raise PeerLostError(
-                f"the others' state has not come as a whole: nothing for {self._silent_s:.1f} s"
+                f"the others' state has not come as a whole: {format_size(self.fetched_bytes)} of "
+                f"{format_size(total_bytes)} in {took_s:.1f} s{why}"
             )
         (self._folder / INDEX).write_bytes(index.to_bytes())
 
@@ -178,9 +205,10 @@ class StateFetch:
     def _silent_s(self) -> float:
         return time.monotonic() - self._latest_s
 
-    def _note_again(self) -> None:
+    def _note_again(self, why: str) -> None:
         with self._lock:
             self.num_again += 1
+            self._latest_loss = why
 
     def _note_come(self, num_bytes: int) -> None:
         with self._lock:
@@ -193,32 +221,61 @@ class StateFetch:
         Raises:
             PeerLostError: nobody has it.
         """
-        why = "there is no other site"
-        while not self._ended.is_set() and self._silent_s < self._timeout_s:
-            for donor in self._donors:
+        said: dict[str, str] = {}
+        done_bytes: dict[str, int] = {}
+        asked, again_s = [*self._donors], _AGAIN_S
+        while asked and not self._ended.is_set() and self._silent_s < self._timeout_s:
+            for donor in [*asked]:
                 try:
-                    with ExitStack() as stack:
-                        return self._take_objects(_Connection(donor, stack))
+                    found = self._ask(donor)
                 except grpc.RpcError as error:
-                    why = f"{donor.name}: {details(error)}"
+                    said[donor.name] = details(error)
+                    continue
                 except RemoteProtocolError as error:
-                    why = f"{donor.name}: {error}"
-            self._ended.wait(_AGAIN_S)
-        raise PeerLostError(f"no state of epoch {self._epoch} could be had: {why}")
+                    said[donor.name] = str(error)
+                    continue
+                if isinstance(found, Index):
+                    return found
+                written = format_size(found.done_bytes)
+                said[donor.name] = f"it is being written, {written} so far"
+                if found.problem:
+                    said[donor.name] = one_line(found.problem)
+                    asked.remove(donor)
+                if found.done_bytes > done_bytes.get(donor.name, -1):
+                    done_bytes[donor.name] = found.done_bytes
+                    self._note_come(0)
+            self._ended.wait(again_s)
+            again_s = min(2 * again_s, _AGAIN_MAX_S)
+        why = "; ".join(f"{name}: {each}" for name, each in said.items())
+        raise PeerLostError(
+            f"no state of epoch {self._epoch} could be had: {why or 'there is no other site'}"
+        )
 
-    def _take_objects(self, connection: _Connection) -> Index:
-        index = connection.index(self._epoch)
+    def _ask(self, donor: Donor) -> Index | state_pb2.IndexResponse:
+        """Return the index, and take the objects that fit it; or the answer that it is not there.
+
+        Raises:
+            grpc.RpcError: there is no answer, or none of them.
+            RemoteProtocolError: they are not what the index says.
+        """
+        with ExitStack() as stack:
+            connection = _Connection(donor, stack)
+            found = connection.index(self._epoch)
+            if isinstance(found, Index):
+                self._take_objects(connection, found)
+            return found
+
+    def _take_objects(self, connection: _Connection, index: Index) -> None:
         with (self._folder / OBJECTS).open("wb") as file:
             for piece in range(num_pieces(index.num_bytes[OBJECTS])):
-                data = connection.read(self._epoch, OBJECTS, piece, index)
-                file.write(data)
-                self._note_come(len(data))
-        return index
+                file.write(connection.read(self._epoch, OBJECTS, piece, index))
+                self._note_come(0)
+        self._note_come(index.num_bytes[OBJECTS])
 
-    def _take_from(self, donor: Donor, index: Index) -> None:
-        """Ask one donor for pieces until there are no more."""
+    def _take_from(self, donor: Donor, index: Index, file: BinaryIO) -> None:
+        """Ask one donor for pieces until there are no more. Closes the file."""
         again_s, num_damaged = _AGAIN_S, 0
-        with ExitStack() as stack, (self._folder / TENSORS).open("r+b") as file:
+        with ExitStack() as stack, file:
             connection: _Connection | None = None
             while num_damaged <= _DAMAGED_MAX and (piece := self._book.take()) is not None:
                 try:
@@ -234,7 +291,7 @@ class StateFetch:
                     _log.warning("piece %d from %s: %s", piece, donor.name, why)
                     num_damaged += isinstance(error, RemoteProtocolError)
                     self._book.put_back(piece)
-                    self._note_again()
+                    self._note_again(f"{donor.name}: {why}")
                     stack.close()
                     connection = None
                     self._ended.wait(again_s)
@@ -254,11 +311,11 @@ class _Connection:
         self._stub = state_pb2_grpc.StateStub(channel)
         self._metadata = ((SESSION_KEY, session),)
 
-    def index(self, epoch: int) -> Index:
-        """Return what there is to be had."""
+    def index(self, epoch: int) -> Index | state_pb2.IndexResponse:
+        """Return what there is to be had, or the answer that it is not there."""
         request = state_pb2.IndexRequest(epoch=epoch)
         answer = self._stub.Index(request, timeout=_ANSWER_S, metadata=self._metadata)
-        return Index.from_bytes(answer.index)
+        return Index.from_bytes(answer.index) if answer.index else answer
 
     def read(self, epoch: int, path: str, piece: int, index: Index) -> bytes:
         """Return a piece.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from protos.errors import IsthmusError, NotFoundError
 from protos.exchange.v1 import state_pb2, state_pb2_grpc
 from sites.gateway.links.peer_server import Context, abort
 from sites.local.entry_folder import INDEX, OBJECTS, PIECE_BYTES, TENSORS, entry_folder
+from sites.local.rank_messages import StateProgress
 
 SiteOf = Callable[[Context], Awaitable[str]]
 """Names the site that calls, or aborts."""
@@ -35,10 +37,22 @@ class StateServer(state_pb2_grpc.StateServicer):
         self._bytes_per_s = bytes_per_s
         self._free_s: dict[str, float] = {}
         """When the next piece may leave, by site."""
+        self._lock = threading.Lock()
+        self._progress: dict[int, StateProgress] = {}
+        """What each rank has told last, of the latest epoch."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the methods to a server that has not been started."""
         state_pb2_grpc.add_StateServicer_to_server(self, server)
+
+    def note(self, rank: int, told: StateProgress) -> None:
+        """A rank writes its part of a state, or cannot. From any thread."""
+        with self._lock:
+            latest = max((each.epoch for each in self._progress.values()), default=0)
+            if told.epoch > latest:
+                self._progress.clear()
+            if told.epoch >= latest:
+                self._progress[rank] = told
 
     @property
     def methods(self) -> tuple[tuple[str, Callable[..., Any], Callable[[bytes], Any]], ...]:
@@ -51,13 +65,20 @@ class StateServer(state_pb2_grpc.StateServicer):
     async def Index(  # noqa: N802 - gRPC fixes the name
         self, request: state_pb2.IndexRequest, context: Context
     ) -> state_pb2.IndexResponse:
-        """Say what the state of an epoch consists of."""
+        """Answer what the state of an epoch consists of, or how far those are who write it."""
         await self._site_of(context)
         path = entry_folder(self._node_folder, request.epoch) / INDEX
         try:
             written = await asyncio.to_thread(path.read_bytes)
         except FileNotFoundError:
-            await abort(context, NotFoundError(f"no state of epoch {request.epoch} is here"))
+            with self._lock:
+                told = [each for each in self._progress.values() if each.epoch == request.epoch]
+            if not told:
+                await abort(context, NotFoundError(f"no state of epoch {request.epoch} is here"))
+            return state_pb2.IndexResponse(
+                done_bytes=sum(each.done_bytes for each in told),
+                problem=next((each.problem for each in told if each.problem), ""),
+            )
         return state_pb2.IndexResponse(index=written)
 
     async def Read(  # noqa: N802 - gRPC fixes the name

@@ -1,4 +1,4 @@
-"""Moves a bucket from the ranks into shared memory, and back: on the host, and on CUDA.
+"""Copies a bucket from the ranks into shared memory, and back: on the host, and on CUDA.
 
 Inside a site, a bucket that every rank has is reduce-scattered and all-gathered. One of which each
 rank holds a part already is brought into place, and back, by all-to-alls: routes.py. Where these

@@ -1,4 +1,4 @@
-"""Which sites take part in a run, as its ranks hear of it: the same at each rank, step by step.
+"""Which sites a run does without, as its ranks hear of it: the same at each rank, step by step.
 
 Gateways decide nothing of that; each result says since which round a site is missing. The results
 of a round reach ranks before or after a loss is known, but each rank knows it one round later at
@@ -20,7 +20,7 @@ _KEPT_STEPS = 8
 """A loss is known one round after its first."""
 
 
-class Attendance:
+class MissingSites:
     """Noted by a link's thread, asked by the training thread. Steps count from 0 in a process."""
 
     def __init__(self) -> None:
@@ -57,6 +57,15 @@ class Attendance:
         """Begin in a run that goes on, or begins, without some sites; all others know it."""
         with self._lock:
             self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
+
+    def begin_amid(self, absent: Iterable[tuple[int, int]]) -> None:
+        """Begin to follow in a run in which sites are missing since some steps before this one."""
+        with self._lock:
+            self._absent.update(absent)
+
+    def absent_before(self) -> list[tuple[int, int]]:
+        """Return what `begin_amid` takes, for who begins with the next step."""
+        return [(site, since - self._num_steps) for site, since in self.absent().items()]
 
     def enter(self, site: int) -> None:
         """A site takes part again from the next step on."""
