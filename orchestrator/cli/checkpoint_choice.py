@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.cli.output import Output
 from orchestrator.run_folder.home import find_run
-from protos.checkpoint.manifest import MANIFEST, Manifest
+from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import StoredCheckpoint, checkpoints_in, newest_good, opened
 from protos.errors import BadCheckpointError, NoCheckpointError
 
@@ -25,10 +25,13 @@ def named_checkpoints(choice: str, home: Path) -> tuple[str, list[StoredCheckpoi
     """
     if "://" in choice or "/" in choice or Path(choice or "?").is_dir():
         place = choice if "://" in choice else str(Path(choice).absolute())
-        files, root = opened(place)
-        if files.exists(f"{root}/{MANIFEST}"):
+        if StoredCheckpoint(place).has_manifest():
             return place, [StoredCheckpoint(place)]
-        return place, checkpoints_in(place)
+        found = checkpoints_in(place)
+        with opened(place) as (files, root):
+            if not found and not files.exists(root):
+                raise NoCheckpointError(f"there is no checkpoint in {place}: nothing is there")
+        return place, found
     folder = find_run(home, choice)
     store = store_of(folder.run_id, home)
     found = checkpoints_in(store)
@@ -41,7 +44,8 @@ def newest_good_checkpoint(output: Output, choice: str, home: Path) -> tuple[str
     """Return the folder or URL of a choice's newest good checkpoint. Tells of bad ones.
 
     Raises:
-        NotFoundError, OSError: as of `named_checkpoints`.
+        NotFoundError: there is no such run.
+        OSError: the storage does not answer.
         NoCheckpointError: none is good, or there is none.
         BadCheckpointError: the choice is a checkpoint itself, and is not good.
     """

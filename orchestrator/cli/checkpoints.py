@@ -87,8 +87,9 @@ def export_command(
         check=False,
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it was killed"])[-1]
-        raise CommandError("FILE_ERROR", f"{out}: {last}", {"file": str(out)}, done.stderr)
+        *before, last = done.stderr.strip().splitlines() or ["it was killed"]
+        where, details = {"file": str(out)}, "\n".join(before)
+        raise CommandError("FILE_ERROR", f"{out}: {last}", where, details)
     data = {"file": str(out), "checkpoint": place, "run": manifest.run, "step": manifest.step}
     return output.result(data, str(out))
 

@@ -39,7 +39,7 @@ COMMANDS = {
     "emulate": "Emulate the WAN of a topology by itself; enter, change and check it.",
     "report": "Write what runs and benchmarks came to as one page, by default of the latest run.",
     "trace": "Write a run as trace events, for Perfetto and chrome://tracing.",
-    "bench": "Measure scaling efficiency, or the exchange between sites by itself.",
+    "bench": "Measure scaling efficiency, the exchange by itself, or how long a failure stalls others.",
     "simulate": "Simulate a job on its topology, without running anything.",
     "certs": "Make, renew and show certificates for mutual TLS.",
     "coordinator": "Run a coordinator here, for agents that dial in.",

@@ -5,8 +5,10 @@ It keeps its pid and its streams, with nothing in between.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,16 +16,18 @@ import click
 
 from orchestrator.cli.options import ADDRESS, json_option, set_option
 from orchestrator.cli.output import Output
+from orchestrator.coordinator.journal import Journal, JournalReader
 from orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from orchestrator.documents import load_topology_file, protect
 from orchestrator.joining import join
+from protos.errors import NotFoundError
 from protos.proxies import PROXY
 from protos.security import require_protected
 from topology.suggest import did_you_mean, one_of
 
 
 @click.command("coordinator")
-@click.option("--topology", required=True, type=click.Path(path_type=Path), help="The topology.")
+@click.option("--topology", type=click.Path(path_type=Path), help="The topology.  [required]")
 @click.option(
     "--state",
     required=True,
@@ -35,13 +39,28 @@ from topology.suggest import did_you_mean, one_of
     type=ADDRESS,
     help="Listen here; port 0 lets the system choose. [the topology's coordinator.bind]",
 )
+@click.option(
+    "--abandon",
+    metavar="RUN",
+    help="Run no coordinator: give an unfinished run up, which no coordinator can lead any more. Its "
+    "sites stop when the next one tells them.",
+)
 @set_option
 @json_option
 @click.pass_obj
 def coordinator(
-    output: Output, topology: Path, state: Path, bind: str | None, overrides: tuple[str, ...]
+    output: Output,
+    topology: Path | None,
+    state: Path,
+    bind: str | None,
+    abandon: str | None,
+    overrides: tuple[str, ...],
 ) -> int:
     """Run a coordinator until it is stopped. STATE/coordinator.json says where it listens."""
+    if abandon is not None:
+        return _abandon(output, state, abandon)
+    if topology is None:
+        raise click.UsageError("Missing option '--topology'.")
     described = load_topology_file(topology, overrides)
     protect(described, topology)
     require_protected(bind.rpartition(":")[0] if bind else described.coordinator.host)
@@ -122,6 +141,19 @@ def agent(
             *(word for node in nodes for word in ("--node", node)),
         ],
     )
+
+
+def _abandon(output: Output, state: Path, run_id: str) -> int:
+    """Write down that an unfinished run is lost; one that has ended stays as it is."""
+    JournalReader(state).close()  # where there is no journal, none is made
+    with contextlib.closing(Journal(state)) as journal:
+        if run_id not in journal.run_ids():
+            raise NotFoundError(f"{journal.path}: there is no run {run_id!r}")
+        if run_id in journal.unfinished():
+            journal.end_abandoned(run_id, time.time())
+        ended = journal.view(run_id)
+    data = {"run_id": run_id, "state": ended.state, "reason_code": ended.reason_code}
+    return output.result(data, f"run {run_id} {ended.state}: {ended.reason or 'it has ended'}")
 
 
 def _become(output: Output, module: str, arguments: Sequence[str]) -> int:

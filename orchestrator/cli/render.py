@@ -13,11 +13,12 @@ import yaml
 from orchestrator.cli.options import ADDRESS, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_topology_file, protect, read_text
-from orchestrator.launchers.commands import folder_at, python_at
+from orchestrator.launchers.commands import folder_at, python_at, save_s
 from orchestrator.rendering import kubernetes
 from orchestrator.rendering.slurm_script import slurm_script
 from orchestrator.run_folder.run_files import write_atomically
 from protos.identities import COORDINATOR
+from protos.save_time import SAVE_WITHIN
 from protos.security import TLS_VARIABLES, tls_files
 from topology.errors import ConfigError
 from topology.world import Topology
@@ -91,7 +92,7 @@ def slurm_command(
             address,
             python=python_at(site.launcher),
             folder=folder_at(topology, site.launcher, site.name, out / site.name),
-            environment=environment,
+            environment={**environment, SAVE_WITHIN: f"{save_s(site.launcher):g}"},
         )
         for site in topology.sites
         if site.launcher.kind == "slurm"

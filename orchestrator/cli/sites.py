@@ -6,6 +6,7 @@ import time
 
 import click
 
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import json_option, run_options, timeout_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.run_commands import saved
@@ -39,7 +40,7 @@ def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout
         if checkpoint:
             output.note(saved(reader, choice, time.monotonic() + timeout_s))
         run = reader.drop_site(site)
-    return _told(output, run, f"goes on without {site}")
+    return _told(output, run, f"goes on without {site}", f"site {site} was not dropped")
 
 
 @command.command("add")
@@ -54,9 +55,12 @@ def add(output: Output, choice: RunChoice, site: str) -> int:
     """
     with reading(choice) as reader:
         run = reader.add_site(site)
-    return _told(output, run, f"{site} is to take part")
+    return _told(output, run, f"{site} is to take part", f"site {site} was not added")
 
 
-def _told(output: Output, run: control_pb2.Run, what: str) -> int:
-    said = formats.run_state(run) if run.state in TERMINAL else what
-    return output.result(run_view(run), f"{run.run_id}: {said}")
+def _told(output: Output, run: control_pb2.Run, what: str, nothing: str) -> int:
+    if run.state in TERMINAL:
+        state = formats.run_state(run)
+        where = {"run_id": run.run_id}
+        raise CommandError("REFUSED", f"run {run.run_id} has ended, {state}: {nothing}", where)
+    return output.result(run_view(run), f"{run.run_id}: {what}")

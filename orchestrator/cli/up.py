@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,10 +18,13 @@ from orchestrator.cli.options import home_option, json_option, set_option, timeo
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_topology_file, protect
 from orchestrator.interruption import INTERRUPTION
+from orchestrator.launchers.slurm import SAVE_S
 from orchestrator.launchers.standing import (
+    AGAIN,
     COORDINATOR,
     FAILED,
     LOG,
+    RESTARTING,
     STATE,
     UP,
     Part,
@@ -33,12 +37,14 @@ from orchestrator.run_folder.home import home_folder
 from orchestrator.run_folder.log_files import last_line
 from protos.errors import StateConflictError
 from protos.private_files import private_folder
+from protos.save_time import save_within_s
 from topology.hashing import topology_hash
 from topology.world import Topology
 
 POLL_S = 0.1
-DOWN_S = 100.0
-"""Agents end their sites, then the coordinator ends: twice as long as one of both may take."""
+DOWN_S = 80.0
+"""Once agents have had their last checkpoints, they end their sites, and then the coordinator ends:
+so long at most."""
 
 
 @click.command("up")
@@ -68,6 +74,7 @@ def command(
         else:
             process = None
             _require_same(folder, topology)
+            _wake(folder)
         try:
             standing = _wait(output, folder, topology, process, time.monotonic() + timeout_s)
         except BaseException:
@@ -84,15 +91,17 @@ def bring_down(folder: Path) -> Standing | None:
 
     Raises:
         CommandError: it does not end.
+        SaveTimeError: the environment says no time.
     """
     standing = read(folder)
     if standing is not None and is_up(folder):
         os.kill(standing.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + DOWN_S
+    within_s = save_within_s(os.environ, SAVE_S) + DOWN_S
+    deadline_s = time.monotonic() + within_s
     while is_up(folder):
         if time.monotonic() > deadline_s:
             raise CommandError(
-                "SITE_NOT_ENDED", f"the keeper has not ended within {DOWN_S:g} s: {folder / LOG}"
+                "SITE_NOT_ENDED", f"the keeper has not ended within {within_s:g} s: {folder / LOG}"
             )
         time.sleep(POLL_S)
     return read(folder)
@@ -139,6 +148,14 @@ def _require_same(folder: Path, topology: Topology) -> None:
         )
 
 
+def _wake(folder: Path) -> None:
+    """Have the keeper start at once what waits to be started again."""
+    standing = read(folder)
+    if standing is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(standing.pid, AGAIN)
+
+
 def _wait(
     output: Output,
     folder: Path,
@@ -148,6 +165,13 @@ def _wait(
 ) -> Standing:
     """Return what is up once all have joined.
 
+    Args:
+        output: Is told what is up, and what is being started again.
+        folder: Of what is up.
+        topology: Of the deployment.
+        process: The keeper, if this command has started it. Another one goes on trying what failed.
+        deadline_s: On time.monotonic's clock.
+
     Raises:
         CommandError: a part failed, or was not there in time; with what is known of each.
     """
@@ -155,11 +179,13 @@ def _wait(
     while True:
         standing = read(folder)
         parts = {} if standing is None else standing.parts
-        for name in [each for each, part in parts.items() if part.state == UP]:
-            if name not in told:
-                told.add(name)
-                output.note(f"{name}: up")
-        failed = {name: part for name, part in parts.items() if part.state == FAILED}
+        for name, part in parts.items():
+            said = {UP: f"{name}: up", RESTARTING: f"{name}: {part.message}"}.get(part.state)
+            if said is not None and said not in told:
+                told.add(said)
+                output.note(said)
+        is_final = process is not None
+        failed = {name: part for name, part in parts.items() if is_final and part.state == FAILED}
         num_decided = len(failed) + sum(part.state == UP for part in parts.values())
         if standing is not None and not failed and num_decided == 1 + len(topology.sites):
             return standing

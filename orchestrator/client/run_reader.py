@@ -59,11 +59,11 @@ class RunReader:
         return self._ask(Client.cancel_run)
 
     def drop_site(self, site: str) -> control_pb2.Run:
-        """Have the run go on without a site; one that has ended stays as it is."""
+        """Have the run go on without a site; one that has ended is returned as it is."""
         return self._ask(lambda client, run_id: client.drop_site(run_id, site))
 
     def add_site(self, site: str) -> control_pb2.Run:
-        """Have a site take part again; a run that has ended stays as it is."""
+        """Have a site take part again; a run that has ended is returned as it is."""
         return self._ask(lambda client, run_id: client.add_site(run_id, site))
 
     def _ask(self, question: Callable[[Client, str], control_pb2.Run]) -> control_pb2.Run:

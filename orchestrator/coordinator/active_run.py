@@ -32,6 +32,7 @@ from orchestrator.run_folder.run_files import METRICS, Failing, MetricsError, Ru
 from protos import metrics
 from protos.control.v1 import control_pb2
 from protos.errors import StateConflictError
+from protos.failure import one_line
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -223,6 +224,15 @@ class ActiveRun:
                 self.replan(reported)
             if metric.kind == metrics.STATE:
                 self.handle(run_events.StateOffered(site))
+            if metric.kind == metrics.CHECKPOINT_FAILED:
+                reason = one_line(labels.get(metrics.REASON, ""))
+                self.handle(run_events.CheckpointFailed(site, metric.step, reason))
+            if metric.kind == metrics.STATE_FAILED:
+                reason = one_line(labels.get(metrics.REASON, ""))
+                self.handle(run_events.StateFailed(site, metric.step, reason))
+            if metric.kind == metrics.CHECKPOINT_STAYS:
+                reason = one_line(labels.get(metrics.REASON, ""))
+                self.handle(run_events.CheckpointStays(site, metric.step, reason))
             if metric.kind == metrics.STEP and self._lead.run.awaits_steps:
                 self.handle(run_events.StepTaken(site))
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)

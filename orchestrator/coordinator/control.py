@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from orchestrator.run_folder.home import is_folder_name
 from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
 from protos.errors import (
+    IsthmusError,
     NotFoundError,
     PermissionDeniedError,
     RemoteProtocolError,
@@ -51,6 +52,12 @@ LISTED_RUNS = 200
 log = logging.getLogger(__name__)
 
 
+class UnreadableRunError(IsthmusError):
+    """A run goes on at its sites, and what was kept of it cannot be used here."""
+
+    code = "RUN_UNREADABLE"
+
+
 class Control:
     """Used from one event loop. `run` has to be running for leases and deadlines to count."""
 
@@ -63,17 +70,21 @@ class Control:
         *,
         agents_outlive: bool = True,
     ) -> None:
-        """Raise the generation, and go on with the run that an earlier coordinator left unfinished.
+        """Raise the generation, and go on with what an earlier coordinator left unfinished.
 
-        Where its agents cannot have outlived that one, or it cannot be gone on with, it ends as
-        lost.
+        One that no agent can hold any more ends as lost.
 
         `journal` stays the caller's, who closes it after the last call.
 
         Raises:
+            UnreadableRunError: agents may hold a run that cannot be gone on with. Nothing was
+                written.
             JournalError: the journal cannot be written.
         """
         self.timeouts = Timeouts.derive(topology.failure)
+        self._topology_hash = topology_hash(topology)
+        unfinished = journal.unfinished()
+        kept = _kept(journal, unfinished if agents_outlive else (), self._topology_hash)
         self.generation = journal.raise_generation()
         self.latest: ActiveRun | None = None
         """The run that began last."""
@@ -87,7 +98,6 @@ class Control:
         self._may_queue = agents_outlive
         self.submitted = asyncio.Event()
         """Set with the first run."""
-        self._topology_hash = topology_hash(topology)
         self._sites = tuple(site.name for site in topology.sites)
         self._sessions = Sessions(self._sites, self._topology_hash)
         self._leases = Leases(self.timeouts.lease_s)
@@ -102,28 +112,17 @@ class Control:
         self._faults = faults
         self._checked_s = time.monotonic()
         self._record("coordinator.started", {"topology_hash": self._topology_hash})
-        for run_id in journal.unfinished():
-            if not agents_outlive or not self._take_over(run_id):
+        for run_id in unfinished:
+            if run_id not in kept or not self._take_over(kept[run_id]):
                 log.warning("run %s was lost with the coordinator before this one", run_id)
                 journal.end_abandoned(run_id, time.time())
 
-    def _take_over(self, run_id: str) -> bool:
-        """Have a run that another coordinator left go on, if its sites may still live, or wait."""
+    def _take_over(self, submission: Submission) -> bool:
+        """Have a run that another coordinator left go on, or wait, if its sites are free."""
+        run_id = submission.run_id
         events = self._journal.events(run_id)
         view = self._journal.view(run_id)
-        folder = Path(view.folder)
-        kinds = {event.kind for event in events}
-        is_queued = view.state is RunState.QUEUED
-        if not is_queued and ("run.preparing" not in kinds or "wan.emulated" in kinds):
-            return False
-        try:
-            submission = submitted_before(
-                run_id, events[0].detail, RunFiles(folder), self._topology_hash
-            )
-        except (OSError, LookupError, ConfigError) as error:
-            log.warning("run %s cannot be gone on with: %s", run_id, error)
-            return False
-        if is_queued:
+        if view.state is RunState.QUEUED:
             self._wait(submission, events[0].sequence)
             return True
         if not submission.occupies.isdisjoint(self._occupied()):
@@ -131,24 +130,27 @@ class Control:
         run = ActiveRun(
             submission,
             generation=view.generation,
-            folder=folder,
+            folder=Path(view.folder),
             journal=self._journal,
             send=self._send,
             faults=self._faults,
             recorded=events,
         )
         self._put(run)
-        for site in run.awaited:
-            self._leases.hear(site, time.monotonic())
         log.info("run %s goes on: %s are awaited", run_id, ", ".join(run.awaited))
         return True
 
     async def run(self) -> None:
         """Let time pass. Never returns.
 
+        Agents that an earlier coordinator knew have a whole lease from now on: what was read of
+        their runs may have taken longer than one.
+
         Raises:
             JournalError: what happens can no longer be written down.
         """
+        for awaited in [site for run in self._runs.values() for site in run.awaited]:
+            self._leases.hear(awaited, time.monotonic())
         while True:
             if time.monotonic() - self._checked_s >= CHECK_S:
                 self._checked_s = time.monotonic()
@@ -192,6 +194,7 @@ class Control:
             session=session.id,
             received=session.numbered.received,
             journal=self._journal.identity,
+            coordinator_within_s=self.timeouts.coordinator_s,
         )
         connection.put_first(control_pb2.CoordinatorMessage(welcome=welcome))
         silent_s = self._leases.silent_s(session.site, time.monotonic())
@@ -684,15 +687,53 @@ class Control:
             OSError: the disk refuses.
         """
         try:
-            sealed = self._joins.use(holder, site)
+            sealed = self._joins.find(holder, site)
         except PermissionDeniedError as error:
             self.refused(str(error))
             raise
+        # In this order: a token is good until it is known to have been used.
         self._record("join.used", {"site": site, "token": holder})
+        self._joins.forget(holder)
         return sealed
 
     def _record(self, kind: str, detail: dict[str, Any]) -> None:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)
+
+
+def _kept(journal: Journal, unfinished: Iterable[str], own_hash: str) -> dict[str, Submission]:
+    """Return those runs with which a coordinator of this topology can go on.
+
+    Raises:
+        UnreadableRunError: it cannot go on with one that agents may hold.
+    """
+    kept = {}
+    for run_id in unfinished:
+        events, view = journal.events(run_id), journal.view(run_id)
+        kinds = {event.kind for event in events}
+        is_queued = view.state is RunState.QUEUED
+        if not is_queued and ("run.preparing" not in kinds or "wan.emulated" in kinds):
+            continue
+        files = RunFiles(Path(view.folder))
+        try:
+            kept[run_id] = submitted_before(run_id, events[0].detail, files, own_hash)
+        except (OSError, LookupError, ValueError) as error:
+            why = f"{view.folder}: {_why(error)}"
+            if "run.active" in kinds:
+                raise UnreadableRunError(
+                    f"run {run_id} may go on at its sites, and this coordinator cannot lead it: {why}"
+                ) from error
+            log.warning("run %s cannot be gone on with: %s", run_id, why)
+    return kept
+
+
+def _why(error: Exception) -> str:
+    """Return in one line why what was kept of a run cannot be used."""
+    match error:
+        case ConfigError():
+            return error.problems[0].message
+        case OSError():
+            return f"{error.filename}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _waiting(submission: Submission, sequence: int) -> Waiting:

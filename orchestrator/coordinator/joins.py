@@ -1,6 +1,7 @@
 """Keeps what join tokens are good for, sealed and in a file each, until they are used.
 
-STATE/joins/HOLDER.json   {"site", "ends_wall_s", "sealed"}; removed before it is handed out
+STATE/joins/HOLDER.json   {"site", "ends_wall_s", "sealed"}; removed before it is handed out, and
+                          after its use was written down
 """
 
 from __future__ import annotations
@@ -49,21 +50,26 @@ class Joins:
         offer = {"site": site, "ends_wall_s": ends_wall_s, "sealed": text}
         write_atomically(self._path(holder), json.dumps(offer) + "\n")
 
-    def use(self, holder: str, site: str) -> bytes:
-        """Return what a token is good for, and never again.
+    def find(self, holder: str, site: str) -> bytes:
+        """Return what a token is good for. Do not hand it out before `forget`.
 
         Raises:
             PermissionDeniedError: it was used before, has ended, or was never offered.
-            OSError: the disk refuses.
         """
-        path = self._path(holder)
-        offer = read_object(path)
-        path.unlink(missing_ok=True)
+        offer = read_object(self._path(holder))
         if offer.get("site") != site or not _ends_later(offer):
             raise PermissionDeniedError(
                 f"this join token of site {site} was used before, has ended, or was never offered"
             )
         return base64.b64decode(str(offer["sealed"]))
+
+    def forget(self, holder: str) -> None:
+        """Have a token be good for nothing any more.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._path(holder).unlink(missing_ok=True)
 
     def _path(self, holder: str) -> Path:
         return self._folder / f"{holder}.json"

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
+from orchestrator.core.run_machine import RETURNS_WITHIN_S
 from protos.failure import name_exit
 from protos.private_files import users_umask
 from topology.faults.script import Kill, Pause
@@ -90,11 +92,15 @@ class LocalAgents:
             return process
 
         async def watch(site: str, process: asyncio.subprocess.Process) -> None:
-            for _ in range(topology.failure.max_restarts + 1):
+            restarts_s: list[float] = []
+            while True:
                 on_end(site, name_exit(await process.wait()))
                 await asyncio.sleep(RESTART_AFTER_S)
-                if not may_restart():
+                now_s = time.monotonic()
+                restarts_s = [each for each in restarts_s if now_s - each < RETURNS_WITHIN_S]
+                if len(restarts_s) >= topology.failure.max_restarts or not may_restart():
                     return
+                restarts_s.append(now_s)
                 process = await start_one(site)
 
         for site in sites:

@@ -49,9 +49,9 @@ def epoch_message(
     action: Send,
     run_id: str,
     generation: int,
-    endpoints_of: Callable[[str], Iterable[Endpoint]],
+    endpoints_of: Callable[[str, str], Iterable[Endpoint]],
 ) -> control_pb2.CoordinatorMessage:
-    """Return what an agent is told; `endpoints_of` says where a site's gateways listen."""
+    """Return what an agent is told; `endpoints_of` says where an agent's site dials another."""
     match action:
         case membership.SendSettle():
             settle = control_pb2.Settle(
@@ -72,7 +72,9 @@ def epoch_message(
                 record=action.epoch.to_bytes(),
                 handovers=handovers_to_bytes(action.handovers),
                 enters=action.enters,
-                endpoints=endpoint_messages(each for site in moved for each in endpoints_of(site)),
+                endpoints=endpoint_messages(
+                    each for site in moved for each in endpoints_of(site, action.site)
+                ),
             )
             return control_pb2.CoordinatorMessage(resume=resume)
         case membership.SendCancel():

@@ -23,6 +23,7 @@ from protos.errors import (
     PeerLostError,
     PermissionDeniedError,
     RemoteProtocolError,
+    StateConflictError,
 )
 from protos.identities import COORDINATOR
 from protos.join_tokens import holder_of
@@ -345,6 +346,9 @@ async def _answering(context: Context) -> AsyncIterator[None]:
         raise
     except Exception as error:
         log.exception("a call failed")
+        if isinstance(error, OSError) and error.filename:
+            told = f"at the coordinator: {error.filename}: {error.strerror}"
+            await context.abort(STATUS[StateConflictError], _cut(told))
         message = f"{type(error).__name__}; the coordinator's log has more"
         await context.abort(grpc.StatusCode.INTERNAL, message)
 

@@ -53,8 +53,8 @@ class Leases:
     def stall_s(self, now_s: float) -> float:
         """Return for how long this process has just stood still, if that may cost it its sites.
 
-        An agent whose heartbeats stay unanswered ends its site, and that is heard a moment later. 0
-        if nothing of the kind was within the last lease.
+        Agents that heard no answer meanwhile may have closed their connections, and that is heard a
+        moment later. 0 if nothing of the kind was within the last lease.
         """
         stall_s = self._gap_s(now_s)
         if now_s - self._stall_ended_s <= self._lease_s:

@@ -1,4 +1,4 @@
-"""Finds the links of a run that have for long not been as its plan counts on them. Pure.
+"""Finds the links that have differed for some time from what a run's plan counts on. Pure.
 
 A figure is the median of a link's latest SAMPLES measurements, so that one that came about by
 chance moves nothing. A figure begins to drift when it is farther off than `drift`. It stops when it

@@ -421,6 +421,10 @@ class Membership:
         """By who suspects and who is suspected."""
         self._short_since_s: float | None = None
         """Since when too few sites reach each other."""
+        self._was_alone = False
+        """Since then no site could go on for a while."""
+        self._back_s: float | None = None
+        """When the first could again after that."""
         self._num_chances = 0
         """How often those who could not go on were asked again since the epoch began."""
         self._mended_s: float | None = None
@@ -463,6 +467,12 @@ class Membership:
         members = set(self.epoch.members)
         return frozenset(pair for pair in self._dead_links(now_s) if members.issuperset(pair))
 
+    @property
+    def being_let_in(self) -> frozenset[str]:
+        """The sites that follow, or that are to."""
+        entering = {each.site for each in self._open_changes() if isinstance(each, SiteEnters)}
+        return frozenset({*self.epoch.follows, *entering})
+
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
 
@@ -483,8 +493,12 @@ class Membership:
                 site = self._sites[event.site]
                 site.gone = site.gone or event.why or "gone"
                 self._forget(event.site)
+                entering = SiteEnters(event.site)
+                self._changes = [each for each in self._changes if each != entering]
             case SiteDone():
                 self._sites[event.site].is_done = True
+            case SiteFinished() if self._sites[event.site].gone:
+                pass  # its first end counts: this answers a question of a later coordinator
             case SiteFinished() if event.site not in self.epoch.members:
                 self._leaving.discard(event.site)
                 self._sites[event.site].gone = "it has left"
@@ -708,7 +722,7 @@ class Membership:
     def _go_on_with(
         self, proposal: _Proposal, change: Change, missing: Sequence[str], now_s: float
     ) -> list[Action]:
-        """Take a change further that nobody needs."""
+        """Take a change further that the run could do without: other trees, an entry, a drop."""
         refusing = next((each for each in proposal.answers.values() if each.why), None)
         needed = {*proposal.asked, *proposal.members}
         gone = next((name for name in needed if self._is_dead(self._sites[name])), None)
@@ -733,7 +747,7 @@ class Membership:
         return self._await_entry(proposal, change, now_s)
 
     def _wanted(self, now_s: float) -> tuple[tuple[str, ...] | None, list[Action]]:
-        """Return who of the members can go on together; None: it has to be waited."""
+        """Return who of the members can go on together; None: that is not known yet."""
         members = self._members()
         left = [site for site in members if not self._is_gone(site) and not site.has_finished]
         present = [site for site in left if not site.left_out]
@@ -758,19 +772,34 @@ class Membership:
         if not is_outage and num_best >= self._limits.min_sites and best:
             return self._mended(best, len(present), now_s)
         self._mended_s = None
-        if self._short_since_s is None:
-            self._short_since_s = now_s
-            why = "no two sites reach each other" if is_outage else "too few sites are left"
-            if not best:
-                why = "no agent is heard" if present else "no site can go on"
-            note = f"{why}: waiting for up to {self._limits.ride_out_s:g} s"
-            actions.append(RecordEvent("run.waiting", detail={"note": note}))
-        wait_s = self._limits.ride_out_s if best else self._limits.alone_s
-        if now_s < self._short_since_s + wait_s:
+        why = "no two sites reach each other" if is_outage else "too few sites are left"
+        if not best:
+            why = "no agent is heard" if present else "no site can go on"
+        has_waited, noted = self._wait(why, now_s, is_alone=not best)
+        actions += noted
+        if not has_waited:
             return None, actions
         if num_best < self._limits.min_sites or not best:
             return None, [*actions, *self._too_few(num_best)]
         return best, actions
+
+    def _wait(self, why: str, now_s: float, *, is_alone: bool) -> tuple[bool, list[Action]]:
+        """Return whether that has lasted for long enough, and a note where it is news.
+
+        It is waited anew, once, for others when the first is heard after none was.
+        """
+        is_new = self._short_since_s is None
+        if self._short_since_s is None:
+            self._short_since_s, self._back_s, self._was_alone = now_s, None, False
+        is_back = self._was_alone and not is_alone and self._back_s is None
+        if is_back:
+            self._back_s = now_s
+        self._was_alone |= is_alone
+        since_s = self._short_since_s if is_alone or self._back_s is None else self._back_s
+        wait_s = self._limits.alone_s if is_alone else self._limits.ride_out_s
+        note = f"{why}: waiting for up to {wait_s:g} s"
+        noted = [RecordEvent("run.waiting", detail={"note": note})] if is_new or is_back else []
+        return now_s >= since_s + wait_s, [*noted]
 
     def _alone_at_the_end(self, left: Sequence[_Site]) -> list[Action]:
         """Have those that follow count where only they are left, with the results of all rounds."""
@@ -779,13 +808,13 @@ class Membership:
         return [EndChange(SiteEnters(name), self.epoch) for name in names if is_alone]
 
     def _second_chance(self, left: Sequence[_Site], now_s: float) -> list[Action]:
-        """Where nobody else is left, ask those again who could not go on or were not to.
+        """Where no other site is left, ask those again that could not go on, or were to be dropped.
 
-        Ever more seldom, for nothing may come of it. A drop ends with that, and says so.
+        The time between two attempts doubles. A drop that is under way is refused with that.
         """
         limits = self._limits
         wait_s = min(limits.detect_s * 2**self._num_chances, limits.ride_out_s)
-        due = [each for each in left if now_s >= each.left_out_since_s + wait_s]
+        due = [each for each in left if each.left_out and now_s >= each.left_out_since_s + wait_s]
         drops = [site.drop for site in due if site.drop is not None]
         for site in due:
             site.left_out, site.drop = "", None

@@ -1,12 +1,11 @@
 """Keeps a running job's plan fit for its links: watch, plan again, want other trees.
 
-Pure: events in, actions out. What is planned again is what a run can change while it goes on: which
-site sums what, and where: when links have drifted, and when other sites take part, for the trees
-that they have then were made at once (topology/member_plans.py). A switch has to save `gain` of the
-predicted step. After a switch the
-plan stays for `gap_s`, so that plans do not follow a link that goes up and down. The next drift
-counts from the figures that the present plan was made with. Links that trees have left are tried
-again, ever more seldom (`link_watch.py`).
+Pure: events in, actions out. It plans what a run can change while it goes on: which site sums what,
+and where. It plans again when links have drifted, and when other sites take part: their trees were
+made in haste (topology/member_plans.py). A switch has to save `gain` of the predicted step. After a
+switch the plan stays for `gap_s`, so that plans do not follow a link that goes up and down. The
+next drift counts from the figures that the present plan was made with. Links that trees have left
+are tried again, ever more seldom (`link_watch.py`).
 
 How all sites go over to other trees, `membership.py` decides.
 """

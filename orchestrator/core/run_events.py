@@ -144,13 +144,6 @@ class AgentMissed:
 
 
 @dataclass(frozen=True, slots=True)
-class NobodyReturned:
-    """No agent has come back to a coordinator that was started again."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class AgentEnded:
     """An agent that the coordinator itself had started ended without ever having joined."""
 
@@ -184,10 +177,10 @@ class NamespacesRefused:
 
 @dataclass(frozen=True, slots=True)
 class RelayOpened:
-    """The WAN is emulated in user space."""
+    """A relay leads to gateways: the WAN is emulated in user space."""
 
-    endpoints: Mapping[str, tuple[Endpoint, ...]]
-    """Where each dialling site reaches the others."""
+    ways: Mapping[Endpoint, Mapping[str, Endpoint]]
+    """For each of the gateways: where it is dialled instead, by the dialling site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +247,33 @@ class StateOffered:
     """The site's script can give the run's state, and take it over: it calls `site.checkpoint`."""
 
     site: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A site could not write its part of a checkpoint. Training goes on."""
+
+    site: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateFailed:
+    """A site could not write its state for a site that comes back. Training goes on."""
+
+    site: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStays:
+    """A site could not remove a checkpoint beyond those to keep. Later ones are written."""
+
+    site: str
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +359,6 @@ Event = (
     | SessionBroken
     | SessionResumed
     | SiteReturned
-    | NobodyReturned
     | AgentEnded
     | SitePrepared
     | NamespacesOpened
@@ -353,6 +372,9 @@ Event = (
     | GradientReported
     | StateOffered
     | StepTaken
+    | CheckpointFailed
+    | StateFailed
+    | CheckpointStays
     | StallReported
     | CancelRequested
     | DropRequested
@@ -386,7 +408,10 @@ class OpenNamespaces:
 
 @dataclass(frozen=True, slots=True)
 class OpenRelay:
-    """Emulate the WAN between these gateways; RelayOpened or EmulatorEnded answers."""
+    """Have a relay lead to these gateways: RelayOpened answers.
+
+    Or EmulatorEnded, at first. Where the run goes on, SiteDropped says that it does not lead there.
+    """
 
     endpoints: tuple[Endpoint, ...]
 

@@ -33,8 +33,6 @@ class RunLead:
         self._begin_epochs = begin_epochs
         self._epochs: Membership | None = None
         """Set once the run is active."""
-        self._is_unmet = False
-        """An earlier coordinator has begun the run, and no agent has come back yet."""
 
     @property
     def epoch(self) -> Epoch | None:
@@ -48,7 +46,6 @@ class RunLead:
 
         `happened_s` is when each was, on this coordinator's clock.
         """
-        self._is_unmet = True
         for event, at_s in zip(recorded, happened_s, strict=True):
             self.run.recall(event, at_s, now_s)
         if self.run.state is not RunState.ACTIVE:
@@ -61,30 +58,22 @@ class RunLead:
             case run_events.AgentCame():
                 return [done for each in self._came(event) for done in self._hear(each, now_s)]
             case run_events.AgentMissed():
-                return list(self._hear(self._missed(event), now_s))
+                why = (
+                    f"site {event.site}: its agent has not come back to this coordinator{event.but}"
+                )
+                lost = run_events.SiteLost(event.site, why, event.silent_s)
+                return list(self._hear(lost, now_s))
         return list(self._hear(event, now_s))
 
     def _came(self, event: run_events.AgentCame) -> Iterator[run_events.Event]:
         """An agent has joined that this coordinator has not known, or not lately."""
         site = event.site
-        self._is_unmet &= not event.had_session
         if site in self.run.awaited and (event.had_session or not event.has_run):
-            self._is_unmet &= self.run.is_coming_up(site)  # nothing of the run was there yet
             if event.had_session:
                 yield run_events.SiteReturned(site, event.host, event.epoch, event.has_run)
                 return
             yield run_events.SiteLost(site, f"site {site}: its agent began anew{event.but}")
         yield run_events.SiteJoined(site, event.host, event.epoch)
-
-    def _missed(self, event: run_events.AgentMissed) -> run_events.Event:
-        """The lease is over of an agent that has not come back to this coordinator."""
-        if self._is_unmet:
-            self._is_unmet = False
-            why = "the coordinator ended while the run went on, and no agent came back"
-            return run_events.NobodyReturned(why)
-        site = event.site
-        why = f"site {site}: its agent has not come back to this coordinator{event.but}"
-        return run_events.SiteLost(site, why, event.silent_s)
 
     def _hear(self, event: run_events.Event | membership.Event, now_s: float) -> Iterator[Action]:
         if isinstance(event, membership.EntryBegun):
@@ -108,7 +97,8 @@ class RunLead:
             yield from self._tell_epochs(told, now_s)
 
     def _tell_run(self, event: run_events.Event, now_s: float) -> Iterator[Action]:
-        for action in self.run.handle(event, now_s):
+        being_let_in = () if self._epochs is None else self._epochs.being_let_in
+        for action in self.run.handle(event, now_s, being_let_in):
             yield action
             if isinstance(action, RecordEvent) and action.kind == "run.active":
                 yield from self._begin((), now_s)

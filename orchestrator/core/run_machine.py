@@ -15,6 +15,7 @@ are left: orchestrator/core/membership.py decides that, and tells this machine.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -38,8 +39,7 @@ from topology.world import Topology
 
 DROPPED = "dropped by an operator"
 FALLBACK = (
-    "emulating the WAN in user space: no slow start, congestion control or retransmission, and no lost "
-    "site comes back, because"
+    "emulating the WAN in user space: no slow start, congestion control or retransmission, because"
 )
 NO_STATE = (
     "the script does not call `start = site.checkpoint(model, optimizer)`, by which a site takes over "
@@ -52,8 +52,12 @@ _WHAT_IS_MISSING = {
     SiteState.STARTING: "its ranks have not all joined",
 }
 """Why a site is not running, in the order in which a site comes up."""
-_RETURNS_WITHIN_S = 3600.0
+RETURNS_WITHIN_S = 3600.0
 """Within this long a site is started again `failure.max_restarts` times at most."""
+_NO_CHECKPOINT, _CHECKPOINT_STAYS = "checkpoint.failed", "checkpoint.stays"
+_NO_STATE = "state.failed"
+_FAILURE_NOTES = 8
+"""Kinds of each that are told; ranks' logs have all."""
 _GONE = frozenset({SiteState.ENDED, SiteState.LOST})
 _COMING_UP = frozenset({SiteState.JOINED, SiteState.PREPARED, SiteState.STARTING})
 LOSES_SITE = frozenset(
@@ -132,6 +136,11 @@ class _Verdict:
     failure: Failure | None = None
 
 
+def _kind_of(site: str, reason: str) -> tuple[str, str]:
+    """Return what failures on storage have in common that differ by steps and ranks only."""
+    return site, re.sub(r"\d+", "", reason)
+
+
 class RunMachine:
     """Pure: events in, actions out. Messages of other generations never come here."""
 
@@ -167,6 +176,12 @@ class RunMachine:
         self._gradients = SameDataWatch()
         self._refuses_same_data = refuses_same_data
         self._active_s: float | None = None
+        self._failed_files: dict[str, set[tuple[str, str]]] = {
+            _NO_CHECKPOINT: set(),
+            _CHECKPOINT_STAYS: set(),
+            _NO_STATE: set(),
+        }
+        """By event, the kinds of failures on storage that have been told, each of a site."""
         self._has_state = False
         """The script has what a site needs that comes back."""
         self._has_steps = False
@@ -219,8 +234,6 @@ class RunMachine:
         """Why no site comes back; empty: it may, or that is not known yet."""
         if not self._may_return:
             return "no site comes back where `exchange.schedule: off`"
-        if self._wan.uses_relay:
-            return "no site comes back where a relay emulates the WAN: its gateways get other ports"
         return f"no site comes back: {NO_STATE}" if self._lacks_state else ""
 
     @property
@@ -228,9 +241,9 @@ class RunMachine:
         """Whether the script has taken steps, and has not what a site needs that comes back."""
         return self._has_steps and not self._has_state
 
-    def endpoints_of(self, site: str) -> tuple[Endpoint, ...]:
-        """Return where a site's gateways listen."""
-        return self._sites[site].endpoints
+    def endpoints_of(self, site: str, dialler: str) -> tuple[Endpoint, ...]:
+        """Return where another site dials a site's gateways."""
+        return self._wan.ways(dialler, self._sites[site].endpoints)
 
     def drop_problem(self, site: str) -> str:
         """Return why a site cannot be dropped; nothing if it can."""
@@ -347,6 +360,8 @@ class RunMachine:
                     self._sites[name].is_leaving = True
                 for name in event.detail["members"]:  # else it enters, or follows
                     self._sites[name].is_returning = self._sites[name].is_out
+            case "checkpoint.failed" | "checkpoint.stays" | "state.failed":
+                self._failed_files[event.kind].add(_kind_of(event.site, event.detail["reason"]))
             case "run.state_offered":
                 self._has_state = True
             case "run.cancel_requested":
@@ -421,17 +436,21 @@ class RunMachine:
                 site.is_out, site.is_leaving, site.is_successful = True, False, False
                 site.is_returning = site.is_done = False
 
-    def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
+    def handle(
+        self, event: run_events.Event, now_s: float, being_let_in: Collection[str] = ()
+    ) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
 
-        `now_s` is the coordinator's monotonic clock, never less than in the call before.
+        `now_s` is the coordinator's monotonic clock, never less than in the call before. Of the
+        sites `being_let_in` nothing is started until it is said that the run goes on without them:
+        that would end what was started.
         """
         # An agent may be there for a site that takes no part.
         if self.state.is_terminal or getattr(event, "site", None) not in {None, *self._sites}:
             return []
         actions = self._apply(event, now_s)
         actions += self._form(now_s)
-        actions += self._bring_back(now_s)
+        actions += self._bring_back(now_s, being_let_in)
         actions += self._release_if_done()
         actions += self._stop_if_due(now_s)
         actions += self._finish_if_over(now_s)
@@ -448,11 +467,6 @@ class RunMachine:
                 return self._lost(event, now_s)
             case run_events.SiteReturned():
                 return self._returned(event)
-            case run_events.NobodyReturned():
-                late = [site for site in self._all() if site.has_agent and site.may_have_processes]
-                verdict = _Verdict(RunState.FAILED, "COORDINATOR_LOST", event.message)
-                stops = [self._stop(site, event.message) for site in late]
-                return [*stops, *self._finish(verdict, now_s)]
             case run_events.SessionBroken():
                 return [RecordEvent("session.broken", event.site, {"message": event.message})]
             case run_events.SessionResumed():
@@ -478,6 +492,15 @@ class RunMachine:
                 return [RecordEvent("run.state_offered")] if is_first else []
             case run_events.StepTaken():
                 return self._step_taken()
+            case run_events.CheckpointFailed():
+                note = f"checkpoint of step {event.step} failed at site {event.site}"
+                return self._told_once(_NO_CHECKPOINT, event, note)
+            case run_events.CheckpointStays():
+                note = f"checkpoint of step {event.step} cannot be removed at site {event.site}"
+                return self._told_once(_CHECKPOINT_STAYS, event, note)
+            case run_events.StateFailed():
+                note = f"site {event.site} could not write its state for a site that comes back"
+                return self._told_once(_NO_STATE, event, note)
             case run_events.StallReported():
                 return self._stalled(event, now_s)
             case run_events.NamespacesOpened():
@@ -485,8 +508,7 @@ class RunMachine:
             case run_events.NamespacesRefused():
                 return self._namespaces_refused(event, now_s)
             case run_events.RelayOpened():
-                recorded = RecordEvent("wan.emulated", detail={"emulator": "relay"})
-                return [recorded, *self._start(event.endpoints)]
+                return self._wan.relay_opened(event.ways)
             case run_events.EmulatorEnded():
                 message = f"the WAN emulator is gone: {event.message}"
                 return self._fail("LAUNCH_FAILED", message, now_s, log_path=event.log_path)
@@ -600,7 +622,8 @@ class RunMachine:
             return []
         site.state, site.endpoints = SiteState.PREPARED, event.endpoints
         listed = [f"{each.host}:{each.port}" for each in event.endpoints]
-        return [RecordEvent("site.prepared", site.name, {"gateways": listed})]
+        recorded = RecordEvent("site.prepared", site.name, {"gateways": listed})
+        return [recorded, *(self._wan.lead_to(site.endpoints) if site.is_returning else [])]
 
     def _running(self, event: run_events.SiteRunning) -> list[Action]:
         site = self._sites[event.site]
@@ -686,6 +709,20 @@ class RunMachine:
             return []
         note = f"not started: {', '.join(awaited)}: {self._return_problem}"
         return [RecordEvent("run.state_missing", detail={"note": note})]
+
+    def _told_once(
+        self,
+        what: str,
+        event: run_events.CheckpointFailed | run_events.CheckpointStays | run_events.StateFailed,
+        note: str,
+    ) -> list[Action]:
+        """Tell of what was not written, or not removed, of each kind once; nothing ends for it."""
+        told, kind = self._failed_files[what], _kind_of(event.site, event.reason)
+        if kind in told or len(told) >= _FAILURE_NOTES:
+            return []
+        told.add(kind)
+        detail = {"step": event.step, "reason": event.reason, "note": f"{note}: {event.reason}"}
+        return [RecordEvent(what, event.site, detail)]
 
     def _stalled(self, event: run_events.StallReported, now_s: float) -> list[Action]:
         """Name each rank that hangs while others wait: its site cannot go on with it."""
@@ -866,7 +903,7 @@ class RunMachine:
         self._digests.regain(site.name)
         return [RecordEvent("site.returned", site.name, {"round": event.round, "note": note})]
 
-    def _bring_back(self, now_s: float) -> list[Action]:
+    def _bring_back(self, now_s: float, being_let_in: Collection[str]) -> list[Action]:
         """Start sites again that were lost, where nothing of the run is left there."""
         # An earlier coordinator may have ended between a drop and what comes of it.
         dropped = [site for site in self._all() if site.is_dropped and site.is_returning]
@@ -876,7 +913,8 @@ class RunMachine:
         if not self.brings_back:
             return actions
         for site in self._all():
-            if site.is_returning and site.state is SiteState.PREPARED:
+            is_prepared = site.is_returning and site.state is SiteState.PREPARED
+            if is_prepared and self._wan.leads_to(site.endpoints):
                 site.state, site.is_told_to_start = SiteState.STARTING, True
                 actions.append(RecordEvent("site.starting", site.name))
                 book = self._address_book()
@@ -888,8 +926,9 @@ class RunMachine:
                     if each.is_returning and each.is_told_to_start and each is not site
                 ]
             failure = self._topology.failure
-            lately = [each for each in site.returns_s if now_s - each < _RETURNS_WITHIN_S]
+            lately = [each for each in site.returns_s if now_s - each < RETURNS_WITHIN_S]
             is_free = site.state is (SiteState.JOINED if site.is_new else SiteState.ENDED)
+            is_free &= site.name not in being_let_in
             has_paused = not lately or now_s - lately[-1] >= failure.detect_within_s
             is_due = has_paused and len(lately) < failure.max_restarts
             is_due &= not (site.is_dropped or site.is_new)
@@ -934,7 +973,7 @@ class RunMachine:
         if not self._may_start:
             return self._activate(now_s)
         listening = tuple(endpoint for site in self._present() for endpoint in site.endpoints)
-        if self._wan.uses_relay:
+        if not self._wan.leads_to(listening):
             return self._wan.ask_for_relay(listening)
         return self._start(self._address_book())
 
@@ -943,8 +982,9 @@ class RunMachine:
         present = [site for site in self._all() if site.is_returning or not site.is_out]
         listening = [endpoint for site in present for endpoint in site.endpoints]
         return {
-            site.name: tuple(
-                each for each in listening if self._topology.link(site.name, each.site)
+            site.name: self._wan.ways(
+                site.name,
+                [each for each in listening if self._topology.link(site.name, each.site)],
             )
             for site in self._all()
         }
@@ -1151,7 +1191,7 @@ class _WanStage:
     """How a run's WAN is emulated: asks for an emulator once, and knows what came of it.
 
     Packets are emulated in namespaces, which are there before sites prepare. A relay dials the
-    gateways, so it is opened after sites have prepared.
+    gateways, so it is opened after sites have prepared, and led to those that are started later.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -1163,6 +1203,8 @@ class _WanStage:
         """The sites' namespaces; None until they are open."""
         self._are_namespaces_asked = False
         self._is_relay_asked = False
+        self._ways: dict[Endpoint, Mapping[str, Endpoint]] = {}
+        """For each gateway to which a relay leads: where it is dialled instead, by the dialler."""
 
     @property
     def awaits_namespaces(self) -> bool:
@@ -1178,6 +1220,36 @@ class _WanStage:
         """Return what opens it, the first time."""
         is_first, self._is_relay_asked = not self._is_relay_asked, True
         return [run_events.OpenRelay(tuple(listening))] if is_first else []
+
+    def lead_to(self, listening: Sequence[Endpoint]) -> list[Action]:
+        """Return what has the relay, if there is one, lead to a site's gateways, no older ones."""
+        if not (self.uses_relay and listening):
+            return []
+        site = listening[0].site
+        self._ways = {each: ways for each, ways in self._ways.items() if each.site != site}
+        return [run_events.OpenRelay(tuple(listening))]
+
+    def leads_to(self, listening: Iterable[Endpoint]) -> bool:
+        """Whether all these gateways can be dialled by now."""
+        return not self.uses_relay or all(each in self._ways for each in listening)
+
+    def ways(self, dialler: str, listening: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+        """Return where a site dials these gateways, as far as it can.
+
+        Those without a port dial it, and stand there as they are.
+        """
+        if not self.uses_relay:
+            return tuple(listening)
+        found = [
+            each if not each.port else self._ways.get(each, {}).get(dialler) for each in listening
+        ]
+        return tuple(each for each in found if each is not None)
+
+    def relay_opened(self, ways: Mapping[Endpoint, Mapping[str, Endpoint]]) -> list[Action]:
+        """Take where the relay listens for each of some gateways."""
+        is_first = not self._ways
+        self._ways.update(ways)
+        return [RecordEvent("wan.emulated", detail={"emulator": "relay"})] if is_first else []
 
     def opened(self, namespaces: Mapping[str, SiteNamespace]) -> list[Action]:
         """Take the namespaces in which packets are emulated."""

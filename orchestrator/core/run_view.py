@@ -37,6 +37,9 @@ _NOTED = frozenset(
         "site.drop_refused",
         "site.returning",
         "site.returned",
+        "checkpoint.failed",
+        "checkpoint.stays",
+        "state.failed",
         "run.state_missing",
         "run.waiting",
         "run.went_on",
@@ -48,6 +51,8 @@ _GONE = frozenset({SiteState.LOST, SiteState.DROPPED})
 _KEPT = frozenset({SiteState.ENDED, *_GONE})
 """An agent that comes or goes afterwards does not change what became of its site in this run."""
 
+_UP = frozenset({SiteState.PREPARED, SiteState.STARTING, SiteState.RUNNING, SiteState.RETURNING})
+"""Something of the run is at the site."""
 _COMING_UP = frozenset({"site.joined", "site.prepared", "site.starting", "site.running"})
 """A site that is started again stays RETURNING until it takes part."""
 
@@ -140,6 +145,9 @@ class RunView:
                 failure = detail["failure"]
                 self.failure = Failure.from_json(failure) if failure else None
                 self.ended_wall_s = event.wall_s
+                if self.reason_code == "COORDINATOR_LOST":  # nobody is left to tell of their ends
+                    for site in self.sites.values():
+                        site.state = SiteState.LOST if site.state in _UP else site.state
         self._apply_to_site(event)
 
     def _apply_to_site(self, event: RecordedEvent) -> None:

@@ -50,4 +50,5 @@ class SameDataWatch:
         if first == site:
             return None
         self._found.add(step)
-        return SameData(step=step, sites=(first, site), times=len(self._found))
+        one, other = sorted((first, site))  # whichever was heard first
+        return SameData(step=step, sites=(one, other), times=len(self._found))

@@ -35,6 +35,7 @@ from orchestrator.doctor.path_checks import (
 )
 from orchestrator.documents import Pair
 from orchestrator.emulator.site_namespaces import netns_problem
+from protos.checkpoint.store import opened
 from protos.errors import IsthmusError
 from protos.identities import AGENT, COORDINATOR, GATEWAY, OPERATOR
 from protos.private_files import UnsafeFileError, read_secret
@@ -121,7 +122,7 @@ def quick_findings(examined: Examined) -> list[Finding]:
     except NoAnswerError as error:
         return [_unexamined(None, str(error))]
     machine = Machine(name=None, sites=sites, facts=facts)
-    found = _of_machine(examined, machine)
+    found = [*_of_machine(examined, machine), *_store(examined)]
     return in_order([each for each in found if each.severity is Severity.ERROR or each.path])
 
 
@@ -159,7 +160,34 @@ def all_findings(
     if topology.emulate and only is None:
         found += _emulation(topology)
     here = [site.name for _, each in seen if each.name == only for site in each.sites]
+    found += _store(examined)
     return in_order([*found, *_certificates(topology, here, only), *_secret(only)])
+
+
+def _store(examined: Examined) -> list[Finding]:
+    """Find that URLs as the one where checkpoints go cannot be opened with what is installed here.
+
+    Nothing is asked of the store itself.
+    """
+    job = examined.job
+    if job is None or job.checkpoint is None or "://" not in job.checkpoint.to:
+        return []
+    try:
+        with opened(job.checkpoint.to):
+            return []
+    except OSError as error:
+        return [
+            Finding(
+                severity=Severity.ERROR,
+                kind="checkpoints-not-openable",
+                site=None,
+                found=f"{job.checkpoint.to} cannot be opened: {error.strerror}",
+                why="no checkpoint can be written there, nor read",
+                cure="python -c 'import fsspec; print(fsspec.available_protocols())' lists the "
+                "kinds of URLs; install what is missing, at each site, too, or name another "
+                "`checkpoint: {to: …}`",
+            )
+        ]
 
 
 def _hosts(site: Site) -> tuple[Site, list[Site]]:
@@ -423,8 +451,7 @@ def _emulation(topology: Topology) -> list[Finding]:
             found=f"packets cannot be emulated here: {reason}",
             why="the topology asks for `emulator: netns`"
             if is_asked
-            else "connections pass through user space instead: nothing is lost on the way, and no "
-            "lost site comes back",
+            else "connections pass through user space instead: nothing is lost on the way",
             cure="isthmus launch JOB --emulator relay, or sudo sysctl -w "
             "kernel.unprivileged_userns_clone=1; sudo modprobe tun; ls -l /dev/net/tun",
         )

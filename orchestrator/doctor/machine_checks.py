@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,9 @@ SHARED_BYTES = 64 << 20
 NCCL_SHARED_BYTES = 32 << 20
 """Bytes of /dev/shm for each rank, below which NCCL cannot set up its buffers."""
 TORCH = "torch>=2.4"
+_NO_SPACE = os.strerror(errno.ENOSPC)
+_NO_FOLDER = f": {os.strerror(errno.ENOTDIR)}"
+"""How a folder's error ends where there is a file in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,50 +198,69 @@ def _open_files(machine: Machine, topology: Topology) -> tuple[int, int]:
 def _folders(machine: Machine, checkpoints: str | None) -> Iterator[Finding]:
     for folder in machine.facts.folders:
         is_checkpoints = folder.path == checkpoints
-        what = "checkpoints" if is_checkpoints else "the run's files"
-        kind = "checkpoints" if is_checkpoints else "folder"
-        path = shlex.quote(folder.path)
-        if folder.free_bytes is not None and folder.free_bytes < DISK_LEAST_BYTES:
-            yield _full(machine, folder, Severity.ERROR, what)
-        elif folder.free_files is not None and folder.free_files < FILES_LEAST:
+        is_refused = folder.error is not None and not folder.error.endswith(_NO_SPACE)
+        free_bytes, free_files = folder.free_bytes, folder.free_files
+        if not is_refused and free_bytes is not None and free_bytes < DISK_LEAST_BYTES:
+            yield Finding(
+                severity=Severity.ERROR,
+                kind="disk-full",
+                site=machine.name,
+                found=f"{folder.path}: {format_size(free_bytes)} are free",
+                why="no checkpoint can be written, and the run keeps nothing to go on from"
+                if is_checkpoints
+                else "the run's files cannot be written, and the run fails",
+                cure=_make_room(folder),
+            )
+        elif not is_refused and free_files is not None and free_files < FILES_LEAST:
             yield Finding(
                 severity=Severity.ERROR,
                 kind="few-free-files",
                 site=machine.name,
-                found=f"{folder.path}: only {folder.free_files} more files can be made",
-                why=f"{what} are files, and the first that cannot be made ends the run",
+                found=f"{folder.path}: only {free_files} more files can be made",
+                why="a checkpoint whose files cannot be made fails"
+                if is_checkpoints
+                else "the run's files are many, and the first that cannot be made ends the run",
                 cure=f"df -i {_there(folder)}, then delete files, or name another folder",
             )
         elif folder.error is not None:
+            yield _not_writable(machine, folder, folder.error, is_checkpoints=is_checkpoints)
+        elif not is_checkpoints and (free_bytes or 0) < _disk_bytes(machine):
             yield Finding(
-                severity=Severity.ERROR,
-                kind=f"{kind}-not-writable",
+                severity=Severity.WARNING,
+                kind="little-disk",
                 site=machine.name,
-                found=f"nothing can be written in {folder.path}: {folder.error}",
-                why=f"{what} are written there",
-                cure=f"mkdir -p {path} && sudo chown {machine.facts.user} {path}, or name another "
-                + ("`checkpoint: {to: …}`" if is_checkpoints else "--home"),
+                found=f"{folder.path}: {format_size(free_bytes or 0)} are free",
+                why=f"a long run's metrics and logs grow to {format_size(_disk_bytes(machine))}",
+                cure=_make_room(folder),
             )
-        elif not is_checkpoints and (folder.free_bytes or 0) < _disk_bytes(machine):
-            yield _full(machine, folder, Severity.WARNING, what)
+
+
+def _not_writable(machine: Machine, folder: Folder, error: str, *, is_checkpoints: bool) -> Finding:
+    kind, what, setting = "folder", "the run's files", "--home"
+    if is_checkpoints:
+        kind, what, setting = "checkpoints", "checkpoints", "`checkpoint: {to: …}`"
+    path = shlex.quote(folder.path)
+    found = f"nothing can be written in {folder.path}: {error}"
+    cure = f"mkdir -p {path} && sudo chown {machine.facts.user} {path}, or name another {setting}"
+    if error.endswith(_NO_FOLDER):
+        found = f"{error.removesuffix(_NO_FOLDER)} is a file, and no folder"
+        cure = f"name a folder in {setting}"
+    return Finding(
+        severity=Severity.ERROR,
+        kind=f"{kind}-not-writable",
+        site=machine.name,
+        found=found,
+        why=f"{what} are written there",
+        cure=cure,
+    )
 
 
 def _disk_bytes(machine: Machine) -> int:
     return METRICS_BYTES + LOG_BYTES * (machine.num_processes + 1)
 
 
-def _full(machine: Machine, folder: Folder, severity: Severity, what: str) -> Finding:
-    free = format_size(folder.free_bytes or 0)
-    return Finding(
-        severity=severity,
-        kind="disk-full" if severity is Severity.ERROR else "little-disk",
-        site=machine.name,
-        found=f"{folder.path}: {free} are free",
-        why=f"{what} cannot be written, and the run fails"
-        if severity is Severity.ERROR
-        else f"a long run's metrics and logs grow to {format_size(_disk_bytes(machine))}",
-        cure=f"df -h {_there(folder)}, then delete what is not needed, or name another folder",
-    )
+def _make_room(folder: Folder) -> str:
+    return f"df -h {_there(folder)}, then delete what is not needed, or name another folder"
 
 
 def _there(folder: Folder) -> str:

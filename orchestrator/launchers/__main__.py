@@ -20,12 +20,14 @@ from orchestrator.launchers.commands import (
     coordinator_spec,
     greet_s,
     launcher_of,
+    save_s,
 )
-from orchestrator.launchers.keeper import Keeper, Kept
-from orchestrator.launchers.standing import COORDINATOR, Standing, folder_of, part_of_site
+from orchestrator.launchers.keeper import TETHER_S, Keeper, Kept
+from orchestrator.launchers.standing import AGAIN, COORDINATOR, Standing, folder_of, part_of_site
 from orchestrator.run_folder.state_lock import LOCK, lock
 from protos.errors import IsthmusError
 from protos.private_files import keep_private, private_folder
+from protos.save_time import LEAVE_S
 from topology.errors import ConfigError
 from topology.hashing import topology_hash
 from topology.world import Launcher, Topology
@@ -69,6 +71,7 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
     documents = options.topology.absolute().parent
     bind, told = str(topology.coordinator), topology.coordinator_told
     listening = asyncio.Event()
+    ends_s = [save_s(site.launcher) + LEAVE_S + TETHER_S for site in topology.sites]
 
     def listens(found: re.Match[str]) -> None:
         nonlocal bind
@@ -94,21 +97,22 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
             ready=LISTENING,
             on_ready=listens,
         )
-        first = keeper.keep(coordinator)
+        asyncio.get_running_loop().add_signal_handler(AGAIN, keeper.wake)
+        keeper.keep(coordinator)
         waits: list[asyncio.Future[Any]] = [
-            first,
             signalled,
             asyncio.create_task(listening.wait(), name="listening"),
         ]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         waits[-1].cancel()
         if listening.is_set():
-            for site in topology.sites:
+            for site, end_s in zip(topology.sites, ends_s, strict=True):
                 keeper.keep(
                     kept(
                         part_of_site(site.name),
                         site.launcher,
                         site.nodes,
+                        end_s=end_s,
                         make_spec=lambda site=site: agent_spec(
                             topology, site, standing.address, folder
                         ),

@@ -9,10 +9,12 @@ from pathlib import Path
 from orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from orchestrator.launchers.launcher import Launcher
 from orchestrator.launchers.local import LocalLauncher
+from orchestrator.launchers.slurm import SAVE_S
 from orchestrator.launchers.tethered import CREDENTIALS, Spec
 from protos.carried_secrets import carried_secrets
 from protos.identities import AGENT as AGENT_ROLE
 from protos.identities import COORDINATOR, GATEWAY
+from protos.save_time import SAVE_WITHIN, SAVE_WITHIN_S, save_within_s
 from topology.world import Launcher as Described
 from topology.world import Site, Topology
 
@@ -50,11 +52,21 @@ def greet_s(described: Described) -> float:
     return QUEUE_S if described.kind == "slurm" else GREET_S
 
 
+def save_s(described: Described) -> float:
+    """Return how long a site's last checkpoint may take: what is told here, or its launcher gives.
+
+    Raises:
+        SaveTimeError: what is told is no time.
+    """
+    return save_within_s(os.environ, SAVE_S if described.kind == "slurm" else SAVE_WITHIN_S)
+
+
 def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Spec:
     """Return what runs as a site's agent. `folder` is that of what is up, on this machine.
 
     Raises:
         CertificateError: a certificate or key that the site needs is not here.
+        SaveTimeError: as `save_s` says.
         UnsafeFileError: a secret can be read by others.
     """
     files, env = carried_secrets(
@@ -65,7 +77,7 @@ def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Sp
         folder=folder_at(topology, site.launcher, site.name, folder / "sites" / site.name),
         command=[python_at(site.launcher), "-m", AGENT, *arguments],
         files=files,
-        env=env,
+        env={**env, SAVE_WITHIN: f"{save_s(site.launcher):g}"},
         silence_s=topology.failure.coordinator_within_s,
     )
 

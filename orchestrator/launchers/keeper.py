@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -18,6 +19,7 @@ from orchestrator.launchers.standing import (
     FAILED,
     RESTARTING,
     STARTING,
+    STATE,
     UNKNOWN,
     UP,
     Part,
@@ -25,12 +27,17 @@ from orchestrator.launchers.standing import (
 )
 from orchestrator.launchers.tethered import BEAT_S, Spec, start
 from orchestrator.run_folder.rotated_lines import Limits, PartWriter
+from orchestrator.run_folder.run_files import Failing
 from protos.errors import IsthmusError
+from protos.save_time import LEAVE_S, SAVE_WITHIN_S
 
 LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 KEPT_LINES = 20
-END_S = 40.0
-"""An agent has so long to end its site, after a checkpoint, and its tether to see to it."""
+WRITE_AGAIN_S = 5.0
+"""What the disk has refused is written again after this."""
+TETHER_S = 5.0
+"""A tether takes so much longer to end than its command may."""
+END_S = SAVE_WITHIN_S + LEAVE_S + TETHER_S
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +54,8 @@ class Kept:
     """A line that it prints once it is up."""
     greet_s: float
     log_path: Path
+    end_s: float = END_S
+    """How long it may take to end: an agent has a last checkpoint written first."""
     on_ready: Callable[[re.Match[str]], None] = lambda _: None
     part: Part = field(default_factory=Part)
     stream: Stream | None = None
@@ -62,15 +71,23 @@ class Keeper:
         self._kept: list[Kept] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_stopping = False
+        self._woken = asyncio.Event()
+        self._writing = Failing(folder / STATE)
+        self._write_again: asyncio.TimerHandle | None = None
 
-    def keep(self, kept: Kept) -> asyncio.Task[None]:
-        """Start a part; the task ends when it is given up, or after `stop`."""
+    def keep(self, kept: Kept) -> None:
+        """Start a part, and start it again whenever it ends, until `stop`."""
         self._kept.append(kept)
         self._standing.parts[kept.name] = kept.part
         self._write()
         task = asyncio.create_task(self._keep(kept), name=f"keep-{kept.name}")
+        task.add_done_callback(_tell_mistake)
         self._tasks[kept.name] = task
-        return task
+
+    def wake(self) -> None:
+        """Start at once what waits to be started again."""
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     async def stop(self) -> None:
         """End all parts, agents before the coordinator that they speak to."""
@@ -86,37 +103,40 @@ class Keeper:
             task.cancel()
         else:
             await kept.stream.close()
-        done, _ = await asyncio.wait([task], timeout=END_S)
+        done, _ = await asyncio.wait([task], timeout=kept.end_s)
         if not done:
             task.cancel()
             await asyncio.wait([task])
         if kept.stream is not None:
             kept.part.state = UNKNOWN
-            kept.part.message = f"it has not ended within {END_S:g} s"
+            kept.part.message = f"it has not ended within {kept.end_s:g} s"
             await kept.stream.abandon()
         elif kept.part.state not in {UNKNOWN, FAILED}:
             kept.part.state = ENDED
 
     async def _keep(self, kept: Kept) -> None:
-        """Start a part again whenever it ends, within bounds; one that was never up only once."""
+        """Start a part again whenever it ends; one that was never up only once it is woken."""
         restarts = Restarts()
+        part = kept.part
         while True:
             problem = await self._once(kept)
             if self._is_stopping:
                 return
             log.warning("%s: %s", kept.name, problem)
-            part = kept.part
             was_up = part.state == UP or part.restarts > 0
             part.reason, part.message, part.cure = problem.reason, str(problem), problem.cure
-            wait_s = restarts.next_wait_s(time.monotonic()) if was_up else None
-            if wait_s is None:
-                part.state = FAILED
-                self._write()
-                return
+            part.state = RESTARTING if was_up else FAILED
+            self._write()
+            await self._pause(restarts.next_wait_s(time.monotonic()) if was_up else None)
             part.state = RESTARTING
             part.restarts += 1
             self._write()
-            await asyncio.sleep(wait_s)
+
+    async def _pause(self, wait_s: float | None) -> None:
+        """Return after a while, or once it is woken; None: only then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._woken.wait()
 
     async def _once(self, kept: Kept) -> LaunchError:
         """Run a part to its end; return how that was."""
@@ -130,6 +150,8 @@ class Keeper:
             return LaunchError(
                 "bad_secret", str(error), "isthmus certs init, or see the file named"
             )
+        except OSError as error:  # a secret cannot be read, say
+            return LaunchError("start_failed", str(error), "see the file named")
         if self._is_stopping:  # meanwhile
             await stream.close()
         beating = asyncio.create_task(_beat(stream), name=f"beat-{kept.name}")
@@ -153,13 +175,12 @@ class Keeper:
     async def _read(self, kept: Kept, stream: Stream, lines: deque[str]) -> None:
         """Keep what it prints, and see when it is up."""
         writer = PartWriter(kept.log_path, LOG_LIMITS)
+        writing = Failing(kept.log_path)
         while line := await stream.readline():
             text = line.decode(errors="replace").rstrip()
             lines.append(text)
-            try:
+            with writing.told():
                 writer.append([f"{text}\n"])
-            except OSError as error:
-                log.warning("%s: %s", kept.log_path, error)
             if (found := kept.ready.search(text)) and not self._is_stopping:
                 kept.on_ready(found)
                 kept.part.state = UP
@@ -167,7 +188,21 @@ class Keeper:
                 self._write()
 
     def _write(self) -> None:
-        self._standing.write(self._folder)
+        """Write the state of all parts down; where the disk refuses, again a moment later."""
+        if self._write_again is not None:
+            self._write_again.cancel()
+            self._write_again = None
+        with self._writing.told():
+            self._standing.write(self._folder)
+        if self._writing.is_failing:
+            again = asyncio.get_running_loop().call_later(WRITE_AGAIN_S, self._write)
+            self._write_again = again
+
+
+def _tell_mistake(task: asyncio.Task[None]) -> None:
+    """Log what no part should end by."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s has ended by a mistake of its own", task.get_name(), exc_info=error)
 
 
 async def _beat(stream: Stream) -> None:

@@ -14,6 +14,8 @@ from topology.world import Launcher as Described
 
 SIGNAL_S = 60
 """Before the time limit. Slurm may be up to a minute early."""
+SAVE_S = 40.0
+"""For a site's last checkpoint. The end takes LEAVE_S of SIGNAL_S, and 5 s are in reserve."""
 
 
 def allocation(described: Described, site: str, nodes: int) -> list[str]:

@@ -5,6 +5,7 @@ Whoever keeps it holds the lock in the folder, so the lock alone tells whether i
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ FOLDER = "up"
 STATE = "keeper.json"
 LOG = "keeper.log"
 COORDINATOR = "coordinator"
+AGAIN = signal.SIGCONT
+"""Has a keeper start at once what waits to be started again. An older keeper does not mind it."""
 
 STARTING, UP, RESTARTING, FAILED, ENDED, UNKNOWN = (
     "starting",
@@ -29,7 +32,9 @@ STARTING, UP, RESTARTING, FAILED, ENDED, UNKNOWN = (
     "ended",
     "unknown",
 )
-"""States of a part. UNKNOWN: the way to it was lost, and nobody knows whether it has ended."""
+"""States of a part. RESTARTING: it was up, and is tried again and again. FAILED: it was never up,
+and is tried no more before `isthmus up` again. UNKNOWN: the way to it was lost, and nobody knows
+whether it has ended."""
 
 
 @dataclass(slots=True)

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.launchers.keeper import END_S
 from protos.identities import AGENT, COORDINATOR, GATEWAY
+from protos.save_time import LEAVE_S, SAVE_WITHIN
 from protos.security import TLS_VARIABLES
 from topology.errors import ConfigError
 from topology.world import Site, Topology
@@ -30,6 +30,8 @@ ANY = "0.0.0.0"  # noqa: S104 - of a pod, and with TLS
 GIVEN = "/run/certs-given"
 CERTS = "/run/certs"
 TOPOLOGY = "topology.yaml"
+SAVE_S = 30.0
+"""For a site's last checkpoint; a pod is given LEAVE_S more to end."""
 USER = 1000
 """User id in the containers; the image's Containerfile makes the same user."""
 TCP_PORTS = 64
@@ -241,9 +243,11 @@ def _job(
     if resource := _resource(site, wishes):
         for kind in resources.values():
             kind[resource] = str(num_ranks)
+    common = _container(AGENT, wishes.image)
     container = {
-        **_container(AGENT, wishes.image),
+        **common,
         **runs,
+        "env": [*common["env"], {"name": SAVE_WITHIN, "value": f"{SAVE_S:g}"}],
         "ports": [{"name": each, "containerPort": port, "protocol": "TCP"} for each, port in ports],
         "readinessProbe": {"exec": {"command": joined}, "periodSeconds": 5},
         "resources": resources,
@@ -286,7 +290,7 @@ def _pod(topology: Topology, party: str, containers: list[Object], image: str) -
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(END_S) + 5,
+        "terminationGracePeriodSeconds": math.ceil(SAVE_S + LEAVE_S),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,8 +104,6 @@ def test_who_is_refused_at_the_start(bench: Bench, tmp_path: Path) -> None:
     first, bench.state = bench.state, tmp_path / "other"
     code, said = bench.refused(bind=address)
     assert (code, "something else listens on" in said) == (8, True)
-    code, said = bench.refused(bind="0.0.0.0:0")
-    assert (code, "not a loopback address" in said) == (3, True)
     code, said = bench.refused("--set", "failure.detect_within=never")
     assert code == 2
     bench.topology = tmp_path / "none.yaml"
@@ -125,6 +122,7 @@ def test_errors_are_an_envelope_with_json(bench: Bench) -> None:
     envelope = json.loads(out)
     assert (process.returncode, envelope["exit_code"]) == (3, 3)
     assert envelope["error"]["code"] == "INSECURE_ADDRESS"
+    assert "not a loopback address" in envelope["error"]["message"]
 
     bench.state.write_text("not a folder")
     out, _ = bench.start("--json").communicate(timeout=DEADLINE_S)
@@ -178,11 +176,12 @@ def test_an_embedded_one_takes_one_run_and_no_other(bench: Bench) -> None:
 
 
 def test_an_embedded_one_that_nobody_wants_ends_with_its_agents(bench: Bench) -> None:
+    bench.topology.write_text(topology_text(detect_within="1s", start_within="2s"))
     process = bench.start("--embedded", "--runs", str(bench.state.parent))
     bench.listening()
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
-    assert "no run was submitted within 4 s" in err
+    assert "no run was submitted within 2 s" in err
     assert not bench.processes.living()
 
 
@@ -219,11 +218,3 @@ def test_every_channel_option_is_one_that_grpc_knows() -> None:
     timeouts = Timeouts.derive(load_topology(topology_text(), "t").failure)
     for key, _ in server_options(timeouts):
         assert key.encode() in library, key
-
-
-def test_a_port_is_never_shared(bench: Bench, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen(1)
-        code, _ = bench.refused(bind=f"127.0.0.1:{taken.getsockname()[1]}")
-    assert code == 8

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.coordinator.control import Control, UnreadableRunError
+from orchestrator.coordinator.journal import Journal, JournalReader
 from orchestrator.core.run_view import RecordedEvent
+from orchestrator.run_folder.home import SPEC
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
 from tests.fakes.worlds import topology_text
+from topology.documents.load import load_topology
 from topology.epoch import Epoch
 
 pytestmark = pytest.mark.slow
@@ -107,14 +113,88 @@ def test_a_site_that_does_not_come_back_is_lost_and_the_other_is_stopped(tmp_pat
 
 def test_when_nobody_comes_back_the_run_is_lost_and_a_late_one_is_stopped(tmp_path: Path) -> None:
     async def scenario() -> None:
-        topology = topology_text(detect_within="1s", start_within="20s")
+        topology = topology_text(
+            detect_within="500ms", start_within="20s", coordinator_within="500ms"
+        )
         async with coordinating(tmp_path, topology) as bench:
             old = await active(bench, "a", "b")
         async with coordinating(tmp_path, topology) as bench:
+            waiting = await bench.until(lambda run: bool(run.notes))
+            assert waiting.notes == ["no agent is heard: waiting for up to 0.5 s"]
             ended = await bench.ended()
-            assert ended.reason_code == "COORDINATOR_LOST"
+            assert ended.reason_code == "SITE_LOST"
             late = await come_back(bench, old[0])
             assert (await late.hear("stop")).stop.run_id == "run-1"
+
+    run_scenario(scenario())
+
+
+def test_a_run_that_sites_may_hold_is_not_ended_by_who_cannot_read_it(tmp_path: Path) -> None:
+    def refused(topology: str) -> str:
+        with Journal(tmp_path) as journal, pytest.raises(UnreadableRunError) as raised:
+            Control(load_topology(topology, "topology.yaml"), journal, tmp_path / "runs")
+        return str(raised.value)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            old = await active(bench, "a", "b")
+        folder = tmp_path / "runs" / "run-1"
+        with JournalReader(tmp_path) as reader:
+            before = [reader.events("run-1"), reader.events("")]
+        told = refused(topology_text(3))
+        assert told.startswith("run run-1 may go on at its sites, and this coordinator cannot")
+        assert told.endswith(f"{folder}: this coordinator was started with another topology")
+        away = folder.rename(tmp_path / "away")
+        assert "No such file" in refused(topology_text())
+        away.rename(folder)
+        spec = (folder / SPEC).read_bytes()
+        (folder / SPEC).write_bytes(b"{}")
+        assert str(folder) in refused(topology_text())
+        (folder / SPEC).write_bytes(spec)
+        with JournalReader(tmp_path) as reader:
+            assert [reader.events("run-1"), reader.events("")] == before
+        async with coordinating(tmp_path) as bench:
+            for agent in [await come_back(bench, each) for each in old]:
+                await agent.end(succeeded=True)
+            assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run_scenario(scenario())
+
+
+def test_one_that_has_not_begun_and_cannot_be_read_ends_as_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            (a,) = await bench.join("a")
+            await bench.join("b")
+            await bench.submit()
+            await a.prepare()
+        async with coordinating(tmp_path, topology_text(3)) as bench:
+            assert (await bench.get("run-1")).reason_code == "COORDINATOR_LOST"
+
+    run_scenario(scenario())
+
+
+def test_leases_begin_when_all_runs_have_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_s = 0.0
+
+    async def scenario() -> None:
+        nonlocal read_s
+        async with coordinating(tmp_path) as bench:
+            await active(bench, "a", "b")
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + read_s, time=time.time)
+        monkeypatch.setattr("orchestrator.coordinator.control.time", clock)
+        with Journal(tmp_path) as journal:
+            control = Control(
+                load_topology(topology_text(), "topology.yaml"), journal, tmp_path / "runs"
+            )
+            read_s = 100.0  # the metrics of another run
+            ticking = asyncio.create_task(control.run())
+            await asyncio.sleep(0)
+            ticking.cancel()
+            await control.close()
+            assert control.events_of("run-1", 0)[-1].kind == "run.resumed"
 
     run_scenario(scenario())
 

@@ -57,11 +57,27 @@ def test_a_run_from_submit_to_its_summary(tmp_path: Path) -> None:
                 sent = {"sent_bytes": 100.0, "raw_bytes": 200.0, "busy_s": 2.0}
                 link = pb.Metric(kind="link", rank=-1, step=2, values=sent, labels=labels)
                 await agent.say(metrics=pb.MetricBatch(metrics=[link]))
+                labels = {"reason": "the disk is full"}
+                failed = pb.Metric(kind="checkpoint_failed", rank=0, step=2, labels=labels)
+                stays = pb.Metric(kind="checkpoint_stays", rank=0, step=1, labels=labels)
+                state = pb.Metric(kind="state_failed", rank=0, step=2, labels=labels)
+                batch = pb.MetricBatch(metrics=[failed, failed, stays, state])
+                await agent.say(metrics=batch)
                 digest = pb.Digest(step=1, rank=0, combined=7, tensors=[7], names=["w"])
                 await agent.say(digest=digest)
                 await agent.end(succeeded=True)
             ended = await bench.ended()
             assert ended.state == pb.RUN_STATE_SUCCEEDED, ended
+            assert list(ended.notes) == [
+                note
+                for site in "ab"
+                for note in (
+                    f"checkpoint of step 2 failed at site {site}: the disk is full",
+                    f"checkpoint of step 1 cannot be removed at site {site}: the disk is full",
+                    f"site {site} could not write its state for a site that comes back: "
+                    "the disk is full",
+                )
+            ]
             assert ended.totals["verified_steps"] == 1
             assert ended.totals["tokens"] == 40
             assert [site.step for site in ended.sites] == [2, 2]

@@ -37,7 +37,7 @@ from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, tw
 from tests.fakes.sshd import sshd
 from topology.documents.load import load_job
 from topology.job import Job
-from topology.machine_facts import Accelerators, Facts, Wanted
+from topology.machine_facts import Accelerators, Facts, Folder, Wanted
 from topology.world import Launcher, Topology
 
 NOBODY = 65534
@@ -197,6 +197,37 @@ def test_10_checkpoints_that_cannot_be_written(tmp_path: Path) -> None:
     asked = examined(tmp_path, job("checkpoint: {to: checkpoints/here}"))
     found = [each for each in quick_findings(asked) if each.kind != "little-disk"]
     only(found, "checkpoints-not-writable", ERROR, "`checkpoint: {to: …}`")
+
+
+def test_10_checkpoints_at_a_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    asked = examined(tmp_path, job("checkpoint: {to: checkpoints}"))
+    found = [each for each in quick_findings(asked) if each.kind != "little-disk"]
+    told = only(found, "checkpoints-not-writable", ERROR, "name a folder in `checkpoint: {to: …}`")
+    assert told.found == f"{tmp_path}/checkpoints is a file, and no folder"
+    assert "mkdir" not in told.cure
+
+
+def test_10_checkpoints_where_nothing_can_be_made_and_no_space_is_told(tmp_path: Path) -> None:
+    asked = examined(tmp_path, job("checkpoint: {to: /proc/x}"))
+    found = [each for each in quick_findings(asked) if each.kind != "little-disk"]
+    told = only(found, "checkpoints-not-writable", ERROR, "`checkpoint: {to: …}`")
+    assert "nothing can be written in /proc/x" in told.found
+
+
+def test_10_a_full_disk_of_checkpoints_does_not_fail_the_run() -> None:
+    full = Folder(path="/c", error="/c: No space left on device", free_bytes=0)
+    facts = dataclasses.replace(good_facts(), folders=(full,))
+    told = only(machine_findings(machine(facts), topology(), "/c"), "disk-full", ERROR, "df -h /")
+    assert "the run fails" not in told.why
+
+
+@pytest.mark.parametrize("url", ["nothing://bucket/runs", "nothing:///runs"])
+def test_10_checkpoints_at_a_url_that_cannot_be_opened(tmp_path: Path, url: str) -> None:
+    asked = examined(tmp_path, job(f"checkpoint: {{to: '{url}'}}"))
+    found = [each for each in quick_findings(asked) if each.kind != "little-disk"]
+    told = only(found, "checkpoints-not-openable", ERROR, "available_protocols")
+    assert "Protocol not known: nothing" in told.found
 
 
 def test_11_little_shared_memory() -> None:

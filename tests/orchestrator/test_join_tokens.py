@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from orchestrator.certificates import make_authority, make_token, site_files
+from orchestrator.coordinator.joins import Joins
 from orchestrator.joining import join
 from protos.control.v1 import control_pb2
 from protos.control.v1.control_pb2 import AgentMessage
@@ -128,6 +129,37 @@ def test_a_token_that_was_never_offered_or_has_ended_is_refused(
             path.write_text(json.dumps({**json.loads(path.read_text()), "ends_wall_s": 1.0}))
             with pytest.raises(PermissionDeniedError):
                 await asyncio.to_thread(late.exchange, bench.address)
+
+    run_scenario(scenario())
+
+
+def test_a_token_is_good_until_its_use_is_known_and_the_answer_comes_last(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_joins: Joins, _holder: str) -> None:
+        raise SystemExit("killed")
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            token = await offered(bench, certs)
+            with monkeypatch.context() as patch:
+                patch.setattr(Joins, "forget", dies)
+                with pytest.raises(SystemExit):
+                    bench.control.use_join(token.holder, "a")
+            assert kinds(bench)[-1] == "join.used"
+            assert await asyncio.to_thread(token.exchange, bench.address)
+            assert list((tmp_path / "state" / "joins").iterdir()) == []
+
+    run_scenario(scenario())
+
+
+def test_a_disk_that_takes_no_offer_is_named(tmp_path: Path, certs: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            (tmp_path / "state" / "joins").write_text("a file where the folder belongs")
+            code, told = await status_of(offered(bench, certs))
+            assert code is grpc.StatusCode.ALREADY_EXISTS
+            assert told == f"at the coordinator: {tmp_path}/state/joins: File exists"
 
     run_scenario(scenario())
 

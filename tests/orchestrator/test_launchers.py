@@ -7,7 +7,7 @@ import json
 import pytest
 
 from orchestrator.launchers.launcher import LaunchError
-from orchestrator.launchers.restarts import LIMIT, WITHIN_S, Restarts
+from orchestrator.launchers.restarts import LONGEST_S, WITHIN_S, Restarts
 from orchestrator.launchers.slurm import allocation
 from orchestrator.launchers.ssh import parts_of_jump
 from orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
@@ -65,13 +65,14 @@ def test_secrets_stand_in_no_command() -> None:
     assert json.loads(line)["files"] == {"key": "AHNlY3JldA=="}
 
 
-def test_restarts_come_later_each_time_and_end() -> None:
-    restarts = Restarts()
-    assert [restarts.next_wait_s(float(each)) for each in range(LIMIT + 1)] == [
-        *(1.0, 2.0, 4.0, 8.0, 16.0),
-        None,
-    ]
-    assert restarts.next_wait_s(WITHIN_S + LIMIT) == 1.0
+def test_restarts_come_later_each_time_and_never_end() -> None:
+    restarts, now_s, waits_s = Restarts(), 0.0, []
+    for _ in range(30):
+        waits_s.append(restarts.next_wait_s(now_s))
+        now_s += waits_s[-1]
+    assert waits_s[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_S]
+    assert set(waits_s[6:]) == {LONGEST_S}
+    assert restarts.next_wait_s(now_s + WITHIN_S) == 1.0
 
 
 @pytest.mark.parametrize(

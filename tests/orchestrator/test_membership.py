@@ -284,6 +284,20 @@ def test_the_next_coordinator_knows_who_leaves() -> None:
     assert later.handle(SiteHeard("sa", 0), 100) == [SendResume("sa", later.epoch, ())]
 
 
+def test_who_has_failed_before_it_left_has_failed_whatever_is_told_later() -> None:
+    core, later = machine(), machine()
+    actions = [*core.handle(DropWanted("sa", "an operator wants it"), 10)]
+    for name in NAMES:
+        actions += core.handle(settled(name, 1, 5), 10)
+    later.restore([each for each in actions if isinstance(each, RecordEvent)])
+    assert later.handle(SiteGone("sa", "its gateway was killed"), 100) == []
+    assert later.handle(SiteFinished("sa"), 100) == [], "it is asked by each coordinator"
+    assert later.handle(SiteHeard("ap", 1), 101) == []
+    assert kinds(later.handle(SiteHeard("eu", 1), 101))[:2] == ["epoch.proposed", "SendSettle"]
+    later.handle(settled("ap", 2, 6), 102)
+    assert LoseSite("sa", "its gateway was killed") in later.handle(settled("eu", 2, 6), 102)
+
+
 def test_what_was_written_down_is_told_again_by_the_next_coordinator() -> None:
     core, journal = machine(), [RecordEvent("run.active")]
     for event in (SiteGone("sa", "gone"), settled("ap", 1, 5, (0, 1)), settled("eu", 1, 5)):
@@ -538,6 +552,20 @@ def test_where_nobody_can_go_on_they_are_asked_ever_more_seldom_and_not_for_ever
     assert now_s > LIMITS.alone_s
     assert 3 < chances < 15
     assert written < 40
+
+
+def test_who_is_heard_first_after_all_were_silent_waits_for_the_others() -> None:
+    core = machine(dataclasses.replace(LIMITS, min_sites=3))
+    for name in NAMES:
+        core.handle(LeaseEnded(name, "silent"), 100)
+    assert kinds(core.handle(Ticked(), 102)) == ["run.waiting"]
+    now_s = 102 + 2 * LIMITS.ride_out_s
+    assert core.handle(Ticked(), now_s) == []
+    assert kinds(core.handle(SiteHeard("eu", 0), now_s)) == ["run.waiting"]
+    assert core.handle(LeaseEnded("eu", "silent"), now_s + 20) == []
+    assert core.handle(SiteHeard("eu", 0), now_s + 40) == [], "that is no reason to wait for longer"
+    assert core.handle(Ticked(), now_s + LIMITS.ride_out_s - 1) == []
+    assert kinds(core.handle(Ticked(), now_s + LIMITS.ride_out_s)) == ["EndRun"]
 
 
 def test_a_site_that_is_lost_before_it_enters_keeps_nobody_waiting() -> None:

@@ -18,6 +18,7 @@ import yaml
 
 from orchestrator.rendering.kubernetes import Wishes, coordinator_objects, secret_of, site_objects
 from orchestrator.rendering.slurm_script import slurm_script
+from protos.save_time import LEAVE_S, SAVE_WITHIN
 from tests.fakes.kubernetes_server import jobset_schema
 from topology.documents.load import load_topology
 from topology.errors import ConfigError
@@ -209,8 +210,9 @@ def test_pods_may_do_nothing_that_they_need_not() -> None:
 def test_an_agent_has_its_accelerators_and_the_time_for_a_checkpoint() -> None:
     _, *sites = pods(objects())
     for pod in sites:
-        assert pod["terminationGracePeriodSeconds"] >= 20 + 5
         (container,) = pod["containers"]
+        env = {each["name"]: each["value"] for each in container["env"]}
+        assert pod["terminationGracePeriodSeconds"] == float(env[SAVE_WITHIN]) + LEAVE_S == 45
         resources = container["resources"]
         assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"]
         assert resources["limits"]["nvidia.com/gpu"] == "8"

@@ -133,3 +133,17 @@ def test_silence_shorter_than_the_lease_ends_nothing(tmp_path: Path) -> None:
                     assert a.session.welcome.session == session
 
     run_scenario(scenario())
+
+
+def test_a_coordinator_that_is_far_away_is_reached_by_the_first_attempt(tmp_path: Path) -> None:
+    """Also with a short `detect_within`, whose pauses between attempts are shorter than this."""
+
+    async def scenario() -> None:
+        topology = topology_text(detect_within="2s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench:
+            port = int(bench.address.rpartition(":")[2])
+            with TcpProxy(port, accept_after_s=0.5) as far:
+                async with carried(bench, far.port, tmp_path):
+                    assert far.num_accepted == 1
+
+    run_scenario(scenario())

@@ -3,6 +3,8 @@
 Each test is a run that tests/sim has found.
 """
 
+import pytest
+
 from orchestrator.core import run_events
 from orchestrator.core.membership import EntryBegun, Limits, Membership, SendSettle, SiteSettled
 from orchestrator.core.run_events import (
@@ -267,26 +269,83 @@ def test_what_comes_up_after_the_end_of_the_run_is_stopped() -> None:
     assert led.sent(run_events.SendStop, led.tell(prepared("us"))) == ["us"]
 
 
-def test_a_coordinator_has_met_agents_though_theirs_have_ended() -> None:
+def test_a_coordinator_that_was_started_again_waits_for_agents_as_long_as_one_that_stayed() -> None:
     led = Led()
     led.run()
-    led.lose_us()
     led.restart()
-    led.come_back("us", has_run=False)
-    led.tell(AgentMissed("ap", 4.0))
-    assert led.lead.run.is_going_on, "the members may come back yet"
+    led.wait(LIMITS.detect_s)
+    led.tell(*(AgentMissed(site, LIMITS.detect_s) for site in NAMES))
+    led.wait(LIMITS.collect_s)
+    assert led.records[-1].detail["note"] == "no agent is heard: waiting for up to 60 s"
+    for _ in range(1100):  # more often than doubling would bear
+        led.wait(LIMITS.alone_s / 1200)
+    assert led.lead.run.is_going_on
+    led.come_back("ap")
+    led.wait(LIMITS.detect_s / 2)
+    led.come_back("eu", "us")
+    assert led.records[-1].kind == "run.went_on"
+    assert led.members == NAMES, "the others were as near"
 
 
-def test_where_no_agent_has_come_back_a_site_that_was_started_meanwhile_is_stopped() -> None:
+def test_sites_of_which_no_agent_comes_back_are_lost_in_the_end() -> None:
+    led = Led()
+    led.run()
+    led.restart()
+    led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
+    led.wait(LIMITS.collect_s)
+    led.wait(LIMITS.alone_s - 1.0)
+    assert led.lead.run.is_going_on
+    led.wait(1.0)
+    led.wait(LIMITS.collect_s)
+    assert led.records[-1].detail["reason_code"] == "SITE_LOST"
+    reason = str(led.records[-1].detail["reason"])
+    assert "ap: its agent has not come back to this coordinator" in reason
+
+
+def test_a_run_of_which_no_agent_is_back_yet_can_be_cancelled() -> None:
+    led = Led()
+    led.run()
+    led.restart()
+    led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
+    led.wait(LIMITS.collect_s)
+    led.tell(run_events.CancelRequested("cancelled by an operator"))
+    assert led.lead.run.state is RunState.STOPPING
+    assert led.sent(run_events.SendStop, led.come_back("ap")) == ["ap"]
+    led.wait(10.0)
+    assert led.records[-1].detail["state"] == "CANCELLED"
+
+
+def test_a_run_that_was_being_stopped_ends_as_that_though_no_agent_comes_back() -> None:
+    led = Led()
+    led.run()
+    led.tell(run_events.CancelRequested("cancelled by an operator"))
+    led.restart()
+    led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
+    assert led.lead.run.state is RunState.CANCELLED
+
+
+def test_a_run_that_had_not_begun_ends_where_no_agent_comes_back() -> None:
+    led = Led()
+    led.prepare()
+    led.restart()
+    led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
+    led.wait(LIMITS.collect_s)
+    assert led.records[-1].detail["reason_code"] == "SITE_LOST"
+
+
+def test_where_no_member_has_come_back_a_site_that_was_started_meanwhile_goes_with_the_run() -> (
+    None
+):
     led = Led()
     led.run()
     led.lose_us()
     led.restart()
     led.wait(4.0)
     led.tell(AgentCame("us", "us"), SiteEnded("us", succeeded=False), prepared("us"))
-    new = led.tell(AgentMissed("ap", 4.0))
+    led.tell(AgentMissed("ap", 4.0), AgentMissed("eu", 4.0))
+    led.wait(LIMITS.collect_s)
+    new = led.wait(LIMITS.alone_s) + led.wait(LIMITS.collect_s)
     assert led.sent(run_events.SendStop, new) == ["us"]
-    assert led.records[-1].detail["reason_code"] == "COORDINATOR_LOST"
 
 
 def test_a_site_that_follows_does_so_after_a_silence() -> None:
@@ -304,17 +363,16 @@ def test_a_site_that_follows_does_so_after_a_silence() -> None:
     assert not led.lead.run.is_returning("us")
 
 
-def test_a_site_that_is_started_again_follows_no_more_for_the_next_coordinator() -> None:
-    for last in ("site.returning", "site.starting", "site.running"):
-        led = Led()
-        led.run()
-        led.have_us_follow()
-        led.now_s += LIMITS.detect_s  # it was started a moment ago
-        led.tell(SiteEnded("us", False, (failed("us"),)), prepared("us"), SiteRunning("us"))
-        led.restart(last, "us")
-        led.come_back(*NAMES)
-        led.settle("ap", "eu", round_=7)
-        assert led.members == ("ap", "eu"), last
+def test_a_site_that_has_ended_follows_no_more_for_the_next_coordinator() -> None:
+    led = Led()
+    led.run()
+    led.have_us_follow()
+    led.now_s += LIMITS.detect_s  # it was started a moment ago
+    led.tell(SiteEnded("us", False, (failed("us"),)))
+    led.restart("site.ended", "us")
+    led.come_back(*NAMES)
+    led.settle("ap", "eu", round_=7)
+    assert led.members == ("ap", "eu")
 
 
 def test_what_follows_once_more_under_the_next_coordinator_has_been_heard() -> None:
@@ -323,7 +381,7 @@ def test_what_follows_once_more_under_the_next_coordinator_has_been_heard() -> N
     run.have_us_follow()
     run.wait(LIMITS.detect_s)
     run.tell(SiteEnded("us", False, (failed("us"),)))
-    assert [each.kind for each in run.records if each.site == "us"][-1] == "site.returning"
+    assert [each.kind for each in run.records if each.site == "us"][-1] == "site.ended"
     run.restart()
     run.come_back(*NAMES, epoch=2)
     run.settle("ap", "eu", round_=8)
@@ -349,3 +407,29 @@ def test_a_site_whose_following_ended_with_an_epoch_begins_anew_for_the_next_coo
     new = led.come_back("us", epoch=2)
     assert led.sent(run_events.SendStop, new) == ["us"]
     assert not led.lead.run.is_returning("us")
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_the_death_of_a_site_that_is_let_in_costs_it_one_start(enters: bool) -> None:
+    """What is started meanwhile would be ended once the others go on without it."""
+    led = Led()
+    led.run()
+    if enters:  # it was asked for, and nothing of it has begun
+        led.lose_us()
+        led.tell(prepared("us"), SiteRunning("us"))
+    else:
+        led.have_us_follow()
+    led.now_s += 100 * LIMITS.detect_s
+    begun = len(led.records)
+    led.tell(SiteEnded("us", False, (failed("us"),)))
+    if not enters:
+        assert led.lead.run.state is RunState.ACTIVE
+        assert "site.returning" not in [each.kind for each in led.records[begun:]]
+        led.settle("ap", "eu", round_=8)
+    led.wait(LIMITS.detect_s)
+    kinds = [each.kind for each in led.records[begun:] if each.site == "us"]
+    assert kinds.count("site.returning") == 1, kinds
+    assert "site.lost" not in kinds, kinds
+    led.tell(prepared("us"), SiteRunning("us"))
+    led.settle("ap", "eu", round_=9)
+    assert led.sent(SendSettle)[-2:] == ["ap", "eu"]

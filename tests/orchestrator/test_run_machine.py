@@ -211,6 +211,69 @@ def test_the_same_data_is_a_warning_first_and_then_ends_the_run(refuses: bool) -
     assert world.finish.reason_code == ("SAME_DATA" if refuses else "")
 
 
+def test_failed_checkpoints_are_told_once_a_kind_and_end_nothing() -> None:
+    world = World(2)
+    world.activate()
+    for step in (10, 20):
+        for site in "ab":
+            reason = f"rank 0: No space left: '/store/.step-{step:08}.g1'"
+            world.tell(run_events.CheckpointFailed(site, step, reason))
+    world.tell(run_events.CheckpointFailed("a", 30, "rank 0: Permission denied"))
+    notes = [
+        action.detail["note"]
+        for action in world.actions
+        if isinstance(action, run_events.RecordEvent) and action.kind == "checkpoint.failed"
+    ]
+    assert notes == [
+        "checkpoint of step 10 failed at site a: rank 0: No space left: '/store/.step-00000010.g1'",
+        "checkpoint of step 10 failed at site b: rank 0: No space left: '/store/.step-00000010.g1'",
+        "checkpoint of step 30 failed at site a: rank 0: Permission denied",
+    ]
+    later = restarted(world)
+    later.tell(run_events.CheckpointFailed("a", 40, "rank 1: Permission denied"))
+    assert not [a for a in later.actions if getattr(a, "kind", "") == "checkpoint.failed"]
+    assert world.machine.is_going_on
+
+
+def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> None:
+    world = World(2)
+    world.activate()
+    for step, epoch in ((10, 3), (20, 5)):
+        reason = f"rank 0: /state/node0/entry/epoch-{epoch}: No space left on device"
+        world.tell(run_events.StateFailed("a", step, reason))
+    [event] = [a for a in world.actions if getattr(a, "kind", "") == "state.failed"]
+    assert isinstance(event, run_events.RecordEvent)
+    assert event.site == "a"
+    assert event.detail["note"] == (
+        "site a could not write its state for a site that comes back: "
+        "rank 0: /state/node0/entry/epoch-3: No space left on device"
+    )
+    later = restarted(world)
+    later.tell(
+        run_events.StateFailed(
+            "a", 30, "rank 0: /state/node0/entry/epoch-7: No space left on device"
+        )
+    )
+    assert not [a for a in later.actions if getattr(a, "kind", "") == "state.failed"]
+    assert world.machine.is_going_on
+
+
+def test_a_checkpoint_that_stays_is_told_once_a_kind_beside_failures() -> None:
+    world = World(2)
+    world.activate()
+    world.tell(run_events.CheckpointFailed("a", 30, "Permission denied"))
+    for step in (10, 20):
+        world.tell(run_events.CheckpointStays("a", step, "Permission denied"))
+    later = restarted(world)
+    later.tell(run_events.CheckpointStays("a", 40, "Permission denied"))
+    notes = [
+        action.detail["note"]
+        for action in [*world.actions, *later.actions]
+        if isinstance(action, run_events.RecordEvent) and action.kind == "checkpoint.stays"
+    ]
+    assert notes == ["checkpoint of step 10 cannot be removed at site a: Permission denied"]
+
+
 @pytest.mark.parametrize("succeeded", [False, True])
 def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
     world = World(2)
@@ -278,8 +341,10 @@ def test_the_relay_comes_between_prepare_and_start() -> None:
     assert [endpoint.site for endpoint in opened.endpoints] == ["a", "b"]
     assert world.sent(run_events.SendStart) == []
     book = {"a": (Endpoint("b", 0, "127.0.0.1", 1),), "b": (Endpoint("a", 0, "127.0.0.1", 2),)}
+    a, b = opened.endpoints
+    ways = {a: {"b": book["b"][0]}, b: {"a": book["a"][0]}}
     started = [
-        s for s in world.tell(run_events.RelayOpened(book)) if isinstance(s, run_events.SendStart)
+        s for s in world.tell(run_events.RelayOpened(ways)) if isinstance(s, run_events.SendStart)
     ]
     assert {start.site: start.endpoints for start in started} == book
     world.tell(run_events.EmulatorEnded("it ended with SIGKILL", "/run/coordinator.log"))
@@ -290,6 +355,72 @@ def test_the_relay_comes_between_prepare_and_start() -> None:
     assert world.finish.reason == "the WAN emulator is gone: it ended with SIGKILL"
     assert world.finish.failure is not None
     assert world.finish.failure.log_path == "/run/coordinator.log"
+
+
+def relay_led(world: World) -> run_events.RelayOpened:
+    """Return that the relay leads to all gateways of which it was ever asked, from port 1 on."""
+    asked = [
+        each
+        for action in world.actions
+        if isinstance(action, run_events.OpenRelay)
+        for each in action.endpoints
+    ]
+    ways = {
+        gateway: {
+            site: Endpoint(gateway.site, gateway.gateway, "127.0.0.1", number)
+            for site in world.sites
+            if site != gateway.site
+        }
+        for number, gateway in enumerate(asked, 1)
+    }
+    return run_events.RelayOpened(ways)
+
+
+def test_the_relay_leads_to_a_site_that_is_added_and_to_one_that_comes_back() -> None:
+    world = World(
+        3, emulate=True, emulator="relay", needs_all=False, may_return=True, begin_with="ab"
+    )
+    world.prepare()
+    world.tell(relay_led(world), *(run_events.SiteRunning(site) for site in "ab"))
+    world.tell(run_events.StateOffered("a"))
+    assert world.machine.add_problem("c") == ""
+    world.tell(run_events.AddRequested("c"))
+
+    def come(gateway: Endpoint) -> run_events.SendStart:
+        """Have a site's gateway listen, and then the relay lead there."""
+        told = world.tell(run_events.SitePrepared(gateway.site, (gateway,)))
+        assert told[1:] == [run_events.OpenRelay((gateway,))], "not started before it is led to"
+        assert world.machine.endpoints_of(gateway.site, "a") == ()
+        (start,) = [
+            each for each in world.tell(relay_led(world)) if isinstance(each, run_events.SendStart)
+        ]
+        return start
+
+    start = come(Endpoint("c", 0, "127.0.0.1", 2000))
+    assert (start.site, [each.port for each in start.endpoints]) == ("c", [1, 2])
+    assert [each.port for each in world.machine.endpoints_of("c", "a")] == [3]
+    world.tell(run_events.SiteRunning("c"), run_events.SiteEntered("c", 7))
+    lose_b(world)
+    start = come(Endpoint("b", 0, "127.0.0.1", 2001))
+    assert (start.site, [each.port for each in start.endpoints]) == ("b", [1, 3])
+    assert [each.port for each in world.machine.endpoints_of("b", "c")] == [4]
+    kinds = [each.kind for each in recorded_events(world)]
+    assert kinds.count("wan.emulated") == 1
+
+
+def test_a_site_to_which_the_relay_does_not_lead_ends_and_is_tried_again() -> None:
+    world = World(3, emulate=True, emulator="relay", needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(relay_led(world), *(run_events.SiteRunning(site) for site in "abc"))
+    world.tell(run_events.StateOffered("a"))
+    lose_b(world)
+    world.tell(prepared("b"))
+    world.tell(run_events.SiteDropped("b", "the relay does not lead to its gateways"))
+    assert world.sent(run_events.SendStop) == ["b"]
+    world.wait(5.0)
+    world.tell(run_events.SiteEnded("b", succeeded=False))
+    assert world.sent(run_events.SendPrepare) == ["a", "b", "c", "b", "b"]
+    assert world.is_in(RunState.ACTIVE)
 
 
 WAN_ANSWERS = ([run_events.NamespacesOpened({})], [run_events.NamespacesRefused("there is no TUN")])
@@ -313,7 +444,7 @@ def random_event(draw: random.Random, world: World, risk: float) -> run_events.E
         run_events.SiteJoined(site, "h"),
         prepared(site),
         run_events.SiteRunning(site),
-        run_events.RelayOpened({}),
+        relay_led(world),
         run_events.Ticked(),
         *([run_events.SiteEnded(site, succeeded=True)] if draw.random() < 0.3 else []),
     ]
@@ -357,6 +488,7 @@ def check_safety(world: World, seed: int) -> None:
     assert told_to_start in (set(), set(world.sites)), f"a part of the sites was started, {seed=}"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("emulate", [False, True])
 def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
     outcomes = set()

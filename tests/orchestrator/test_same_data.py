@@ -1,6 +1,14 @@
 from orchestrator.core.same_data import WINDOW_STEPS, SameDataWatch
 
 
+def test_sites_are_told_in_one_order_whoever_was_heard_first() -> None:
+    watch = SameDataWatch()
+    assert watch.report("b", 3, 17) is None
+    found = watch.report("a", 3, 17)
+    assert found is not None
+    assert found.sites == ("a", "b")
+
+
 def test_different_gradients_say_nothing() -> None:
     watch = SameDataWatch()
     for step in range(1, 200):

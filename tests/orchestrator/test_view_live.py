@@ -159,3 +159,15 @@ def test_states_of_a_newer_coordinator_are_shown_as_they_are() -> None:
     shown.sites[0].state = 98  # type: ignore[assignment]
     assert plain_line(shown).startswith("99  ")
     assert "98" in render(shown)
+
+
+def test_a_site_that_follows_is_named_and_has_no_loss() -> None:
+    shown = run(members=["oregon", "frankfurt"], epoch=3)
+    assert "members since" not in render(shown)
+    shown.sites[1].state = control_pb2.SITE_STATE_RETURNING
+    shown.sites[1].latest["loss"] = 0.0
+    shown.sites[1].latest["site_tokens"] = 0.0
+    text = render(shown)
+    assert "members since epoch 3: oregon, frankfurt (frankfurt follows)" in text
+    line = next(line for line in text.splitlines() if line.startswith("frankfurt"))
+    assert line.split()[:5] == ["frankfurt", "returning", "120", "-", "-"]

@@ -179,8 +179,6 @@ class Simulation:
         self._drops: set[str] = set()
         """Sites that somebody was told will be dropped, and that are members still."""
         self._is_cancelled = False
-        self._has_met = False
-        """An agent with a session has come to this coordinator."""
         self._has_faults = False
         self._is_over = False
         self.coordinator = self._start_coordinator()
@@ -249,7 +247,6 @@ class Simulation:
         coordinator = SimCoordinator(
             self.names, self._first, self._journal, outward, self.now_s, self.mutant
         )
-        self._has_met = not self._journal.records
         if self._journal.records and not self._journal.has("run.preparing"):
             self.counts["abandoned"] += 1  # no site has heard of it: it ends as lost
             self._is_over = True
@@ -349,7 +346,6 @@ class Simulation:
         if is_refused or not self.coordinator.join(agent, site.epoch, self.now_s):
             self.at(0.7, self._join, agent, attempt + 1)
             return
-        self._has_met |= agent.session > 1
         if agent.has_run:
             for other, is_gone in site.suspects.items():
                 self.coordinator.tell(Suspected(name, other, is_gone, "still"), self.now_s)
@@ -495,8 +491,6 @@ class Simulation:
                 self.counts["forks found"] += 1
             case RunState.FAILED, _ if self._has_faults and not self._journal.has("run.active"):
                 self.counts["not begun"] += 1
-            case RunState.FAILED, "COORDINATOR_LOST" if not self._has_met:
-                self.counts["nobody came"] += 1
             case RunState.FAILED, code if code in LOSES_SITE and len(working) <= 1:
                 self.counts["failed"] += 1
             case _:

@@ -40,8 +40,8 @@ class LiveTable:
         state = formats.run_state(run)
         heading.append(state, style=STYLES.get(state, ""))
         yield heading
-        if run.members and len(run.members) < len(run.sites):
-            yield Text(f"members since epoch {run.epoch}: {', '.join(run.members)}")
+        if members := _members(run):
+            yield Text(members)
         if shown := _figures(run):
             yield Text("  ".join(shown))
         if run.reason_code:
@@ -76,6 +76,18 @@ def plain_line(run: control_pb2.Run) -> str:
     if run.reason_code:
         parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)
+
+
+def _members(run: control_pb2.Run) -> str:
+    """Return who takes part, unless all sites do and count."""
+    returning = control_pb2.SITE_STATE_RETURNING
+    follows = [
+        site.site for site in run.sites if site.site in run.members and site.state == returning
+    ]
+    if not run.members or (len(run.members) == len(run.sites) and not follows):
+        return ""
+    told = f"members since epoch {run.epoch}: {formats.words(', '.join(run.members))}"
+    return f"{told} ({formats.words(', '.join(follows))} follows)" if follows else told
 
 
 def _figures(run: control_pb2.Run) -> list[str]:
@@ -115,8 +127,13 @@ def _global_loss(latest: Sequence[Mapping[str, float]]) -> float | None:
     return ratio(weighted, sum(tokens for _, tokens in told))
 
 
+def _loss(values: Mapping[str, float]) -> float | None:
+    """Return a site's loss; None while it follows: a mean over no tokens is none."""
+    return None if known(values, metrics.SITE_TOKENS) == 0 else known(values, metrics.LOSS)
+
+
 def _tokens_per_s(values: Mapping[str, float]) -> float | None:
-    return ratio(known(values, metrics.SITE_TOKENS), known(values, metrics.STEP_S))
+    return ratio(known(values, metrics.SITE_TOKENS) or None, known(values, metrics.STEP_S))
 
 
 def _sites(run: control_pb2.Run) -> FittingTable:
@@ -136,7 +153,7 @@ def _sites(run: control_pb2.Run) -> FittingTable:
             Column(
                 "step", [str(site.step) if site.latest else formats.UNKNOWN for site in run.sites]
             ),
-            Column("loss", [show(known(each, metrics.LOSS), formats.loss) for each in latest]),
+            Column("loss", [show(_loss(each), formats.loss) for each in latest]),
             Column("tokens/s", [show(_tokens_per_s(each), formats.count) for each in latest]),
             Column("WAN", [show(each, formats.duration) for each in exposed_s]),
             Column("share", [show(each, formats.share) for each in shares]),
