@@ -1,8 +1,10 @@
 """Every timeout of a run, derived from the figures that a user sets.
 
 With D = failure.detect_within: the fractions keep three heartbeats inside a lease and a dead path
-noticed by keepalive before the lease ends. What ranks wait is longer than failure.ride_out, the
-longest outage that a run waits out, so that the layer which knows the cause speaks first.
+noticed by keepalive before the lease ends. What ranks wait is longer than failure.ride_out and
+failure.coordinator_within, the longest that a run waits for its sites to reach each other and for
+its coordinator, so that the layer which knows the cause speaks first. What hangs is found by
+failure.stall_within.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Timeouts:
     keepalive_timeout_s: float
     """D/3: an unanswered ping closes the connection after this."""
     lease_s: float
-    """D: a silent agent's site is lost; an agent that hears nothing stops its site."""
+    """D: a silent agent's site is lost; an agent that hears nothing dials again."""
     peer_lost_s: float
     """D: a gateway gives up on a peer that it cannot reach."""
     stop_grace_s: float
@@ -38,8 +40,9 @@ class Timeouts:
     collect_s: float
     """D/5, at most 2 s: after a failure, for the other sites' reports, to find the first one."""
     process_group_s: float
-    """failure.ride_out and 10 D more, at least 120 s more: NCCL's or Gloo's own timeout inside a
-    site, and every other wait of a rank for what comes from elsewhere."""
+    """The longer of failure.ride_out and failure.coordinator_within, and 10 D more, at least 120 s
+    more: NCCL's or Gloo's own timeout inside a site, and every other wait of a rank for what comes
+    from elsewhere."""
     start_s: float
     """failure.start_within: every site is up, or all are rolled back."""
     ride_out_s: float
@@ -86,7 +89,8 @@ class Timeouts:
             peer_lost_s=within_s,
             stop_grace_s=min(within_s / 5, 5.0),
             collect_s=min(within_s / 5, 2.0),
-            process_group_s=failure.ride_out_s + max(10 * within_s, 120.0),
+            process_group_s=max(failure.ride_out_s, failure.coordinator_within_s)
+            + max(10 * within_s, 120.0),
             start_s=failure.start_within_s,
             ride_out_s=failure.ride_out_s,
             stall_s=stall_s,

@@ -6,12 +6,14 @@ The file is named, and nothing of it is our bug.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.command_errors import describe
+from protos.checkpoint.manifest import Manifest
 from tests.cli.conftest import Isthmus
 
 READERS = (
@@ -131,3 +133,41 @@ def test_a_bug_is_told_even_where_its_traceback_cannot_be_kept(
     assert failure.code == "INTERNAL"
     assert "ZeroDivisionError: one by none; the traceback could not be kept" in failure.args[0]
     assert "ZeroDivisionError" in failure.details
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "word"),
+    [("/nowhere/at/all", "NO_CHECKPOINT", "nothing is there"), ("no://b/c", "FILE_ERROR", "known")],
+)
+@pytest.mark.parametrize("action", ["list", "verify", "export"])
+def test_checkpoints_at_a_place_that_is_none(
+    isthmus: Isthmus, action: str, place: str, code: str, word: str
+) -> None:
+    done = isthmus("checkpoints", action, place, "--json")
+    assert done.envelope["error"]["code"] == code
+    assert word in done.envelope["error"]["message"]
+
+
+def test_an_export_that_fails_says_why_once(
+    isthmus: Isthmus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "step-00000001"
+    place.mkdir()
+    manifest = Manifest(run="run", job="job", step=1, written_s=0.0, ranks={})
+    (place / "manifest.json").write_bytes(manifest.to_bytes())
+    failing = tmp_path / "python"
+    failing.write_text("#!/bin/sh\necho a traceback >&2\necho no space >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(failing))
+    done = isthmus("checkpoints", "export", str(place), "--out", str(tmp_path / "x"))
+    assert done.err.count("no space") == 1
+    assert "a traceback\n" in done.err
+
+
+def test_a_damaged_checkpoint_is_not_to_be_verified_again(isthmus: Isthmus, tmp_path: Path) -> None:
+    place = tmp_path / "step-00000001"
+    place.mkdir()
+    (place / "manifest.json").write_text("cut sho")
+    done = isthmus("checkpoints", "verify", str(place), "--json")
+    assert done.envelope["error"]["code"] == "BAD_CHECKPOINT"
+    assert "verify" not in done.envelope["error"]["hint"]

@@ -44,8 +44,8 @@ def test_launch_refuses_what_would_fail_with_the_cure(isthmus: Isthmus, files: P
     assert done.code == 3
     error = done.envelope["error"]
     assert error["code"] == "PREFLIGHT_FAILED"
-    assert "nothing can be written" in error["message"]
-    assert "sudo chown" in done.err
+    assert "is a file, and no folder" in error["message"]
+    assert "name a folder in --home" in done.err
 
 
 def test_a_site_that_is_elsewhere_is_said_to_be(isthmus: Isthmus, files: Path) -> None:

@@ -46,6 +46,7 @@ def record(folder: RunFolder, state: str = "", code: str = "", reason: str = "")
 
     append("run.submitted", name="test", folder="/gone", sites=["a", "b"], links=[LINK])
     append("site.joined", "a", host="here")
+    append("site.running", "a")
     append("run.active")
     journal.save_progress(folder.run_id, PROGRESS)
     if state:
@@ -84,6 +85,7 @@ def test_a_run_that_succeeded(isthmus: Isthmus, folder: RunFolder) -> None:
     assert [event["kind"] for event in events] == [
         "run.submitted",
         "site.joined",
+        "site.running",
         "run.active",
         "run.ended",
     ]
@@ -105,12 +107,25 @@ def test_a_run_whose_coordinator_was_killed(isthmus: Isthmus, folder: RunFolder)
     assert "active" in error["message"]
     assert error["where"]["folder"] == str(folder.path)
     assert error["where"]["log_path"] == str(folder.path / LOG)
+    assert "launch JOB --resume" in error["hint"]
     assert error["where"]["site"] is None
     status = isthmus("status", "--json")
     assert status.code == 0
     assert status.envelope["data"]["reason_code"] == "COORDINATOR_LOST"
+    assert [each["state"] for each in status.envelope["data"]["sites"]] == ["LOST", "ABSENT"]
     (last,) = isthmus("status", "--watch", "--json").lines[-1:]
     assert (last["event"], last["data"]["state"]) == ("terminal", "FAILED")
+
+
+@pytest.mark.parametrize(("verb", "done"), [("drop", "dropped"), ("add", "added")])
+def test_no_site_of_a_run_that_has_ended_is_dropped_or_added(
+    isthmus: Isthmus, folder: RunFolder, verb: str, done: str
+) -> None:
+    record(folder, "SUCCEEDED")
+    told = isthmus("sites", verb, "b", "--json")
+    assert told.code == 8
+    said = f"run {folder.run_id} has ended, SUCCEEDED: site b was not {done}"
+    assert told.envelope["error"]["message"] == said
 
 
 def test_logs(isthmus: Isthmus, folder: RunFolder) -> None:
@@ -247,3 +262,16 @@ def test_a_coordinator_that_is_stopped_is_unreachable_and_not_lost(
             done = isthmus(command, "--json")
             assert done.code == 4
             assert done.envelope["error"]["code"] == "COORDINATOR_UNREACHABLE"
+
+
+def test_an_unfinished_run_can_be_given_up(isthmus: Isthmus, tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    record(folder)
+    giving_up = ("coordinator", "--state", str(folder.path), "--json", "--abandon")
+    assert isthmus(*giving_up, "r2").envelope["error"]["code"] == "RUN_NOT_FOUND"
+    expected = {"run_id": "r1", "state": "FAILED", "reason_code": "COORDINATOR_LOST"}
+    for _ in range(2):  # as often as it is said
+        done = isthmus(*giving_up, "r1")
+        assert (done.code, done.envelope["data"]) == (0, expected)
+    with Journal(folder.path):
+        assert isthmus(*giving_up, "r1").envelope["error"]["code"] == "STATE_LOCKED"

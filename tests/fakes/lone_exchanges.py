@@ -21,10 +21,10 @@ from sites.local.rank_messages import (
     ReductionTimes,
     Region,
 )
+from sites.worker.bucket_copy import Pending, Slot, Transfer, read_pieces
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
 from sites.worker.gateway_link import AloneLink, Link
-from sites.worker.transfer import Pending, Slot, Transfer, read_pieces
 
 LONG_S = 30.0
 

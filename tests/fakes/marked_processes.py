@@ -29,11 +29,11 @@ class MarkedProcesses:
 
     def living(self) -> dict[int, str]:
         """Return their command lines, by pid."""
-        found = {}
+        found, mark = {}, f"{_MARK}={self.mark}".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                environ, command = _read(entry / "environ"), _read(entry / "cmdline")
-                if f"{_MARK}={self.mark}".encode() in environ.split(b"\0") and command:
+                environ = _read(entry / "environ").split(b"\0")
+                if mark in environ and (command := _read(entry / "cmdline")):
                     found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
         return found
 

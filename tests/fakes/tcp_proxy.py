@@ -7,6 +7,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from typing import Self
 
 _READ_BYTES = 1 << 16
@@ -19,7 +20,12 @@ class TcpProxy:
     """Forwards connections to a local port, one thread for all."""
 
     def __init__(
-        self, target_port: int, *, cut_after_bytes: int | None = None, damage: bytes | None = None
+        self,
+        target_port: int,
+        *,
+        cut_after_bytes: int | None = None,
+        damage: bytes | None = None,
+        accept_after_s: float = 0.0,
     ) -> None:
         """Start nothing.
 
@@ -27,7 +33,11 @@ class TcpProxy:
             target_port: on 127.0.0.1.
             cut_after_bytes: each connection is reset after so many bytes to the target.
             damage: wherever these bytes pass to the target, the first bit of them is flipped.
+            accept_after_s: what has come of a connection is passed on so late, as if the target
+                were far away.
         """
+        self.num_accepted = 0
+        self._accept_after_s = accept_after_s
         self.num_cuts = 0
         self._target_port = target_port
         self._cut_after_bytes = cut_after_bytes
@@ -89,6 +99,8 @@ class TcpProxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        self.num_accepted += 1
+        time.sleep(self._accept_after_s)
         try:
             target = socket.create_connection(("127.0.0.1", self._target_port), timeout=_JOIN_S)
         except OSError:

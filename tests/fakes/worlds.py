@@ -18,6 +18,7 @@ def topology_text(
     start_within: str = "30s",
     min_sites: int | None = None,
     max_restarts: int = 3,
+    coordinator_within: str = "1h",
 ) -> str:
     """Return a full mesh of sites named a, b, c, ...; a run needs all, unless `min_sites` says."""
     names = NAMES[:num_sites]
@@ -42,7 +43,7 @@ def topology_text(
             *links,
             f"failure: {{detect_within: {detect_within}, ride_out: {detect_within}, "
             f"min_sites: {num_sites if min_sites is None else min_sites}, max_restarts: {max_restarts}, "
-            f"start_within: {start_within}}}",
+            f"start_within: {start_within}, coordinator_within: {coordinator_within}}}",
             "security: {mode: insecure}",
             f"emulate: {'true' if emulate else 'false'}",
             f"emulator: {emulator}",

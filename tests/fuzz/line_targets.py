@@ -21,6 +21,7 @@ from orchestrator.emulator.emulator_config import (
     RelayEndpoint,
     Up,
     apply_line,
+    lead_line,
     read_line,
 )
 from orchestrator.emulator.link_shape import LinkShape
@@ -180,7 +181,7 @@ def _apply_samples() -> list[bytes]:
         Change(kind="shape", source="ash", target="birch", bytes_per_s=1e5, loss=0.01),
         Change(kind="cut", source="birch", target="ash"),
     )
-    return [apply_line(changes), apply_line(())]
+    return [apply_line(changes), apply_line(()), lead_line([_ENDPOINT])]
 
 
 def _up_samples() -> list[bytes]:

@@ -33,6 +33,7 @@ def topology_yaml(
     addresses: Sequence[str] | None = None,
     detect_within: str = "15s",
     min_sites: int | None = None,
+    max_restarts: int = 3,
     start_within: str = "100s",
     rtt: str = "10ms",
     bandwidth: str = "400Mbit/s",
@@ -65,7 +66,8 @@ def topology_yaml(
     lines += [
         "failure: {"
         f"detect_within: {detect_within}, ride_out: {detect_within}, "
-        f"min_sites: {len(sites) if min_sites is None else min_sites}, start_within: {start_within}}}",
+        f"min_sites: {len(sites) if min_sites is None else min_sites}, "
+        f"max_restarts: {max_restarts}, start_within: {start_within}}}",
         "security: {mode: insecure}",
         f"emulate: {'true' if emulate else 'false'}",
         f"emulator: {emulator}",

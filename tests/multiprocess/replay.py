@@ -4,7 +4,7 @@ Each chunk is summed by the product's own machines, among those who were members
 finished. So parameters must be those of the run, bit for bit, also where sites were lost in the
 midst of a round or came back. For the shipped trainer, sites of one or two ranks (of three, nobody
 says in which order they are added), and a job whose intervals are steps; nothing may be lost while
-a site enters, and with error feedback two sites have to be left of a gather: docs/invariants.md.
+a site enters.
 """
 
 import json

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from protos.checkpoint.store import checkpoint_name, checkpoints_in
 from sites.checkpoint.export import model_tensors
-from sites.worker.attendance import NOTICE_STEPS
+from sites.worker.missing_sites import NOTICE_STEPS
 from tests.multiprocess.harness import Bench, bench, job_yaml, kill, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -26,6 +26,8 @@ STEPS = 30
 GLOBAL_BATCH = 12
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 KINDS = ["trainer-fp32", "fsdp-int8", "ddp-int8", "fsdp-fp32", "trainer-int4"]
+QUICK_SEED = 2
+"""Of a kind that starts quickly; sharded ones also in tests/sites/test_sharded_checkpoints.py."""
 
 
 def job(kind: str, *, dropout: float = 0.1) -> str:
@@ -40,7 +42,7 @@ def job(kind: str, *, dropout: float = 0.1) -> str:
 
 def sites_of(kind: str) -> list[tuple[int, int]]:
     """Return the sites of a run that is interrupted: shards take two ranks, time is short."""
-    return [(1, 1), (1, 1)] if kind.startswith("trainer") else [(1, 2), (1, 1)]
+    return [(1, 2), (1, 1)] if kind.startswith("fsdp") else [(1, 1), (1, 1)]
 
 
 def topology(sites: list[tuple[int, int]]) -> str:
@@ -80,7 +82,10 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(seed, marks=pytest.mark.exhaustive if seed != 1 else ()) for seed in range(10)],
+    [
+        pytest.param(seed, marks=pytest.mark.exhaustive if seed != QUICK_SEED else ())
+        for seed in range(10)
+    ],
 )
 def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, wholes: Wholes) -> None:
     kind = KINDS[seed % len(KINDS)]
@@ -182,7 +187,7 @@ def steps_of(run: Bench, run_id: str) -> list[dict[str, Any]]:
 def test_damaged_ones_are_refused_by_name_and_the_one_before_is_taken(
     run: Bench, wholes: Wholes
 ) -> None:
-    copied, kind = run.folder / "copied", KINDS[1]  # another test has made that run already
+    copied, kind = run.folder / "copied", KINDS[QUICK_SEED]  # another test has made that run
     shutil.copytree(store(wholes.of(kind), "whole"), copied)
     newest, second, third, oldest = sorted(copied.iterdir(), reverse=True)
     shared = newest / "shared" / "__0_0.distcp"

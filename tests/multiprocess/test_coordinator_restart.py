@@ -78,6 +78,11 @@ def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
     deployed = Deployment(run, steps=600)
     run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
     deployed.kill()
+    other = run.folder / "other.yaml"
+    other.write_text(topology_yaml([(1, 1), (1, 1)], emulate=False, rtt="77ms"))
+    wrong = ("coordinator", "--topology", str(other), "--state", str(deployed.state))
+    refused = run.isthmus(*wrong, "--bind", deployed.address, "--json")
+    assert (refused.code, refused.envelope["error"]["code"]) == (8, "RUN_UNREADABLE")
     assert deployed.start(deployed.address) == deployed.address
     deployed.check(600)
 

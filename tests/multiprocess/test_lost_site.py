@@ -51,7 +51,11 @@ def is_training(run: Bench, steps: int) -> bool:
 )
 def test_the_others_go_on_and_end_alike(run: Bench, role: str, tree: str) -> None:
     topology = topology_yaml(
-        [(1, 1), (1, 1), (1, 2)], rtt="2ms", detect_within=f"{DETECT_S:g}s", min_sites=1
+        [(1, 1), (1, 1), (1, 2 if role == "rank" else 1)],
+        rtt="2ms",
+        detect_within=f"{DETECT_S:g}s",
+        min_sites=1,
+        max_restarts=0,
     )
     job = run.write(topology, job_yaml(steps=STEPS, tree=tree, codec="int8"))
     process = run.start("launch", str(job), "--json")
@@ -78,7 +82,11 @@ def test_what_is_not_reached_is_gone_around_or_dropped(
     run: Bench, fault: str, survivors: str
 ) -> None:
     topology = topology_yaml(
-        [(1, 1), (1, 1), (1, 1)], rtt="2ms", detect_within=f"{DETECT_S:g}s", min_sites=1
+        [(1, 1), (1, 1), (1, 1)],
+        rtt="2ms",
+        detect_within=f"{DETECT_S:g}s",
+        min_sites=1,
+        max_restarts=0,
     )
     job = run.write(topology, job_yaml(steps=STEPS, codec="int8"))
     faults = run.folder / "faults.yaml"

@@ -42,7 +42,7 @@ def check_replay(run: Bench) -> int:
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 @pytest.mark.parametrize("lost", ["a", "c"])
 def test_a_site_is_lost(run: Bench, codec: str, tree: str, lost: str) -> None:
-    topology = topology_yaml([(1, 1), (1, 1), (1, 2)], rtt="20ms", min_sites=1)
+    topology = topology_yaml([(1, 1), (1, 1), (1, 2)], rtt="20ms", min_sites=1, max_restarts=0)
     text = job(120, codec, tree)
     process = run.start("launch", str(run.write(topology, text)), "--json")
     run.wait_for("first steps", lambda: is_training(run, 5))

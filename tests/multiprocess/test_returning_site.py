@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,4 +204,36 @@ def test_a_site_that_the_run_did_not_begin_with_is_added(run: Bench) -> None:
                 shares[each["site"]] = each["values"]["site_tokens"]
     assert (tokens[1], tokens[SCRIPT_STEPS]) == (12, 12), "the whole batch, whoever takes part"
     assert shares == {"a": 6, "b": 3, "c": 3}
+    run.wait_for_nothing_left(15.0)
+
+
+def test_under_a_relay_a_site_is_added_and_comes_back(run: Bench) -> None:
+    """Its gateways have other ports each time, to which the relay leads."""
+    topology = topology_yaml([(1, 1), (1, 1), (1, 1)], detect_within="5s", min_sites=1)
+    job = run.write(topology, job_yaml(steps=9999, codec="int8") + "begin_with: [a, b]\n")
+    process = run.start("launch", str(job), "--json")
+    run.wait_for("first steps", lambda: is_training(run, 5))
+
+    def status() -> dict[str, Any]:
+        data: dict[str, Any] = run.isthmus("status", "--json").check().envelope["data"]
+        return data
+
+    def has_returned(times: int) -> bool:
+        events = run.isthmus("events", "--json").check().envelope["data"]["events"]
+        return [each["kind"] for each in events].count("site.returned") == times
+
+    run.isthmus("sites", "add", "c", "--json").check()
+    run.wait_for("the new site", lambda: has_returned(1), 60)
+    kill(victim(run, "gateway"))
+    run.wait_for("the return", lambda: has_returned(2), 60)
+    assert status()["members"] == ["a", "b", "c"]
+    # Hashes of all that take part are compared after every step, and are equal.
+    verified = status()["totals"]["verified_steps"]
+    run.wait_for("steps with it", lambda: status()["totals"]["verified_steps"] >= verified + 20)
+    run.isthmus("cancel", "--json").check()
+    process.communicate(timeout=60)
+    assert status()["state"] == "CANCELLED", run.logs()
+    for site in "ab":
+        steps = steps_of(run, site)
+        assert steps == [*range(1, len(steps) + 1)], site
     run.wait_for_nothing_left(15.0)

@@ -14,8 +14,8 @@ each), p and g bytes of a parameter and a gradient:
 - Of m micro-batches, stage i = 0 to p-1 of a pipeline keeps min(m, p - i) at once; of v virtual
   stages min(v m, p v + p - 1 - 2 i) parts, which is 1 + (p-1)/(p v) times as much at the first.
 - Logits: 4 s b V/t, float32, on the last stage.
-- What crosses sites (sites/worker: slots.py, transfer.py, encoding.py): a float32 buffer of each
-  bucket, kept from step to step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's
+- What crosses sites (sites/worker: slots.py, bucket_copy.py, shard_encoder.py): a float32 buffer of
+  each bucket, kept from step to step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's
   shard, 4 N/d, where d > 1; and another 4 N/d that a lossy codec owes, where ranks encode.
 """
 

@@ -682,8 +682,10 @@ class JobModel(Strict):
     )
     begin_with: list[Text] = Field(
         default_factory=list,
+        min_length=1,
+        validate_default=False,
         description="The sites that the run begins with; `isthmus sites add` adds others of the "
-        "topology. None: all.",
+        "topology. Absent: all.",
     )
     plan: PlanModel | None = None
     workload: Annotated[
