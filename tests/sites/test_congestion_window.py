@@ -51,11 +51,11 @@ def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
 def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
     """BBR keeps twice what it gets on the way, and would leave nothing to a window that stays."""
     window = LinkWindow(MOST, RTT_S)
-    wider = widths([(1.9, 0)] * 200, window, carried=0.2)
+    wider = widths([(1.9, 0)] * 400, window, carried=0.2)
     assert wider == sorted(wider)
-    assert (wider[0], wider[-1]) == (HELD, 3 * HELD)
+    assert (wider[0], wider[-1]) == (HELD, 5 * HELD)
     assert set(widths([(1.0, 0)] * 9, window, carried=0.2)) == {int(1.3 * HELD + 2 * FRAME)}
-    assert widths([(1.9, 0)] * 200, window, carried=0.6)[-1] == HELD
+    assert widths([(1.9, 0)] * 400, window, carried=0.6)[-1] == HELD
 
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:

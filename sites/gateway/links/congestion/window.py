@@ -9,7 +9,7 @@ Flows that wait in one queue divide the link by how much each has on the way. So
 widths:
 
 - beside others, what the link holds: the others fill the queue, and come to about as much. Who
-  gets less than half of the link beside them has more on the way, little by little, up to three
+  gets less than half of the link beside them has more on the way, little by little, up to five
   times what it holds;
 - alone, somewhat more, so that the link is never idle.
 
@@ -48,9 +48,9 @@ _ALONE = 0.85
 _FAIR = 0.45
 """Beside others, this part of the believed rate is enough: half of the link, but for headers and
 the beginnings of rounds."""
-_WIDEST = 3.0
+_WIDEST = 5.0
 """Beside others, the window is at most so many times what the link holds."""
-_WIDENS = 0.3
+_WIDENS = 0.1
 """In each look the window changes by this part of what the link holds, times what is missing."""
 _SLACK = 0.3
 """Alone, the window is wider than what the link holds by this part of that, and by two frames. For
