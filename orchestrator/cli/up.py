@@ -25,7 +25,6 @@ from orchestrator.launchers.standing import (
     FAILED,
     LOG,
     RESTARTING,
-    STATE,
     UP,
     Part,
     Standing,
@@ -69,36 +68,40 @@ def command(
     private_folder(folder)
     with INTERRUPTION.holding():
         if not is_up(folder):
-            (folder / STATE).unlink(missing_ok=True)
             process = _start_keeper(folder, topology_path, place, overrides)
         else:
             process = None
-            _require_same(folder, topology)
+            _require_same(folder, read(folder), topology)
             _wake(folder)
         try:
             standing = _wait(output, folder, topology, process, time.monotonic() + timeout_s)
         except BaseException:
             if process is not None:
-                bring_down(folder)
+                bring_down(folder, process)
             raise
     sites = [f"  {name}: joined" for name in standing.sites]
     text = "\n".join([f"{topology.name} is up: coordinator {standing.address}", *sites])
     return output.result(described(folder, standing), text)
 
 
-def bring_down(folder: Path) -> Standing | None:
+def bring_down(folder: Path, keeper: subprocess.Popen[bytes] | None = None) -> Standing | None:
     """End what is up in a folder, and wait until it has; return what its keeper said last.
+
+    Args:
+        folder: Of what is up.
+        keeper: End what this one keeps, and nothing that another does. It may keep nothing yet.
 
     Raises:
         CommandError: it does not end.
         SaveTimeError: the environment says no time.
     """
-    standing = read(folder)
-    if standing is not None and is_up(folder):
-        os.kill(standing.pid, signal.SIGTERM)
     within_s = save_within_s(os.environ, SAVE_S) + DOWN_S
     deadline_s = time.monotonic() + within_s
-    while is_up(folder):
+    asked: int | None = None
+    while is_up(folder) if keeper is None else keeper.poll() is None:
+        if asked is None and (asked := _keeper_of(folder) if keeper is None else keeper.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(asked, signal.SIGTERM)
         if time.monotonic() > deadline_s:
             raise CommandError(
                 "SITE_NOT_ENDED", f"the keeper has not ended within {within_s:g} s: {folder / LOG}"
@@ -140,20 +143,25 @@ def _start_keeper(
         )
 
 
-def _require_same(folder: Path, topology: Topology) -> None:
-    standing = read(folder)
+def _require_same(folder: Path, standing: Standing | None, topology: Topology) -> None:
     if standing is not None and standing.topology_hash != topology_hash(topology):
         raise StateConflictError(
             f"{folder}: another topology {topology.name!r} is up: `isthmus down` it first"
         )
 
 
+def _keeper_of(folder: Path) -> int | None:
+    """Return who keeps what is up; None: it has not said so yet."""
+    standing = read(folder)
+    return None if standing is None else standing.pid
+
+
 def _wake(folder: Path) -> None:
     """Have the keeper start at once what waits to be started again."""
-    standing = read(folder)
-    if standing is not None:
+    keeper = _keeper_of(folder)
+    if keeper is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(standing.pid, AGAIN)
+            os.kill(keeper, AGAIN)
 
 
 def _wait(
@@ -177,7 +185,13 @@ def _wait(
     """
     told: set[str] = set()
     while True:
+        if process is not None and process.poll() is not None and is_up(folder):
+            process = None  # another command was sooner: its keeper has the folder
         standing = read(folder)
+        if process is None:
+            _require_same(folder, standing, topology)
+        elif standing is not None and standing.pid != process.pid:
+            standing = None  # left from before
         parts = {} if standing is None else standing.parts
         for name, part in parts.items():
             said = {UP: f"{name}: up", RESTARTING: f"{name}: {part.message}"}.get(part.state)
@@ -190,14 +204,14 @@ def _wait(
         if standing is not None and not failed and num_decided == 1 + len(topology.sites):
             return standing
         is_late = time.monotonic() > deadline_s
-        is_gone = process is not None and process.poll() is not None
+        is_gone = not is_up(folder) if process is None else process.poll() is not None
         if (
             COORDINATOR in failed
             or is_late
             or is_gone
             or (failed and num_decided == 1 + len(topology.sites))
         ):
-            late = {name: part for name, part in parts.items() if part.state != UP}
+            late = {name: part for name, part in parts.items() if part.state != UP and not is_gone}
             raise _not_started(folder, late, last_line(folder / LOG))
         INTERRUPTION.check()
         time.sleep(POLL_S)

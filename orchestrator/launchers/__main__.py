@@ -23,7 +23,14 @@ from orchestrator.launchers.commands import (
     save_s,
 )
 from orchestrator.launchers.keeper import TETHER_S, Keeper, Kept
-from orchestrator.launchers.standing import AGAIN, COORDINATOR, Standing, folder_of, part_of_site
+from orchestrator.launchers.standing import (
+    AGAIN,
+    COORDINATOR,
+    STATE,
+    Standing,
+    folder_of,
+    part_of_site,
+)
 from orchestrator.run_folder.state_lock import LOCK, lock
 from protos.errors import IsthmusError
 from protos.private_files import keep_private, private_folder
@@ -55,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = folder_of(options.home, topology)
         private_folder(folder)
         lock(folder / LOCK)  # the kernel lets go of it: who sees it free, sees no process either
+        (folder / STATE).unlink(missing_ok=True)  # of whoever kept it before
         asyncio.run(_keep(topology, text, options, folder))
     except (ConfigError, IsthmusError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400 - it says why

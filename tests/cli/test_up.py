@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,10 @@ from orchestrator.launchers.standing import (
     Standing,
     part_of_site,
 )
+from orchestrator.run_folder.state_lock import LOCK, lock
 from tests.fakes.worlds import topology_text
 from topology.documents.load import load_topology
+from topology.hashing import topology_hash
 
 TIMEOUT_S = 120.0
 
@@ -32,6 +35,8 @@ class World:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
+        self.lock = lock(folder / LOCK)  # as its keeper has it
+        self.topology = load_topology(topology_text(), "topology.yaml")
         self.now_s = 0.0
         self.said: list[str] = []
         self.then: Callable[[], None] = lambda: None
@@ -40,13 +45,13 @@ class World:
 
     def write(self, b: Part) -> None:
         parts = {COORDINATOR: Part(UP), part_of_site("a"): Part(UP), part_of_site("b"): b}
-        Standing(pid=1, topology_hash="0", parts=parts).write(self.folder)
+        own_hash = topology_hash(self.topology)
+        Standing(pid=1, topology_hash=own_hash, parts=parts).write(self.folder)
 
     def wait(self, process: object = None) -> Standing:
         output: Any = SimpleNamespace(note=self.said.append)
-        topology = load_topology(topology_text(), "topology.yaml")
         keeper: subprocess.Popen[bytes] | None = process  # type: ignore[assignment]
-        return up._wait(output, self.folder, topology, keeper, TIMEOUT_S)
+        return up._wait(output, self.folder, self.topology, keeper, TIMEOUT_S)
 
     def _sleep(self, wait_s: float) -> None:
         self.now_s += 60.0
@@ -62,7 +67,7 @@ def test_what_was_never_up_fails_the_command_that_started_it(
     world = World(tmp_path, monkeypatch)
     world.write(Part(FAILED, *BROKEN))
     with pytest.raises(CommandError, match="site b: no python"):
-        world.wait(SimpleNamespace(poll=lambda: None))
+        world.wait(SimpleNamespace(pid=1, poll=lambda: None))
     assert world.now_s == 0.0
 
 
@@ -85,3 +90,15 @@ def test_up_again_says_what_fails_and_why(tmp_path: Path, monkeypatch: pytest.Mo
     where: Any = raised.value.where
     (part,) = where["parts"]
     assert (part["reason"], part["cure"]) == ("python_missing", "install it")
+
+
+def test_up_again_ends_with_the_keeper_that_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch)
+    world.write(Part())
+    (tmp_path / up.LOG).write_text("keeper: asked to end by signal 15\n")
+    world.then = lambda: os.close(world.lock)
+    with pytest.raises(CommandError, match="keeper: asked to end by signal 15"):
+        world.wait()
+    assert world.now_s < TIMEOUT_S

@@ -297,3 +297,26 @@ def test_a_keeper_that_is_killed_takes_everything_with_it(run: Bench) -> None:
     run.isthmus("up", topology).check()
     run.isthmus("down", topology).check()
     assert of_run(run) == []
+
+
+def test_two_that_start_it_at_once_both_find_it_up(run: Bench) -> None:
+    topology = written(run, {})
+    commands = [run.start("up", topology, "--json") for _ in range(2)]
+    told = [json.loads(each.communicate(timeout=60)[0]) for each in commands]
+    assert [each["status"] for each in told] == ["ok", "ok"], told
+    assert len({each["data"]["coordinator"] for each in told}) == 1
+    run.isthmus("down", topology).check()
+    assert of_run(run) == []
+
+
+def test_who_interrupts_it_before_anything_is_up_leaves_nothing(run: Bench) -> None:
+    command = run.start("up", written(run, {}), "--json")
+
+    def keepers() -> list[psutil.Process]:
+        return psutil.Process(command.pid).children()
+
+    run.wait_for("its keeper", lambda: keepers() != [], 30)
+    command.send_signal(signal.SIGTERM)
+    envelope = json.loads(command.communicate(timeout=60)[0])
+    assert envelope["exit_code"] == 143
+    assert of_run(run) == []
