@@ -126,10 +126,11 @@ def _locked(folder: Path, within_s: float) -> Iterator[None]:
     deadline_s = time.monotonic() + within_s
     asked = ""
     while (descriptor := _lock(path)) is None:
-        former = path.read_text().strip() if path.exists() else ""
-        if former.isdecimal() and former != asked:
-            os.kill(int(former), signal.SIGTERM)
-            asked = former
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            former = path.read_text()
+            if former.isdecimal() and former != asked:
+                os.kill(int(former), signal.SIGTERM)
+                asked = former
         if time.monotonic() > deadline_s:
             raise TetherError(f"another one runs in {folder}, and does not end")
         time.sleep(POLL_S)
@@ -147,7 +148,8 @@ def _lock(path: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its last owner may have removed it between our two calls.
         if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            os.ftruncate(descriptor, 0)  # one that was killed has left its number
+            os.write(descriptor, str(os.getpid()).encode())
             return descriptor
     except BlockingIOError:
         pass

@@ -73,6 +73,17 @@ def test_a_later_one_ends_the_former(tmp_path: Path) -> None:
     assert is_clean(tmp_path)
 
 
+def test_a_later_one_ends_the_former_where_one_was_killed_before(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("4194303")  # after a restart, numbers are shorter
+    with tether(tmp_path) as former:
+        assert (tmp_path / LOCK).read_text() == str(former.pid)
+        with tether(tmp_path) as later:
+            assert former.wait(20) == 143
+            later.terminate()
+            assert later.wait(20) == 143
+    assert is_clean(tmp_path)
+
+
 def test_the_command_ends_after_a_silence(tmp_path: Path) -> None:
     with tether(tmp_path, silence_s=0.2) as process:
         assert process.wait(20) == 143
