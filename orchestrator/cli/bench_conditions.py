@@ -54,24 +54,28 @@ _options = all_of(
     click.option(
         "--cross-traffic",
         type=Parsed("flows[:congestion]", _cross_traffic),
-        help="Bulk TCP flows of somebody else on each directed link, as 2:cubic.",
+        help="Bulk TCP flows of somebody else on each direction of each link, as 2:cubic.",
     ),
-    click.option("--loss", type=Parsed("share", _loss), help="Of packets, on each link."),
-    click.option("--jitter", "jitter_s", type=DURATION, help="Of each link."),
+    click.option(
+        "--loss",
+        type=Parsed("share", _loss),
+        help="The share of packets that each link loses, as 0.1%.",
+    ),
+    click.option("--jitter", "jitter_s", type=DURATION, help="The jitter of each link."),
     click.option(
         "--queue",
         type=Parsed("queue", _queue),
-        help="Of each directed link, as 0.5BDP or 256KiB. [1BDP]",
+        help="The queue of each direction of each link, as 0.5BDP or 256KiB. [1BDP]",
     ),
     click.option(
         "--described",
         type=Parsed("factor", _described),
-        help="Sites are told this many times the bandwidth that links have.",
+        help="Tell sites this many times the bandwidth that links have.",
     ),
     click.option(
         "--congestion",
         type=click.Choice(CONGESTION),
-        help="Of TCP between sites. [this host's]",
+        help="TCP's congestion control between sites. [this host's]",
     ),
     click.option(
         "--varying", "is_varying", is_flag=True, help="Links' rates halve and double every 5 s."

@@ -44,16 +44,16 @@ from orchestrator.run_folder.home import home_folder, new_run_id
     "kinds",
     type=click.Choice(KINDS),
     multiple=True,
-    help="What fails; may be repeated. [each]",
+    help="What fails. May be repeated. [each kind in turn]",
 )
-@click.option("--site", help="Where. [the last one]")
+@click.option("--site", help="The site that fails. [the last one]")
 @click.option(
     "--at",
     "at_s",
     type=DURATION,
     default="8s",
     show_default=True,
-    help="When, since the run is active.",
+    help="When it fails, counted from when the run is active.",
 )
 @click.option(
     "--outage",

@@ -105,39 +105,43 @@ _question_options = all_of(
         type=click.IntRange(2, 100_000),
         default=20,
         show_default=True,
-        help="Measured, of each run; an even number.",
+        help="Steps of each run that are measured: an even number.",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, 100_000),
         default=5,
         show_default=True,
-        help="Steps before those.",
+        help="Steps of each run before the first that is measured.",
     ),
     click.option(
         "--repeats",
         type=click.IntRange(1, 1000),
         default=5,
         show_default=True,
-        help="Of every run.",
+        help="How often each run is made.",
     ),
     click.option(
         "--compute",
         type=click.Choice(COMPUTES),
         default="modelled",
         show_default=True,
-        help="Computing takes as long as the topology says, or as it takes here.",
+        help="modelled: a rank waits for as long as its accelerator would compute; real: it computes.",
     ),
     click.option(
-        "--no-exchange", is_flag=True, help="Nothing crosses: what remains is not the WAN's."
+        "--no-exchange",
+        is_flag=True,
+        help="Send nothing between sites: the time that remains is not the WAN's.",
     ),
     click.option(
-        "--no-overlap", is_flag=True, help="Nothing crosses before the backward pass has ended."
+        "--no-overlap",
+        is_flag=True,
+        help="Send nothing between sites before the backward pass has ended.",
     ),
     click.option(
         "--emulator",
         type=click.Choice(EMULATORS),
-        help="What stands between the sites. [as the topology says]",
+        help="What emulates the WAN between the sites. [as the topology says]",
     ),
 )
 """What makes the question: resuming needs the same again."""

@@ -41,7 +41,7 @@ folder_option = click.option(
     help="Where certificates and keys are.",
 )
 days_option = click.option(
-    "--days", type=DAYS, default=90.0, show_default=True, help="How long certificates count."
+    "--days", type=DAYS, default=90.0, show_default=True, help="How long certificates are valid."
 )
 
 
@@ -54,7 +54,12 @@ def command() -> None:
 @command.command("init")
 @click.argument("topology", type=click.Path(path_type=Path))
 @folder_option
-@click.option("--domain", default="isthmus.internal", show_default=True, help="Of identities.")
+@click.option(
+    "--domain",
+    default="isthmus.internal",
+    show_default=True,
+    help="Domain of the identities in certificates.",
+)
 @days_option
 @json_option
 @click.pass_obj
@@ -90,7 +95,7 @@ def issue_command(
     type=DAYS,
     default=float(WARN_DAYS),
     show_default=True,
-    help="Without NAMEs: those that end so soon.",
+    help="Without a NAME: renew those that end within so many days.",
 )
 @json_option
 @click.pass_obj
@@ -108,7 +113,12 @@ def renew_command(
 
 @command.command("token")
 @click.argument("site")
-@click.option("--coordinator", required=True, type=ADDRESS, help="Which keeps it until it is used.")
+@click.option(
+    "--coordinator",
+    required=True,
+    type=ADDRESS,
+    help="The coordinator that keeps the certificates until the token is used.",
+)
 @folder_option
 @days_option
 @click.option(
@@ -116,10 +126,12 @@ def renew_command(
     type=click.FloatRange(min=0, max=720, min_open=True),
     default=24.0,
     show_default=True,
-    help="How long the token counts.",
+    help="How long the token is valid.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Its file. [SITE.token]"
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the token here. [SITE.token]",
 )
 @json_option
 @click.pass_obj

@@ -15,13 +15,13 @@ from orchestrator.cli.output import Output
 @json_option
 @click.pass_obj
 def command(output: Output, shell: str) -> int:
-    r"""Print the completion script of SHELL.
+    """Print the completion script of SHELL.
 
     \b
     bash: isthmus completion bash >> ~/.bashrc
     zsh:  isthmus completion zsh >> ~/.zshrc
     fish: isthmus completion fish > ~/.config/fish/completions/isthmus.fish
-    """
+    """  # noqa: D301 - click wants the control character itself
     kind = get_completion_class(shell)
     assert kind is not None, "click brings these three"
     script = kind(cli, {}, PROGRAM, COMPLETE_VARIABLE).source()

@@ -24,15 +24,17 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 @click.command("doctor")
 @click.argument("file", metavar="TOPOLOGY", type=click.Path(path_type=Path))
 @click.option(
-    "--job", type=click.Path(path_type=Path, dir_okay=False), help="Look at its files, too."
+    "--job",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Look at this job's files, too: script, data, checkpoints.",
 )
-@click.option("--site", help="This machine is that site. [those whose addresses it has]")
+@click.option("--site", help="Take this machine for this site. [the sites whose addresses it has]")
 @click.option(
     "--at",
     "reached",
     metavar="SITE=COMMAND",
     multiple=True,
-    help="That site is elsewhere, where COMMAND is Python, as a='ssh a.example python'. "
+    help="Look at SITE elsewhere: COMMAND is Python there, as a='ssh a.example python'. "
     "May be repeated.",
 )
 @set_option

@@ -34,24 +34,35 @@ _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "
 
 @click.command("emulate")
 @click.argument("arguments", nargs=-1, metavar="[TOPOLOGY] [-- COMMAND...]")
-@click.option("--emulator", type=click.Choice(EMULATORS), help="[the topology's, else auto]")
+@click.option(
+    "--emulator",
+    type=click.Choice(EMULATORS),
+    help="What emulates the WAN. [the topology's, else auto]",
+)
 @set_option
 @faults_option
 @seed_option
-@click.option("--name", help="Of the emulation, for --enter and --apply. [the topology's]")
+@click.option("--name", help="Name of the emulation, for --enter and --apply. [the topology's]")
 @click.option(
     "--serve",
     "served",
     metavar="SITE=HOST:PORT",
     multiple=True,
-    help="What the other sites reach through the relay. May be repeated.",
+    help="What the other sites reach at SITE through the relay. May be repeated.",
 )
 @click.option(
-    "--enter", nargs=2, metavar="NAME SITE", help="Run COMMAND where site SITE of NAME is."
+    "--enter",
+    nargs=2,
+    metavar="NAME SITE",
+    help="Run COMMAND in the network of SITE, in the emulation NAME.",
 )
-@click.option("--apply", metavar="NAME", help="Change NAME: 'link: [a, b], rate: 10Mbit/s'.")
+@click.option(
+    "--apply",
+    metavar="NAME",
+    help="Change the emulation NAME, by 'link: [a, b], rate: 10Mbit/s' say.",
+)
 @click.option("--check", is_flag=True, help="Measure emulated links against their configuration.")
-@click.option("--quick", is_flag=True, help="With --check: few settings.")
+@click.option("--quick", is_flag=True, help="With --check: measure few settings.")
 @click.option("--clean", is_flag=True, help="Remove what dead emulations left behind.")
 @home_option
 @json_option

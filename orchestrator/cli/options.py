@@ -159,10 +159,10 @@ sweep_option: Decorator = click.option(
     "sweeps",
     metavar="PATH=V1,V2",
     multiple=True,
-    help="Each of these values in turn, as links.*.rtt=5ms,20ms; of several, every combination.",
+    help="Try each of these values, as links.*.rtt=5ms,20ms. May be repeated: every combination.",
 )
 name_option: Decorator = click.option(
-    "--name", type=RUN_NAME, help="Of what is kept, and its folder. [made up]"
+    "--name", type=RUN_NAME, help="Name of what is kept, and of its folder. [made up]"
 )
 topology_option: Decorator = click.option(
     "--topology",
@@ -177,7 +177,9 @@ faults_option: Decorator = click.option(
     help="Play this fault script on the emulated WAN.",
 )
 seed_option: Decorator = click.option(
-    "--seed", type=int, help="Of the fault script's times, and of losses and jitter. [the script's]"
+    "--seed",
+    type=int,
+    help="Seed of the fault script's times, of losses and of jitter. [the script's]",
 )
 
 

@@ -66,7 +66,8 @@ def _connections(text: str) -> tuple[int, ...]:
     "--coordinator",
     type=ADDRESS,
     envvar="ISTHMUS_COORDINATOR",
-    help="Between this coordinator's agents. [$ISTHMUS_COORDINATOR, else all are started here]",
+    help="Measure between this coordinator's agents. "
+    "[$ISTHMUS_COORDINATOR, else all are started here]",
 )
 @emulation_options
 @click.option(
@@ -74,7 +75,7 @@ def _connections(text: str) -> tuple[int, ...]:
     type=Parsed("n,n", _connections),
     default="1,4,16",
     show_default=True,
-    help="TCP connections side by side, in turn.",
+    help="Numbers of TCP connections side by side, measured one after another.",
 )
 @click.option(
     "--window",

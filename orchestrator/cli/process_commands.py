@@ -27,7 +27,11 @@ from topology.suggest import did_you_mean, one_of
 
 
 @click.command("coordinator")
-@click.option("--topology", type=click.Path(path_type=Path), help="The topology.  [required]")
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path),
+    help="The topology.  [required, but for --abandon]",
+)
 @click.option(
     "--state",
     required=True,
@@ -43,7 +47,7 @@ from topology.suggest import did_you_mean, one_of
     "--abandon",
     metavar="RUN",
     help="Run no coordinator: give an unfinished run up, which no coordinator can lead any more. Its "
-    "sites stop when the next one tells them.",
+    "sites stop when the next coordinator tells them.",
 )
 @set_option
 @json_option

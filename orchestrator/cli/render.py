@@ -47,12 +47,12 @@ out_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default="rendered",
     show_default=True,
-    help="Folder of the files.",
+    help="Folder into which the files are written.",
 )
 coordinator_option = click.option(
     "--coordinator",
     type=ADDRESS,
-    help="Where sites reach it. [the topology's coordinator.address, else its bind]",
+    help="Where sites reach the coordinator. [the topology's coordinator.address, else its bind]",
 )
 
 
@@ -104,13 +104,20 @@ def slurm_command(
 
 @command.command("kubernetes")
 @topology_argument
-@click.option("--image", required=True, help="Of containers: isthmus, and the job's files.")
+@click.option(
+    "--image",
+    required=True,
+    help="The containers' image: it has isthmus, and the job's script and data.",
+)
 @out_option
 @coordinator_option
-@click.option("--storage", default="100Gi", show_default=True, help="Of each site's volume.")
+@click.option("--storage", default="100Gi", show_default=True, help="Size of each site's volume.")
 @click.option("--cpus-per-rank", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option("--memory-per-rank", default="16Gi", show_default=True)
-@click.option("--resource", help="What an accelerator is there; '': none. [nvidia.com/gpu, ...]")
+@click.option(
+    "--resource",
+    help="What Kubernetes calls an accelerator; '': it has none. [by its name: nvidia.com/gpu, ...]",
+)
 @set_option
 @json_option
 @click.pass_obj

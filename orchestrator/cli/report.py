@@ -28,7 +28,7 @@ REPORT = "report.html"
 @click.argument("names", metavar="[RUN|BENCH]...", nargs=-1)
 @out_option(f"Write this file. [{REPORT} in the folder of the run or benchmark]")
 @click.option(
-    "--md", "as_markdown", is_flag=True, help="Markdown, on stdout unless --out is given."
+    "--md", "as_markdown", is_flag=True, help="Write Markdown, on stdout unless --out is given."
 )
 @coordinator_option
 @home_option

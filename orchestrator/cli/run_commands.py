@@ -95,7 +95,9 @@ def _one_run(choice: RunChoice) -> control_pb2.Run:
 @click.option("--site", default="", help="Only this site.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank of a site.")
 @click.option(
-    "--tail", type=click.IntRange(1, 1_000_000), help="Only the last lines, this many a source."
+    "--tail",
+    type=click.IntRange(1, 1_000_000),
+    help="Only the last lines, this many of each source.",
 )
 @click.pass_obj
 def logs(

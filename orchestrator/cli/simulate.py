@@ -89,17 +89,17 @@ _simulation_options = all_of(
     click.option(
         "--steps",
         type=click.IntRange(1, _STEPS_MAX),
-        help=f"That count. [{STEPS}; of rounds, whole ones, {_ROUNDS_MIN} at least]",
+        help=f"Steps that are measured. [{STEPS}; with --local-steps {_ROUNDS_MIN} whole rounds at least]",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, _STEPS_MAX),
-        help=f"Steps before those. [{WARMUP_STEPS}; of rounds, whole ones]",
+        help=f"Steps before the first that is measured. [{WARMUP_STEPS}; with --local-steps whole rounds]",
     ),
     click.option(
         "--seed",
         type=int,
-        help="Of stragglers and failures, and a fault script's times. [0; its own]",
+        help="Seed of stragglers and failures [0], and of a fault script's times [the script's].",
     ),
     click.option(
         "--sharing",
@@ -113,24 +113,24 @@ _simulation_options = all_of(
         "--slow-start/--no-slow-start",
         "slow_start",
         default=None,
-        help="TCP starts slowly after a pause. [where packets cross: not with the relay]",
+        help="Whether TCP starts slowly after a pause. [yes, but with `emulator: relay` no]",
     ),
     click.option(
         "--local-steps",
         type=click.IntRange(1, _ROUND_STEPS_MAX),
-        help="DiLoCo: sites train by themselves for so many steps, then exchange their parameters. "
+        help="DiLoCo: sites train by themselves for this many steps, then exchange their parameters. "
         "[gradients in every step]",
     ),
     click.option(
         "--fragments",
         type=click.IntRange(1, _FRAGMENTS_MAX),
-        help="Streaming: that many parts of the model are exchanged one after another in a round. "
+        help="Streaming: this many parts of the model are exchanged one after another in a round. "
         "[1]",
     ),
     click.option(
         "--overlap-steps",
         type=click.IntRange(0, _ROUND_STEPS_MAX),
-        help="Streaming: a part's exchange goes on during so many further steps. [0]",
+        help="Streaming: a part's exchange goes on during this many further steps. [0]",
     ),
     click.option(
         "--stragglers",
@@ -150,13 +150,13 @@ _simulation_options = all_of(
         type=DURATION,
         default="5min",
         show_default=True,
-        help="From a failure until all sites compute again.",
+        help="Time from a failure until all sites compute again.",
     ),
     click.option(
         "--checkpoint-every",
         type=click.IntRange(1, 1_000_000),
-        help=f"Steps; what was done since is done again after a failure. [{CHECKPOINT_EVERY}; of "
-        "rounds, whole ones]",
+        help="Steps between checkpoints: after a failure those since the last one are made again. "
+        f"[{CHECKPOINT_EVERY}; with --local-steps whole rounds]",
     ),
 )
 """What `_settings` takes."""
@@ -237,7 +237,7 @@ def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) ->
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Its folder. [HOME/bench/NAME]",
+    help="Folder of what is kept. [HOME/bench/NAME]",
 )
 @home_option
 @json_option

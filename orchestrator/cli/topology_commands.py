@@ -57,18 +57,20 @@ def topology() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @out_option("Write it here. [stdout]")
 @click.option("--force", is_flag=True, help="Overwrite the file that is there.")
-@click.option("--bandwidth", type=RATE, help="Of links that the map gives no speed, as 10Gbit/s.")
+@click.option(
+    "--bandwidth", type=RATE, help="Bandwidth of links that the map gives no speed, as 10Gbit/s."
+)
 @click.option(
     "--sites",
     metavar="A,B,C",
     default="",
-    help="Only these; links between them follow the shortest paths.",
+    help="Take only these sites; links between them follow the shortest paths.",
 )
 @click.option(
     "--accelerator",
     default="cpu",
     show_default=True,
-    help="Of every site; `isthmus topology accelerators` lists them.",
+    help="Accelerator of every site; `isthmus topology accelerators` lists them.",
 )
 @click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True)
 @click.option("--accelerators-per-node", type=click.IntRange(1, 128), help="[cpu: 1, else 8]")

@@ -79,6 +79,12 @@ def test_version_and_help_are_results(isthmus: Isthmus) -> None:
         assert not done.err
 
 
+def test_completions_help_has_a_line_for_each_shell(isthmus: Isthmus) -> None:
+    lines = [line.strip() for line in isthmus("completion", "--help").out.splitlines()]
+    assert "zsh:  isthmus completion zsh >> ~/.zshrc" in lines
+    assert not [line for line in lines if line.startswith("\\b")]
+
+
 def test_no_command_shows_help_as_an_error(isthmus: Isthmus) -> None:
     done = isthmus()
     assert done.code == 2
