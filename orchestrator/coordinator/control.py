@@ -639,10 +639,10 @@ class Control:
 
     def _stall_note(self) -> str:
         """Return what may excuse an agent that is given up."""
-        stall_s = self._leases.stall_s(time.monotonic())
-        if stall_s <= 0:
+        stood_still_s = self._leases.stood_still_s(time.monotonic())
+        if stood_still_s <= 0:
             return ""
-        return f", after this coordinator had itself stood still for {stall_s:.1f} s"
+        return f", after this coordinator had itself stood still for {stood_still_s:.1f} s"
 
     def _run_of(self, site: str) -> ActiveRun | None:
         """Return the run that goes on at a site, or was the last there."""

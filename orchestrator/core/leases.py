@@ -12,8 +12,8 @@ class Leases:
         self._renewed: set[str] = set()
         """Whose lease began anew when this process had stood still, and who was not heard since."""
         self._ticked_s: float | None = None
-        self._stall_s = 0.0
-        self._stall_ended_s = 0.0
+        self._stood_still_s = 0.0
+        self._stood_still_until_s = 0.0
 
     def hear(self, site: str, now_s: float) -> None:
         """Note that a site is alive; this begins or renews its lease."""
@@ -40,7 +40,7 @@ class Leases:
         gap_s = self._gap_s(now_s)
         self._ticked_s = now_s
         if gap_s > self._lease_s / 5:
-            self._stall_s, self._stall_ended_s = gap_s, now_s
+            self._stood_still_s, self._stood_still_until_s = gap_s, now_s
             anew = self._heard_s.keys() - self._renewed
             self._heard_s.update(dict.fromkeys(anew, now_s))
             self._renewed |= anew
@@ -50,16 +50,16 @@ class Leases:
             if now_s - heard_s > self._lease_s
         }
 
-    def stall_s(self, now_s: float) -> float:
+    def stood_still_s(self, now_s: float) -> float:
         """Return for how long this process has just stood still, if that may cost it its sites.
 
         Agents that heard no answer meanwhile may have closed their connections, and that is heard a
         moment later. 0 if nothing of the kind was within the last lease.
         """
-        stall_s = self._gap_s(now_s)
-        if now_s - self._stall_ended_s <= self._lease_s:
-            stall_s = max(stall_s, self._stall_s)
-        return stall_s if stall_s > self._lease_s / 2 else 0.0
+        stood_still_s = self._gap_s(now_s)
+        if now_s - self._stood_still_until_s <= self._lease_s:
+            stood_still_s = max(stood_still_s, self._stood_still_s)
+        return stood_still_s if stood_still_s > self._lease_s / 2 else 0.0
 
     def _gap_s(self, now_s: float) -> float:
         return 0.0 if self._ticked_s is None else now_s - self._ticked_s

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from sites.checkpoint.entry_writer import (
     EntryWriter,
     Part,
-    Place,
+    Extent,
     Reports,
     Written,
     laid_out,
@@ -123,13 +123,13 @@ class EntryState:
             holders = {
                 path: [at for at, (part, *_) in enumerate(told) if path in part] for path in forms
             }
-        places, num_bytes = laid_out(forms)
+        extents, num_bytes = laid_out(forms)
         live: Tensors = {}
         copies: Tensors = {}
-        for number, (path, place) in enumerate(places.items()):
+        for number, (path, extent) in enumerate(extents.items()):
             self._say_waiting()
             own = common.get(path)
-            whole = self._whole_of(own, place, holders[path])
+            whole = self._whole_of(own, extent, holders[path])
             if number % num_ranks == rank:
                 if own is None or is_sharded(own):
                     copies[path] = whole.cpu()
@@ -139,7 +139,7 @@ class EntryState:
             folder=following.state,
             epoch=following.epoch,
             step=step,
-            places=places,
+            extents=extents,
             num_bytes=num_bytes,
         )
         part = Part(
@@ -158,9 +158,9 @@ class EntryState:
             "lists": [*self._lists()],
             "objects": self._objects.now(beside.buckets, beside.other_state),
             "buffers": beside.buffers,
-            "places": {
+            "extents": {
                 path: (each.offset, list(each.shape), each.dtype)
-                for path, each in written.places.items()
+                for path, each in written.extents.items()
             },
         }
 
@@ -171,16 +171,16 @@ class EntryState:
             self._told_s = now_s
             self._reports.waiting()
 
-    def _whole_of(self, own: torch.Tensor | None, place: Place, holders: list[int]) -> torch.Tensor:
+    def _whole_of(self, own: torch.Tensor | None, extent: Extent, holders: list[int]) -> torch.Tensor:
         """Return all of a tensor, which other ranks of the site hold where this one does not."""
         if len(holders) == dist.get_world_size():
             assert own is not None
             return whole_of(own)
-        whole = torch.empty(place.shape, dtype=place.dtype) if own is None else whole_of(own).cpu()
+        whole = torch.empty(extent.shape, dtype=extent.dtype) if own is None else whole_of(own).cpu()
         octets = as_bytes(whole)
         if octets.numel():
             dist.broadcast(octets, holders[0], group=self._group)
-        return octets.view(place.dtype).view(place.shape)
+        return octets.view(extent.dtype).view(extent.shape)
 
     def wait_copied(self) -> None:
         """Wait until an optimizer's step may change the tensors."""
@@ -212,12 +212,12 @@ class EntryState:
             ConfigMismatchError: it is of another model, or has other objects.
         """
         saved = torch.load(folder / OBJECTS, map_location="cpu", weights_only=True)
-        places = {
-            path: Place(offset, torch.Size(shape), dtype)
-            for path, (offset, shape, dtype) in saved["places"].items()
+        extents = {
+            path: Extent(offset, torch.Size(shape), dtype)
+            for path, (offset, shape, dtype) in saved["extents"].items()
         }
         buffers = saved["buffers"]
-        forms = {path: (each.shape, each.dtype) for path, each in places.items()}
+        forms = {path: (each.shape, each.dtype) for path, each in extents.items()}
         forms |= {path: (each.shape, each.dtype) for path, each in buffers.items()}
         targets = self._state.to_load(forms)
         num_bytes = (folder / TENSORS).stat().st_size
@@ -226,8 +226,8 @@ class EntryState:
         )
         with torch.no_grad():
             for path, target in targets.items():
-                place = places.get(path)
-                whole = buffers[path] if place is None else place.read(stored)
+                extent = extents.get(path)
+                whole = buffers[path] if extent is None else extent.read(stored)
                 write_whole(target, whole)
         self._state.adopt(targets, saved["objects"]["optimizer"])
         self._objects.take(saved["objects"])

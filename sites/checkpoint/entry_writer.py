@@ -48,8 +48,8 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies in the file."""
+class Extent:
+    """Where a tensor lies in the file of a state."""
 
     offset: int
     shape: torch.Size
@@ -69,7 +69,7 @@ class Written:
     epoch: int
     """Others take it over when this epoch begins."""
     step: int
-    places: Mapping[str, Place]
+    extents: Mapping[str, Extent]
     num_bytes: int
     """The size of all tensors together."""
 
@@ -255,7 +255,7 @@ class EntryWriter:
         try:
             with open_shared(written.folder / TENSORS, written.num_bytes) as file:
                 for path, each in copies.items():
-                    file.seek(written.places[path].offset)
+                    file.seek(written.extents[path].offset)
                     octets = bytes_of(each)
                     for at in range(0, len(octets), _WRITE_BYTES):
                         self._note_done(file.write(octets[at : at + _WRITE_BYTES]))
@@ -292,14 +292,14 @@ class EntryWriter:
         part.rename(folder / INDEX)
 
 
-def laid_out(forms: Forms) -> tuple[dict[str, Place], int]:
+def laid_out(forms: Forms) -> tuple[dict[str, Extent], int]:
     """Return where tensors lie in the file, and its size. By name: the same at all sites."""
-    places, end = {}, 0
+    extents, end = {}, 0
     for path in sorted(forms):
         shape, dtype = forms[path]
-        places[path] = Place(end, shape, dtype)
+        extents[path] = Extent(end, shape, dtype)
         end += -(-shape.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    return places, end
+    return extents, end
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -486,8 +486,8 @@ class Gateway(EndingGateway):
             return
         with self._watching:
             now_s = time.monotonic()
-            standing = stalls.look(now_s, _METRICS_EVERY_S)
-            if standing is None:
+            stalled = stalls.look(now_s, _METRICS_EVERY_S)
+            if stalled is None:
                 return
             absent, waiting = (
                 [
@@ -498,7 +498,7 @@ class Gateway(EndingGateway):
                     }
                     for rank in ranks
                 ]
-                for ranks in (standing.absent, standing.waiting)
+                for ranks in (stalled.absent, stalled.waiting)
             )
         self._write({"op": "stalled", "absent": absent, "waiting": waiting})
 

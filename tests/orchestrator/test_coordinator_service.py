@@ -432,7 +432,7 @@ def test_a_site_that_is_lost_after_a_stall_tells_of_it(
         async with coordinating(tmp_path, topology) as bench, beating() as alive:
             a, b = await active(bench, "a", "b")
             alive(a)
-            monkeypatch.setattr(Leases, "stall_s", lambda _self, _now_s: 12.0)
+            monkeypatch.setattr(Leases, "stood_still_s", lambda _self, _now_s: 12.0)
             b.call.cancel()
             await a.hear("stop")
             await a.end()

@@ -44,12 +44,12 @@ def test_a_coordinator_that_stands_still_again_and_again_misses_a_dead_site(gap_
 
 def test_a_long_stall_is_told_for_as_long_as_its_consequences_come_in() -> None:
     leases = Leases(5.0)
-    assert leases.stall_s(100.0) == 0.0
+    assert leases.stood_still_s(100.0) == 0.0
     leases.expired(100.0)
-    assert leases.stall_s(102.4) == 0.0, "too short to cost a site"
-    assert leases.stall_s(108.0) == 8.0, "a broken session may be read before the clock ticks"
+    assert leases.stood_still_s(102.4) == 0.0, "too short to cost a site"
+    assert leases.stood_still_s(108.0) == 8.0, "a broken session may be read before the clock ticks"
     leases.expired(108.0)
     for tick in range(52):
         leases.expired(108.0 + tick * 0.1)
-    assert leases.stall_s(113.0) == 8.0
-    assert leases.stall_s(113.1) == 0.0
+    assert leases.stood_still_s(113.0) == 8.0
+    assert leases.stood_still_s(113.1) == 0.0

@@ -78,11 +78,11 @@ class Site:
         self.tensors = {
             f"w{at}": torch.arange(NUMEL, dtype=torch.float32) + at for at in range(count)
         }
-        places, num_bytes = laid_out({p: (t.shape, t.dtype) for p, t in self.tensors.items()})
+        extents, num_bytes = laid_out({p: (t.shape, t.dtype) for p, t in self.tensors.items()})
         self.num_bytes = num_bytes
         self.ranks = ranks or Ranks(count)
         self.told = [Told() for _ in range(count)]
-        written = Written(folder=folder, epoch=7, step=3, places=places, num_bytes=num_bytes)
+        written = Written(folder=folder, epoch=7, step=3, extents=extents, num_bytes=num_bytes)
         self.writers = [
             EntryWriter(
                 written,

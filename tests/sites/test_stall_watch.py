@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sites.gateway.config import StallLimits
-from sites.gateway.ranks.stall_watch import StallWatch, Standing
+from sites.gateway.ranks.stall_watch import StallWatch, StalledRanks
 from sites.local.stack_files import stack_file
 from sites.node.rank_stacks import look_at
 from tests.fakes.waiting import wait_for
@@ -34,7 +34,7 @@ def trained(num_rounds: int, round_s: float = 1.0) -> tuple[StallWatch, float]:
     return watch, now_s
 
 
-def looks(watch: StallWatch, from_s: float, for_s: float) -> list[tuple[float, Standing]]:
+def looks(watch: StallWatch, from_s: float, for_s: float) -> list[tuple[float, StalledRanks]]:
     """Look all the time; return what was told, and when."""
     told = []
     for look in range(int(for_s / LOOK_S)):
@@ -50,13 +50,13 @@ def test_the_rank_that_handed_nothing_over_is_absent_and_the_other_waits() -> No
     watch.handed(0, 5, now_s + 0.1)
     watch.posted(0, now_s + 0.1)
     told = looks(watch, now_s, 20.0)
-    assert told == [(5.5, Standing((1,), (0,)))]
+    assert told == [(5.5, StalledRanks((1,), (0,)))]
     watch.handed(1, 5, now_s + 20.0)
     watch.posted(1, now_s + 20.0)
-    assert watch.look(now_s + 20.1, LOOK_S) == Standing((), (0,))
+    assert watch.look(now_s + 20.1, LOOK_S) == StalledRanks((), (0,))
     for rank in (0, 1):
         watch.returned(rank, now_s + 20.2)
-    assert watch.look(now_s + 20.3, LOOK_S) == Standing((), ())
+    assert watch.look(now_s + 20.3, LOOK_S) == StalledRanks((), ())
 
 
 def test_a_rank_that_waits_for_its_checkpoint_does_not_hang() -> None:
@@ -67,22 +67,22 @@ def test_a_rank_that_waits_for_its_checkpoint_does_not_hang() -> None:
     for second in range(1, 21):
         watch.saving(1, now_s + second)
         told += looks(watch, now_s + second, 1.0)
-    assert [each for _, each in told] == [Standing((), (0,))]
-    assert looks(watch, now_s + 21.0, 20.0)[0][1] == Standing((1,), (0,))
+    assert [each for _, each in told] == [StalledRanks((), (0,))]
+    assert looks(watch, now_s + 21.0, 20.0)[0][1] == StalledRanks((1,), (0,))
 
 
 def test_what_was_handed_over_and_does_not_come_makes_a_rank_absent_though_it_waits() -> None:
     watch, now_s = trained(5)
     for rank in (0, 1):
         watch.handed(rank, 5, now_s)
-    assert looks(watch, now_s, 20.0) == [(5.5, Standing((0, 1), (0, 1)))]
+    assert looks(watch, now_s, 20.0) == [(5.5, StalledRanks((0, 1), (0, 1)))]
     watch.posted(0, now_s + 20.0)
-    assert watch.look(now_s + 20.1, LOOK_S) == Standing((1,), (1,))
+    assert watch.look(now_s + 20.1, LOOK_S) == StalledRanks((1,), (1,))
 
 
 def test_ranks_that_are_all_away_are_told_as_such() -> None:
     watch, now_s = trained(5)
-    assert looks(watch, now_s, 20.0) == [(5.5, Standing((0, 1), ()))]
+    assert looks(watch, now_s, 20.0) == [(5.5, StalledRanks((0, 1), ()))]
 
 
 def test_long_rounds_give_time_and_so_do_the_first() -> None:

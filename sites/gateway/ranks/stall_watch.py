@@ -26,7 +26,7 @@ _FIRST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StalledRanks:
     """The ranks of a gateway that have not moved for too long."""
 
     absent: tuple[int, ...]
@@ -56,7 +56,7 @@ class StallWatch:
         self._limits = limits
         self._standstills = Standstills(now_s, lease_s)
         self._rounds_s: deque[float] = deque(maxlen=_ROUNDS)
-        self._told = Standing((), ())
+        self._told = StalledRanks((), ())
 
     def handed(self, rank: int, round_: int, now_s: float) -> None:
         """A rank has handed a bucket over."""
@@ -106,7 +106,7 @@ class StallWatch:
         """Return the latest round that a rank has begun; -1 before the first."""
         return self._ranks[rank].round
 
-    def look(self, now_s: float, longest_s: float) -> Standing | None:
+    def look(self, now_s: float, longest_s: float) -> StalledRanks | None:
         """Return who has not moved for too long; None: the same as at the look before.
 
         `longest_s`: by when the caller would have looked again at the latest.
@@ -119,7 +119,7 @@ class StallWatch:
             for rank, each in self._ranks.items()
             if now_s - each.moved_s > self.limit_s and each.round >= 0
         }
-        standing = Standing(
+        stalled = StalledRanks(
             tuple(
                 rank
                 for rank, each in late.items()
@@ -127,6 +127,6 @@ class StallWatch:
             ),
             tuple(rank for rank, each in late.items() if each.num_open > 0),
         )
-        is_new = standing != self._told
-        self._told = standing
-        return standing if is_new else None
+        is_new = stalled != self._told
+        self._told = stalled
+        return stalled if is_new else None
