@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.client.coordinator_client import Client
+from orchestrator.client.run_reader import wait_launched
 from orchestrator.documents import Pair, protect
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
@@ -55,27 +56,29 @@ def submit(
     protect(pair.described, pair.topology_path)
     folder, is_new = claim_run_folder(home, run_id, pair.job_text)
     if not is_new:
+        wait_launched(folder)
         return _submit_again(pair, folder, coordinator)
-    try:
-        topology = folder.path / TOPOLOGY
-        topology.write_text(pair.topology_text, encoding="utf-8")
-        _remember_checkpoints(pair, folder)
-        folder.remember_tls()
-        if coordinator is not None:
-            folder.remember_remote(coordinator)
-            _submit_to(coordinator, pair, run_id, priority)
-        else:
-            with started_coordinator(
-                folder,
-                topology,
-                pair.topology_overrides,
-                faults=faults,
-                sites=[each.site for each in pair.job.placement],
-            ) as address:
-                _submit_to(address, pair, run_id)
-    except BaseException:
-        folder.give_back()
-        raise
+    with folder.being_launched():
+        try:
+            topology = folder.path / TOPOLOGY
+            topology.write_text(pair.topology_text, encoding="utf-8")
+            _remember_checkpoints(pair, folder)
+            folder.remember_tls()
+            if coordinator is not None:
+                folder.remember_remote(coordinator)
+                _submit_to(coordinator, pair, run_id, priority)
+            else:
+                with started_coordinator(
+                    folder,
+                    topology,
+                    pair.topology_overrides,
+                    faults=faults,
+                    sites=[each.site for each in pair.job.placement],
+                ) as address:
+                    _submit_to(address, pair, run_id)
+        except BaseException:
+            folder.give_back()
+            raise
     return folder
 
 

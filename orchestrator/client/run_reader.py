@@ -146,16 +146,26 @@ class RunReader:
             time.sleep(POLL_S)
 
 
+def wait_launched(folder: RunFolder) -> None:
+    """Return once a run was submitted that another command is about to submit, or never will be."""
+    while folder.is_being_launched:
+        INTERRUPTION.check()
+        time.sleep(POLL_S)
+
+
 @contextmanager
 def reading(choice: RunChoice) -> Iterator[RunReader]:
-    """Find a run, and whoever knows about it.
+    """Find a run, and whoever knows about it. One that is being launched is waited for.
 
     Raises:
         NotFoundError: there is no such run.
     """
     run_id, address = choice.run_id, choice.coordinator
-    folder = None if address else find_run(home_folder(choice.home), run_id)
+    home = home_folder(choice.home)
+    folder = None if address else find_run(home, run_id)
     if folder is not None:
+        wait_launched(folder)
+        folder = find_run(home, folder.run_id)  # unless it was not to be
         address = folder.remote_address or folder.living_coordinator()
         run_id = folder.run_id
         folder.use_tls()

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import platformdirs
 
-from orchestrator.run_folder.state_lock import is_abandoned
+from orchestrator.run_folder.state_lock import is_abandoned, lock
 from protos.errors import NotFoundError, StateConflictError
 from protos.mutual_tls import TlsFiles
 from protos.security import tls_files, use_tls
@@ -113,6 +115,23 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a coordinator's log says why it did not start
             self.path.rmdir()
+
+    @contextlib.contextmanager
+    def being_launched(self) -> Iterator[None]:
+        """Have others see, for as long as the block takes, that the run is about to be submitted.
+
+        The kernel lets go of it, however the process ends.
+        """
+        descriptor = lock(self.path / JOB)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    @property
+    def is_being_launched(self) -> bool:
+        """Whether the run is about to be submitted: no coordinator may know of it yet."""
+        return not is_abandoned(self.path, JOB)
 
     def living_coordinator(self) -> str | None:
         """Return where the folder's own coordinator listens; None once its process is gone.

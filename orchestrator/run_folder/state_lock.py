@@ -25,10 +25,13 @@ class StateLockedError(IsthmusError):
     code = "STATE_LOCKED"
 
 
-def is_abandoned(folder: Path) -> bool:
-    """Whether no coordinator holds a state folder; one that was never locked is nobody's."""
+def is_abandoned(folder: Path, name: str = LOCK) -> bool:
+    """Whether no coordinator holds a state folder; one that was never locked is nobody's.
+
+    Or nobody another lock, the file `name` in it.
+    """
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:

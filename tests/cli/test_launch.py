@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
+from orchestrator.client import run_reader
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import run_folders
 from protos.control.v1 import control_pb2
@@ -136,6 +140,48 @@ def test_a_living_embedded_run_is_joined_not_started_twice(
         done = isthmus("launch", files / "job.yaml", "--run-id", "mine", "--json")
     assert done.code == 0
     assert [request.run_id for request in scripted.submitted] == ["mine"]
+
+
+@pytest.mark.parametrize("command", ["launch", "cancel"])
+def test_a_run_that_is_being_launched_is_waited_for(
+    isthmus: Isthmus,
+    files: Path,
+    home: Path,
+    scripted: ScriptedCoordinator,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    scripted.runs.append(a_run("ACTIVE", "mine"))
+    folder = a_folder(home, "mine")
+    launching = contextlib.ExitStack()
+    launching.enter_context(folder.being_launched())
+
+    def submitted(_wait_s: float) -> None:
+        folder.remember_remote(address)
+        launching.close()
+
+    clock = SimpleNamespace(sleep=submitted, monotonic=time.monotonic)
+    monkeypatch.setattr(run_reader, "time", clock)
+    about = (files / "job.yaml", "--run-id", "mine") if command == "launch" else ("mine",)
+    assert isthmus(command, *about, "--json").code == 0
+
+
+def test_a_run_that_was_given_back_meanwhile_is_none(
+    isthmus: Isthmus, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = a_folder(home, "mine")
+    launching = contextlib.ExitStack()
+    launching.enter_context(folder.being_launched())
+
+    def refused(_wait_s: float) -> None:
+        folder.give_back()
+        launching.close()
+
+    clock = SimpleNamespace(sleep=refused, monotonic=time.monotonic)
+    monkeypatch.setattr(run_reader, "time", clock)
+    done = isthmus("status", "mine", "--json")
+    assert done.envelope["error"]["code"] == "RUN_NOT_FOUND"
 
 
 def test_ctrl_c_detaches(

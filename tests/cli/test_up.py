@@ -16,6 +16,7 @@ from orchestrator.cli.command_errors import CommandError
 from orchestrator.launchers.standing import (
     COORDINATOR,
     FAILED,
+    LOG,
     RESTARTING,
     UP,
     Part,
@@ -97,7 +98,7 @@ def test_up_again_ends_with_the_keeper_that_it_waits_for(
 ) -> None:
     world = World(tmp_path, monkeypatch)
     world.write(Part())
-    (tmp_path / up.LOG).write_text("keeper: asked to end by signal 15\n")
+    (tmp_path / LOG).write_text("keeper: asked to end by signal 15\n")
     world.then = lambda: os.close(world.lock)
     with pytest.raises(CommandError, match="keeper: asked to end by signal 15"):
         world.wait()
