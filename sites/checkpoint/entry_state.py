@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from sites.checkpoint.entry_writer import (
     EntryWriter,
-    Part,
     Extent,
+    Part,
     Reports,
     Written,
     laid_out,
@@ -171,12 +171,16 @@ class EntryState:
             self._told_s = now_s
             self._reports.waiting()
 
-    def _whole_of(self, own: torch.Tensor | None, extent: Extent, holders: list[int]) -> torch.Tensor:
+    def _whole_of(
+        self, own: torch.Tensor | None, extent: Extent, holders: list[int]
+    ) -> torch.Tensor:
         """Return all of a tensor, which other ranks of the site hold where this one does not."""
         if len(holders) == dist.get_world_size():
             assert own is not None
             return whole_of(own)
-        whole = torch.empty(extent.shape, dtype=extent.dtype) if own is None else whole_of(own).cpu()
+        whole = (
+            torch.empty(extent.shape, dtype=extent.dtype) if own is None else whole_of(own).cpu()
+        )
         octets = as_bytes(whole)
         if octets.numel():
             dist.broadcast(octets, holders[0], group=self._group)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sites.gateway.config import StallLimits
-from sites.gateway.ranks.stall_watch import StallWatch, StalledRanks
+from sites.gateway.ranks.stall_watch import StalledRanks, StallWatch
 from sites.local.stack_files import stack_file
 from sites.node.rank_stacks import look_at
 from tests.fakes.waiting import wait_for
