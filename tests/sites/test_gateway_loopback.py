@@ -1,5 +1,6 @@
 """Several gateways over real gRPC with ranks over real sockets: sums, and what holds them up."""
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,40 @@ def test_a_gateway_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None
         for rank in (first, late, peer):
             assert rank.receive()["op"] == "reduced"
             rank.leave()
+
+
+def test_a_rank_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
+    """It has more results than its socket holds, as one that is stopped may."""
+    num_buckets = 600
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        deaf, other = (join(stack, member)[0] for member in members)
+        for rank in (deaf, other):
+            rank.share(0, 1)[:] = 1.0
+            for bucket in range(num_buckets):
+                rank.reduce(0, bucket, 1, 1.0, region=0)
+        [link] = members[1].gateway._links.all.values()
+        assert link.drain(time.monotonic() + 5.0), "its gateway does not take frames over"
+        for rank in (other, deaf):
+            told = {rank.receive()["bucket"] for _ in range(num_buckets)}
+            assert told == {*range(num_buckets)}
+            assert rank.regions[0].tolist() == [1.0]
+        leave(members, [[deaf], [other]])
+        for member in members:
+            assert member.end() is None
+
+
+def test_a_rank_that_does_not_read_hears_why_its_gateway_ends(tmp_path: Path) -> None:
+    num_buckets = 600
+    with gateways([gateway_config(tmp_path, PLANS["alone"], 0)]) as members, ExitStack() as stack:
+        rank = join(stack, members[0])[0]
+        rank.share(0, 1)[:] = 1.0
+        for bucket in range(num_buckets):
+            rank.reduce(0, bucket, 1, 1.0, region=0)
+        rank.send(op="dance")
+        assert members[0].gateway.wait_ended(DEADLINE_S)
+        told = [rank.receive() for _ in range(num_buckets + 1)]
+        assert [each["op"] for each in told] == ["reduced"] * num_buckets + ["failed"]
 
 
 def test_ranks_that_leave_early_have_joined(tmp_path: Path) -> None:

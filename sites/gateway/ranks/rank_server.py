@@ -7,9 +7,9 @@ import functools
 import logging
 import os
 import socket
-import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -47,12 +47,10 @@ from sites.local.regions import map_received
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 0.5
+_LAST_WORDS_S = 2.0
+"""A rank may take so long to read what was said before its connection ends."""
 _PATH_BYTES_MAX: Final = 107
 """The kernel's limit on a Unix socket's path."""
-
-
-_SEND_DEADLINE_S: Final = 10
-"""A rank that does not read for so long is stuck."""
 _DESCRIPTORS_MAX: Final = 4
 
 
@@ -62,9 +60,11 @@ class RankConnection:
     def __init__(self, accepted: socket.socket) -> None:
         self.regions: dict[int, Floats] = {}
         self._socket = accepted
-        self._send_lock = threading.Lock()
-        deadline = struct.pack("ll", _SEND_DEADLINE_S, 0)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, deadline)
+        self._sending = threading.Condition()
+        self._unsent: deque[bytes] = deque()
+        """What the socket had no room for: a message for each bucket that is back, and few more."""
+        self._sender: threading.Thread | None = None
+        """Sends that, if there is any."""
 
     def receive(self) -> FromRank | None:
         """Return the next message; None at the end. A region is mapped before it is returned.
@@ -108,13 +108,47 @@ class RankConnection:
         return region[message.offset : end]
 
     def send(self, message: FromGateway) -> None:
-        """Send a message; a rank that has gone, or does not read, is found out by its reader."""
+        """Send a message; a rank that has gone is found out by its reader.
+
+        Who calls receives frames, too. So nobody waits for a rank that does not read: it may be
+        stopped, and its socket holds some 150 results.
+        """
+        data = encode(message)
+        with self._sending:
+            if self._sender is None and self._is_sent(data, socket.MSG_DONTWAIT):
+                return
+            self._unsent.append(data)
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_rest, name="slow", daemon=True)
+                self._sender.start()
+
+    def wait_sent(self, timeout_s: float) -> None:
+        """Return when all is sent, or after so long."""
+        with self._sending:
+            self._sending.wait_for(lambda: self._sender is None, timeout_s)
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._sending:
+                if not self._unsent:
+                    self._sender = None
+                    self._sending.notify_all()
+                    return
+                data = self._unsent.popleft()
+            self._is_sent(data, 0)
+
+    def _is_sent(self, data: bytes, flags: int) -> bool:
+        """Send a message, or find that the rank has gone; False: there is no room for it now."""
         try:
-            with self._send_lock:
-                self._socket.send(encode(message), socket.MSG_NOSIGNAL)
+            self._socket.send(data, socket.MSG_NOSIGNAL | flags)
+        except BlockingIOError:
+            return False
         except OSError as error:
             _log.warning("a message to a rank was not taken: %s", error)
             self.shut()
+            with self._sending:
+                self._unsent.clear()
+        return True
 
     def shut(self, how: int = socket.SHUT_RDWR) -> None:
         """Make the waits at one end, or both, come to an end."""
@@ -123,6 +157,7 @@ class RankConnection:
 
     def close(self) -> None:
         """Release the socket; a region ends with the last view of it."""
+        self.wait_sent(_LAST_WORDS_S)
         self.shut()
         self._socket.close()
         self.regions.clear()
@@ -241,6 +276,9 @@ class LocalServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         Path(self._config.socket_path).unlink(missing_ok=True)
+        deadline_s = time.monotonic() + _LAST_WORDS_S
+        for connection in connections:
+            connection.wait_sent(max(0.0, deadline_s - time.monotonic()))
         # First only our direction: were something of the rank's left unread, it would see a reset
         # in place of the last message, which says why.
         for how in (socket.SHUT_WR, socket.SHUT_RDWR):
