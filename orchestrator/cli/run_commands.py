@@ -188,7 +188,7 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
         NoCheckpointError: the run keeps none.
     """
     from orchestrator.cli.checkpoint_choice import store_of
-    from protos.checkpoint.requests import is_written, request_checkpoint
+    from protos.checkpoint.requests import request_checkpoint, saved_step
 
     run = reader.get()
     store = store_of(run.run_id, home_folder(choice.home))
@@ -203,8 +203,8 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
         times_s.append(_RATE_S / (latest - before))  # one step's time says little of short ones
     step = request_checkpoint(store, latest, min(times_s, default=0.0))
     while time.monotonic() < deadline_s:
-        if is_written(store, step):
-            return f"checkpoint of step {step} in {store}"
+        if (found := saved_step(store, step, latest)) is not None:
+            return f"checkpoint of step {found} in {store}"
         if reader.get().state in TERMINAL:
             return "the run has ended"
         INTERRUPTION.check()

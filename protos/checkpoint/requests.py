@@ -68,6 +68,21 @@ def requested_step(store: str) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def saved_step(store: str, step: int, after: int) -> int | None:
+    """Return the step of the checkpoint that was asked for, once it is there; None: not yet.
+
+    Ranks heed the latest request only. So it may be that of another who has asked since.
+
+    Args:
+        store: the run's.
+        step: what `request_checkpoint` returned.
+        after: the latest step that was known then.
+    """
+    wanted = requested_step(store)
+    others = () if wanted is None or wanted <= after else (wanted,)
+    return next((each for each in (step, *others) if is_written(store, each)), None)
+
+
 def is_written(store: str, step: int) -> bool:
     """Return whether the checkpoint of a step is there, as far as its manifest says."""
     try:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from protos.checkpoint.requests import is_written, request_checkpoint, steps_ahead
+from protos.checkpoint.requests import request_checkpoint, saved_step, steps_ahead
 from protos.failure import one_line
 
 _LOOK_S = 0.2
@@ -57,7 +57,7 @@ async def save_before_end(
             why = f"that of step {step} was not written in time"
             while not ended.is_set():
                 try:
-                    if await _in_thread(is_written, store, step):
+                    if await _in_thread(saved_step, store, step, latest_step) is not None:
                         return ""
                 except OSError as error:  # the next look may do better
                     why = f"that of step {step} cannot be seen: {one_line(str(error))}"

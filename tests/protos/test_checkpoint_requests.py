@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from protos.checkpoint.manifest import MANIFEST, Manifest
 from protos.checkpoint.requests import (
     is_written,
     look_every_s,
     request_checkpoint,
     requested_step,
+    saved_step,
 )
+from protos.checkpoint.store import checkpoint_name
 
 
 @pytest.mark.parametrize(("step_s", "ahead"), [(0.1, 50), (60.0, 1), (0.0, 5000)])
@@ -22,6 +25,7 @@ def test_the_step_is_two_looks_and_what_is_told_late_ahead(
     assert step == 7 + 2 + ahead
     assert requested_step(store) == step
     assert not is_written(store, step)
+    assert saved_step(store, step, 7) is None
     assert look_every_s("s3://bucket/run") > look_every_s(store)
 
 
@@ -29,3 +33,14 @@ def test_the_step_is_two_looks_and_what_is_told_late_ahead(
 def test_what_is_no_request_asks_for_nothing(tmp_path: Path, written: bytes) -> None:
     (tmp_path / "request.json").write_bytes(written)
     assert requested_step(str(tmp_path)) is None
+
+
+def test_of_two_that_ask_both_have_what_the_later_one_asked_for(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    first, second = (request_checkpoint(store, latest, 0.1) for latest in (7, 9))
+    place = tmp_path / checkpoint_name(second)
+    place.mkdir()
+    manifest = Manifest(run="run", job="job", step=second, written_s=0.0, ranks={})
+    (place / MANIFEST).write_bytes(manifest.to_bytes())
+    assert [saved_step(store, first, 7), saved_step(store, second, 9)] == [second, second]
+    assert saved_step(store, first, second) is None, "it was there before it was asked for"

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from protos.checkpoint.requests import requested_step
+from protos.checkpoint.manifest import MANIFEST, Manifest
+from protos.checkpoint.requests import requested_step, steps_ahead
+from protos.checkpoint.store import checkpoint_name
 from sites.agent import last_checkpoint
 from sites.agent.last_checkpoint import save_before_end
+from tests.fakes.waiting import until
 
 DEADLINE_S = 30.0
 
@@ -54,7 +57,7 @@ def test_a_step_that_cannot_come_in_time_is_not_waited_for(
     within_s: float,
     comes: bool,
 ) -> None:
-    monkeypatch.setattr(last_checkpoint, "is_written", lambda *_: True)
+    monkeypatch.setattr(last_checkpoint, "saved_step", lambda *_: 1)
     place = f"{store}{tmp_path}/store"
     why_not = saved(place, step_s=step_s, within_s=within_s)
     assert (why_not == "") is comes, why_not
@@ -64,20 +67,42 @@ def test_a_step_that_cannot_come_in_time_is_not_waited_for(
 
 
 def test_a_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[bool | OSError] = [False, OSError("slow down"), True]
+    answers: list[int | OSError | None] = [None, OSError("slow down"), 1]
     looks = iter(answers)
 
-    def look(store: str, step: int) -> bool:
+    def look(store: str, step: int, after: int) -> int | None:
         assert step == requested_step(store)
         found = next(looks)
         if isinstance(found, OSError):
             raise found
         return found
 
-    monkeypatch.setattr(last_checkpoint, "is_written", look)
+    monkeypatch.setattr(last_checkpoint, "saved_step", look)
     monkeypatch.setattr(last_checkpoint, "_LOOK_S", 0.0)
     assert saved(tmp_path) == ""
     assert list(looks) == []
+
+
+def test_sites_that_end_together_have_the_checkpoint_of_the_last_to_ask(tmp_path: Path) -> None:
+    """As `isthmus down` ends them: each knows other steps, and ranks heed the latest request."""
+    store = tmp_path / "store"
+
+    async def asked(latest_step: int) -> tuple[asyncio.Task[str], int]:
+        step = latest_step + steps_ahead(str(store), 0.5)
+        saving = save_before_end(str(store), latest_step, [0.5], DEADLINE_S, asyncio.Event())
+        task = asyncio.create_task(saving)
+        await until(lambda: requested_step(str(store)) == step)
+        return task, step
+
+    async def story() -> list[str]:
+        (one, _), (other, step) = await asked(100), await asked(101)
+        place = store / checkpoint_name(step)
+        place.mkdir()
+        manifest = Manifest(run="run", job="job", step=step, written_s=0.0, ranks={})
+        (place / MANIFEST).write_bytes(manifest.to_bytes())
+        return [await one, await other]
+
+    assert asyncio.run(story()) == ["", ""]
 
 
 def test_a_run_that_is_over_is_not_waited_for(tmp_path: Path) -> None:
@@ -94,7 +119,7 @@ def test_a_store_that_refuses_ends_no_agent(
     assert saved(tmp_path) == "none can be asked for: expired token"
 
 
-@pytest.mark.parametrize("call", ["request_checkpoint", "is_written"])
+@pytest.mark.parametrize("call", ["request_checkpoint", "saved_step"])
 def test_a_store_that_hangs_holds_up_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
