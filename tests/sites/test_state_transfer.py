@@ -21,8 +21,9 @@ from orchestrator.emulator.emulator_config import RelayEndpoint
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.wan_fixture import Wan
 from protos.errors import PeerLostError, RemoteProtocolError, StaleGenerationError
-from protos.exchange.v1 import state_pb2
+from protos.exchange.v1 import state_pb2, state_pb2_grpc
 from sites.gateway.links.peer_server import Context, abort, session_of
+from sites.gateway.links.transport import SESSION_KEY
 from sites.gateway.links.wire_loop import WireLoop
 from sites.gateway.transfer import state_fetch
 from sites.gateway.transfer.state_fetch import Donor, PieceBook, StateFetch
@@ -168,6 +169,36 @@ def test_no_more_of_a_link_is_taken_than_may_be(tmp_path: Path, served: Served) 
     begun_s = time.monotonic()
     fetch(tmp_path / "b", donor(port)).run()
     assert time.monotonic() - begun_s >= 12 / 40, "the first piece leaves at once"
+
+
+@pytest.mark.slow
+def test_who_may_take_little_of_a_link_is_not_taken_for_silent(
+    tmp_path: Path, served: Served
+) -> None:
+    make_state(tmp_path / "a", 9 * MIB, objects=bytes(5 * MIB))
+    port = served.serve(tmp_path / "a", {"b": PIECE_BYTES / 1.6})
+    taking = fetch(tmp_path / "b", donor(port), timeout_s=1.2)
+    taking.run()
+    assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
+    assert taking.num_again == 0
+
+
+@pytest.mark.slow
+def test_who_does_not_wait_for_a_piece_takes_no_turn(tmp_path: Path, served: Served) -> None:
+    make_state(tmp_path / "a", 9 * MIB)
+    port = served.serve(tmp_path / "a", {"b": PIECE_BYTES / 1.0})
+    channel, session = donor(port).connect()
+    with channel:
+        read = state_pb2_grpc.StateStub(channel).Read
+        request = state_pb2.ReadRequest(epoch=EPOCH, path=TENSORS)
+        metadata = ((SESSION_KEY, session),)
+        assert read(request, timeout=WITHIN_S, metadata=metadata).data
+        for _ in range(30):
+            with pytest.raises(grpc.RpcError):
+                read(request, timeout=0.01, metadata=metadata)
+    begun_s = time.monotonic()
+    fetch(tmp_path / "b", donor(port)).run()
+    assert time.monotonic() - begun_s < 15.0, "four pieces, a second each"
 
 
 def test_who_has_another_state_or_none_is_passed_over(tmp_path: Path, served: Served) -> None:

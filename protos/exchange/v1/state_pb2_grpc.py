@@ -57,7 +57,8 @@ class StateServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """One piece of one of its files.
+        """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
+        again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,9 @@ class StateStub:
         protos.exchange.v1.state_pb2.ReadRequest,
         protos.exchange.v1.state_pb2.ReadResponse,
     ]
-    """One piece of one of its files."""
+    """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
+    again.
+    """
 
 class StateAsyncStub:
     Index: grpc.aio.UnaryUnaryMultiCallable[
@@ -46,7 +48,9 @@ class StateAsyncStub:
         protos.exchange.v1.state_pb2.ReadRequest,
         protos.exchange.v1.state_pb2.ReadResponse,
     ]
-    """One piece of one of its files."""
+    """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
+    again.
+    """
 
 class StateServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -63,6 +67,8 @@ class StateServicer(metaclass=abc.ABCMeta):
         request: protos.exchange.v1.state_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> typing.Union[protos.exchange.v1.state_pb2.ReadResponse, collections.abc.Awaitable[protos.exchange.v1.state_pb2.ReadResponse]]:
-        """One piece of one of its files."""
+        """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
+        again.
+        """
 
 def add_StateServicer_to_server(servicer: StateServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -43,6 +43,8 @@ _ANSWER_S: Final = 60.0
 """An answer that takes longer is asked for again."""
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
+_TURN_S: Final = 0.5
+"""After so long it is asked again whose turn has not come."""
 _DAMAGED_MAX: Final = 3
 """Whoever sends more damaged pieces has another state, and is not asked again."""
 
@@ -268,7 +270,7 @@ class StateFetch:
     def _take_objects(self, connection: _Connection, index: Index) -> None:
         with (self._folder / OBJECTS).open("wb") as file:
             for piece in range(num_pieces(index.num_bytes[OBJECTS])):
-                file.write(connection.read(self._epoch, OBJECTS, piece, index))
+                file.write(self._read(connection, OBJECTS, piece, index))
                 self._note_come(0)
         self._note_come(index.num_bytes[OBJECTS])
 
@@ -280,7 +282,7 @@ class StateFetch:
             while num_damaged <= _DAMAGED_MAX and (piece := self._book.take()) is not None:
                 try:
                     connection = connection or _Connection(donor, stack)
-                    data = connection.read(self._epoch, TENSORS, piece, index)
+                    data = self._read(connection, TENSORS, piece, index)
                     os.pwrite(file.fileno(), data, piece * PIECE_BYTES)
                 except OSError as error:
                     self._problem = error
@@ -300,6 +302,22 @@ class StateFetch:
                 again_s = _AGAIN_S
                 self._note_come(len(data))
                 self._book.note_done()
+
+    def _read(self, connection: _Connection, path: str, piece: int, index: Index) -> bytes:
+        """Return a piece; as long as a donor says that it is not the turn of this site, wait.
+
+        Raises:
+            grpc.RpcError: it did not come.
+            RemoteProtocolError: it is not what the index says.
+        """
+        while True:
+            try:
+                return connection.read(self._epoch, path, piece, index)
+            except grpc.RpcError as error:
+                is_early = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                if not is_early or self._ended.wait(_TURN_S):
+                    raise
+                self._note_come(0)
 
 
 class _Connection:

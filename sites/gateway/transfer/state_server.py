@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 
@@ -17,6 +18,10 @@ from protos.exchange.v1 import state_pb2, state_pb2_grpc
 from sites.gateway.links.peer_server import Context, abort
 from sites.local.entry_folder import INDEX, OBJECTS, PIECE_BYTES, TENSORS, entry_folder
 from sites.local.rank_messages import StateProgress
+
+_TURN_S: Final = 0.5
+"""Whoever would wait longer for its turn is told to ask again: then it knows that it is heard, and
+nobody who has gone takes a turn."""
 
 SiteOf = Callable[[Context], Awaitable[str]]
 """Names the site that calls, or aborts."""
@@ -86,11 +91,20 @@ class StateServer(state_pb2_grpc.StateServicer):
     ) -> state_pb2.ReadResponse:
         """Give one piece of a file."""
         site = await self._site_of(context)
+        now_s = time.monotonic()
+        turn_s = max(now_s, self._free_s.get(site, 0.0))
+        if turn_s > now_s + _TURN_S:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"its turn comes in {turn_s - now_s:.1f} s"
+            )
+        bytes_per_s = self._bytes_per_s.get(site, math.inf)
+        self._free_s[site] = turn_s + PIECE_BYTES / bytes_per_s
+        await asyncio.sleep(turn_s - now_s)
         try:
             data = await asyncio.to_thread(self._read, request)
         except IsthmusError as error:
             await abort(context, error)
-        await self._wait_turn(site, len(data))
+        self._free_s[site] -= (PIECE_BYTES - len(data)) / bytes_per_s
         return state_pb2.ReadResponse(data=data)
 
     def _read(self, request: state_pb2.ReadRequest) -> bytes:
@@ -113,9 +127,3 @@ class StateServer(state_pb2_grpc.StateServicer):
                 f"epoch {request.epoch}: {request.path!r} has no piece {request.piece} here"
             )
         return data
-
-    async def _wait_turn(self, site: str, num_bytes: int) -> None:
-        now_s = time.monotonic()
-        turn_s = max(now_s, self._free_s.get(site, 0.0))
-        self._free_s[site] = turn_s + num_bytes / self._bytes_per_s.get(site, float("inf"))
-        await asyncio.sleep(turn_s - now_s)
