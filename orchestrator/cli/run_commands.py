@@ -198,6 +198,8 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
     time.sleep(_RATE_S)
     run = reader.get()
     latest = _latest_step(run)
+    if latest == 0:
+        return "no checkpoint: the run has taken no step, as far as is known"
     times_s = [site.latest[metrics.STEP_S] for site in run.sites if metrics.STEP_S in site.latest]
     if latest > before:
         times_s.append(_RATE_S / (latest - before))  # one step's time says little of short ones

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.client import run_reader
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import run_folders
+from protos.checkpoint.requests import requested_step
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce
@@ -182,6 +183,25 @@ def test_a_run_that_was_given_back_meanwhile_is_none(
     monkeypatch.setattr(run_reader, "time", clock)
     done = isthmus("status", "mine", "--json")
     assert done.envelope["error"]["code"] == "RUN_NOT_FOUND"
+
+
+def test_a_run_that_has_taken_no_step_is_cancelled_without_a_checkpoint(
+    isthmus: Isthmus, home: Path, scripted: ScriptedCoordinator, address: str, tmp_path: Path
+) -> None:
+    run = a_run("QUEUED", "mine")
+    for site in run.sites:
+        site.step = 0
+        site.latest.clear()
+    scripted.runs.append(run)
+    folder = a_folder(home, "mine")
+    folder.remember_remote(address)
+    folder.remember_checkpoints(str(tmp_path / "store"), None)
+    begun_s = time.monotonic()
+    done = isthmus("cancel", "mine", "--checkpoint", "--timeout", "1min")
+    assert done.code == 0
+    assert "no checkpoint: the run has taken no step" in done.err
+    assert time.monotonic() - begun_s < 60.0
+    assert requested_step(str(tmp_path / "store")) is None
 
 
 def test_ctrl_c_detaches(
