@@ -118,7 +118,7 @@ class StateConflictError(IsthmusError):
 
 
 class NotFoundError(IsthmusError):
-    """No such run."""
+    """There is no such run, benchmark or state."""
 
     code = "RUN_NOT_FOUND"
 

@@ -35,7 +35,7 @@ TOKEN_CHARS: Final = 8192
 
 
 class BadTokenError(IsthmusError):
-    """A join token is none, or is for something else, or what came for it cannot be opened."""
+    """A text is no join token, a token is for another site, or its answer cannot be opened."""
 
     code = "BAD_CERTIFICATE"
 

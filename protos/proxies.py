@@ -22,7 +22,7 @@ _URL = re.compile(r"http://([^\s/@]+@)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@]+):[0-9]{
 
 
 class ProxyError(IsthmusError):
-    """The environment names a proxy that is none."""
+    """The environment's proxy is not written as http://HOST:PORT."""
 
     code = "INVALID_CONFIG"
 

@@ -20,7 +20,7 @@ LEAVE_S = 15.0
 
 
 class SaveTimeError(IsthmusError):
-    """The environment says nothing that is a time."""
+    """ISTHMUS_SAVE_WITHIN is not a number of seconds."""
 
     code = "INVALID_CONFIG"
 
@@ -29,7 +29,7 @@ def save_within_s(environment: Mapping[str, str], default_s: float = SAVE_WITHIN
     """Return within how many seconds after SIGTERM the last checkpoint has to be written.
 
     Raises:
-        SaveTimeError: the environment says nothing that makes sense.
+        SaveTimeError: ISTHMUS_SAVE_WITHIN is there, and is not a number of seconds.
     """
     given = environment.get(SAVE_WITHIN, "")
     if not given:

@@ -3,10 +3,10 @@
 Pure: gateways open them, predictions count with them.
 
 One connection has no more on the way than its sender's buffer holds, so a link takes as many as its
-bandwidth times round trip needs; and two where that is wide enough for both: while one waits for a
-lost packet, the other carries on. On a narrow link two only crowd each other out: with CUBIC at
-10 Mbit/s and 40 ms they take 1.3 times as long as one, at 30 Mbit/s 1.13, at 100 Mbit/s the same
-(scripts/bench_gateways.py).
+bandwidth times round trip needs. It takes at least two where it is wide enough for both: while one
+waits for a lost packet, the other carries on. On a narrow link two only crowd each other out. With
+CUBIC and 40 ms two take 1.3 times as long as one at 10 Mbit/s, 1.13 times at 30 Mbit/s, and as long
+as one at 100 Mbit/s (scripts/bench_gateways.py).
 """
 
 from __future__ import annotations

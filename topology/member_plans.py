@@ -1,11 +1,11 @@
 """The reduction of an epoch: trees over the members of a run, around links that are dead. Pure.
 
-It is simple and found at once, for ranks wait for it: a gather of two sites, or of all where the
-run began with one; else the star or the tree whose slowest link is fastest. Who plans again while a
-run goes on may find a better one later.
+It is simple and found at once, for ranks wait for it. Two sites gather, and so do all where the run
+began with a gather. Else it is the star, or the tree, whose slowest link is fastest. Planning again
+while the run goes on may find a better one later.
 
 Every chunk keeps the codec that it had when the run began, for ranks that encode were told then.
-Where trees have different ones, the tree that was found takes the place of each.
+Where trees have different codecs, the tree that was found takes the place of each.
 """
 
 from __future__ import annotations

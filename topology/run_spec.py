@@ -7,8 +7,8 @@ they need neither YAML nor a planner, and sites cannot come to different plans.
 Versions. A site may run an older or a newer build than the coordinator. A reader gives a field that
 is missing its default, and skips a field that it does not know, unless the writer lists it under
 `required`: then it refuses the run by the field's name. A new field whose value changes what sites
-must do alike is declared with `metadata=REQUIRED` (topology.json_fields); it is listed where it
-differs from its default, so that runs which do not use it still reach older sites.
+must do alike is declared with `metadata=REQUIRED` (topology.json_fields). The writer lists it only
+where it differs from its default, so runs that do not use it still reach older sites.
 """
 
 from __future__ import annotations

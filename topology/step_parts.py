@@ -1,9 +1,10 @@
 """The parts of a step's time, measured by a rank or simulated. Pure.
 
-After the last bucket has been handed over, backward has nothing left to compute: until the last
-bucket's result is back, communication is exposed. In this window, the time in which at least one
-bucket was with the gateway was spent crossing the WAN, or, as far as the gateway says that
-peers were late, waiting for them; what remains are collectives inside the site.
+After the last bucket has been handed over, backward has nothing left to compute. From then until
+the last bucket's result is back, communication is exposed. This window has three parts. As far as
+the gateway says that peers were late, the rank waited for them. The rest of the time in which at
+least one bucket was with the gateway, gradients crossed the WAN. What remains are collectives
+inside the site.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,10 +1,9 @@
 """Every timeout of a run, derived from the figures that a user sets.
 
 With D = failure.detect_within: the fractions keep three heartbeats inside a lease and a dead path
-noticed by keepalive before the lease ends. What ranks wait is longer than failure.ride_out and
-failure.coordinator_within, the longest that a run waits for its sites to reach each other and for
-its coordinator, so that the layer which knows the cause speaks first. What hangs is found by
-failure.stall_within.
+noticed by keepalive before the lease ends. A run waits at most failure.ride_out for its sites to
+reach each other, and failure.coordinator_within for its coordinator. Ranks wait longer than both,
+so that the layer which knows the cause speaks first. What hangs is found by failure.stall_within.
 """
 
 from __future__ import annotations

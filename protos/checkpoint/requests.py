@@ -56,7 +56,7 @@ def request_checkpoint(store: str, latest_step: int, shortest_step_s: float) -> 
 
 
 def requested_step(store: str) -> int | None:
-    """Return the step that was asked for last; None: none was, or nobody can tell."""
+    """Return the step of the latest request; None: there is no request, or none can be read."""
     try:
         with opened(store) as (files, root):
             files.invalidate_cache()

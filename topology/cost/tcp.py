@@ -1,7 +1,7 @@
 """The rate of TCP connections over long distances. Pure.
 
-What one connection sends in the steady state. p is the loss probability of a packet, R the round
-trip, S the payload of a packet; windows W are in packets, and the rate is W S / R:
+This is what one connection sends in the steady state. p is the loss probability of a packet, R the
+round trip and S the payload of a packet. Windows W are in packets, and the rate is W S / R:
 
     Reno, Mathis et al. 1997     W = C / sqrt(p), C = 1.2 (RFC 8312, eq. 5)
     CUBIC, RFC 8312, eq. 6       W = 1.054 (R / p)^(3/4), never less than Reno

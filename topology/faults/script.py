@@ -8,11 +8,11 @@ script gives as a range depends only on the seed and on the fault's place in the
 means the same times on every machine, and a fault added at the end moves none before it.
 
 **What overlapping faults mean.** At any time a link has a list of faults that have begun and not
-ended, in the order in which they began (of two at the same microsecond, in the order of the
-script). The link is cut if any of them cuts it. Each of its figures is the one that the last of
-them gives, else the configured one. A `for` takes its fault off the list, which undoes what it did
-and leaves what the others do; `heal` empties the list. `expand` returns the differences: whenever a
-link changes, its whole new state. At one instant, ends come before beginnings.
+ended, in the order in which they began. Faults of one microsecond stand in the order of the script.
+The link is cut if any of them cuts it. Each of its figures is the one that the last of them gives,
+else the configured one. A `for` takes its fault off the list, which undoes what it did and leaves
+what the others do; `heal` empties the list. `expand` returns the differences: whenever a link
+changes, its whole new state. At one instant, ends come before beginnings.
 """
 
 from __future__ import annotations

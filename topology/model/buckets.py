@@ -2,8 +2,8 @@
 
 Pure.
 
-DDP goes through the parameters in the reverse of their order, which is that in which backward makes
-their gradients, and closes a bucket once it holds as many bytes as it may, or more
+DDP goes through the parameters in the reverse of their order, for backward makes their gradients in
+that order. It closes a bucket once it holds as many bytes as it may, or more
 (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size). A bucket leaves when
 its last gradient is there.
 """

@@ -3,8 +3,9 @@
 Pure. The coordinator decides this once for a run, and every site reads the result
 (topology/run_decisions.py).
 
-`auto` compares, by topology.model.tree_times, on what a step brings (the gradient of the model
-that ships; of a script of the user's own, whose model is not known, JUDGED_BYTES):
+`auto` compares, by topology.model.tree_times, how long a step's gradients take along each of the
+reductions below. It counts the gradients of the model that ships, and JUDGED_BYTES for a user's own
+script, whose model is not known.
 
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;

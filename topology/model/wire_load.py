@@ -87,9 +87,9 @@ _RESULT_ROUND_TRIPS = 3
 def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
     """Return the size of a plan's chunks, in float32 bytes: at all sites, and in predictions.
 
-    Each link that the plan uses asks for a size of its own, with the codec of each tree. Their mean
-    on a scale of powers of two counts a link by the time that it is busy: a narrow one that carries
-    little does not have all others' chunks as small as it would like its own.
+    Each link that the plan uses asks for a size of its own, with the codec of each tree. The plan
+    has their mean, on a scale of powers of two, in which a link counts by the time that it is busy.
+    So a narrow link that carries little does not make all other links' chunks small.
     """
     exchange = job.exchange
     if exchange.is_cut:

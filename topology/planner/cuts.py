@@ -6,9 +6,9 @@ What is left after tensor, pipeline and context is data. Stages may differ by a 
 come without a pipeline only: cut gradients or parameters would cross the fabric again for every
 micro-batch.
 
-Of the timings with a number of sequences, one that is no better than another in anything that a
-step of several sites depends on (topology/model/site_timing.py) is no part of a best plan, whatever
-the links are, and is left out.
+Timings with the same number of sequences are compared in all that a step of several sites depends
+on (topology/model/site_timing.py). One that is better than another in nothing of it is no part of a
+best plan, whatever the links are, and is left out.
 """
 
 from __future__ import annotations

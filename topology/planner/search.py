@@ -1,10 +1,10 @@
 """The search for the best plan, for the shipped trainer and for models that jobs describe.
 
-Sets of sites begin with those that near or wide links join, and are followed as far as sites that
-join or leave make a guess better: one by one, and of few sites two at once. For the most promising
-sets, the reductions of the menu are tried with each codec. Then one local search changes what a
-plan decides, one thing at a time: sequences, sizes, codecs, trees and their weights. The step model
-says what helps.
+The first sets of sites are those that near or wide links join. From each, sites are added or left
+out as long as that makes a guess better: one at a time, or two where there are few sites. For the
+most promising sets, the reductions of the menu are tried with each codec. Then one local search
+changes what a plan decides, one thing at a time: sequences, sizes, codecs, trees and their weights.
+The step model says what helps.
 
 The simulator decides between the best few. It looks at the best of each number of trees first: the
 step model errs alike for plans that are alike. The local search then goes on by its word for a few

@@ -6,9 +6,9 @@
 - Outages: sites fail at random, the run stops, and goes on from its last checkpoint.
 - Rounds of local steps: DiLoCo and Streaming DiLoCo (Douillard et al., arXiv 2311.08105 and
   2501.18512). Sites train by themselves for H steps and exchange how far their parameters have
-  moved. Each of P fragments is sent once a round, evenly spread over it, at the end of a step; a
-  site does not begin its step tau + 1 after that one before the result is there. DiLoCo itself is
-  P = 1, tau = 0.
+  moved. Each of P fragments is sent once a round, at the end of a step; these steps are evenly
+  spread over the round. A site begins step tau + 1 after that one only once the result is there.
+  DiLoCo itself is P = 1, tau = 0.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
 """A YAML text as plain values, each with its place, so that mistakes can be located.
 
-What a plain (unquoted) YAML scalar means: numbers, true and false, nothing, else text.
+A plain (unquoted) scalar is a number, true or false, nothing, or else a text.
 
 YAML 1.1, which PyYAML implements, reads `no` as false, `12:30:45` as 45045, `010` as 8 and `1e3` as
 a text. Here a scalar is what it looks like (YAML 1.2's core schema, decimal numbers only): `no`,
 `12:30:45` and `0x10` are texts, `1e3` is a number, and `010`, which looks like two things, is
 refused.
 
-YAML text to a Document.
+PyYAML composes the nodes, which carry their marks; the conversion of nodes to values is our own.
+PyYAML's loaders do some things in silence: they keep the last of two equal keys, read `no` as
+false, merge, and build tagged objects. Here each of these is reported instead.
 
-PyYAML composes the nodes, which carry their marks; the conversion to values is our own, so that
-what its loaders do in silence (keep the last of two equal keys, read `no` as false, merge, build
-tagged objects) is reported instead.
-
-`--set path=value`: a value put into a document before it is checked.
+`--set path=value` puts a value into a document before it is checked.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ its rate: sum of x_T over T with e in T <= c_e. A chunk crosses each edge of its
 once down, so c_e is the rate of the slower direction, and the root does not matter. The sum is the
 rate at which sums of all sites can be formed; x_T divided by it is the share of the chunks that T
 takes. Where links have codecs of their own, a chunk of T has l_T bytes on each of its edges, those
-of the smallest of its edges' codecs: sum of l_T x_T <= c_e. Otherwise all l_T are 1. (By
-Nash-Williams and Tutte it equals the least, over all ways to part the sites into k groups, of the
-rate between groups divided by k - 1: that is what binds.)
+of the smallest of its edges' codecs: sum of l_T x_T <= c_e. Otherwise all l_T are 1, and
+Nash-Williams and Tutte say what binds. Part the sites into k groups, and divide the rate between
+the groups by k - 1: the sum of x_T is the least of this over all ways to do so.
 
-There are n^(n-2) trees, so they are made as they are needed: the next one is the tree that is
-cheapest at the current prices of the edges, l_T times their sum: a minimum spanning tree, or that
-with an edge whose codec is smaller. It ends when no tree costs less than 1: the prices then prove
-that no packing is better (`generated`).
+There are n^(n-2) trees, so they are made as they are needed. The next one is the cheapest at the
+current prices of the edges. A tree costs l_T times the sum of these, so it is a minimum spanning
+tree, or the one with an edge whose codec is smaller. The search ends when no tree costs less than
+1: the prices then prove that no packing is better (`generated`).
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ WEIGHT_MAX = 100
 class Tree:
     """A rooted tree over the members, by their indices among all sites of the run.
 
-    Contributions travel from `parent`'s keys to its values, and are summed at each site in
-    ascending order of the senders' indices, with the site's own in its place; the result is
-    encoded once at the root and its bytes are passed down unchanged: along the same edges turned
-    around, or along those of `down`.
+    Contributions travel from `parent`'s keys to its values. Each site sums them in ascending order
+    of the senders' indices, with its own in its place. The root encodes the result once, and its
+    bytes are passed down unchanged: along the same edges turned around, or along those of `down`.
     """
 
     root: int

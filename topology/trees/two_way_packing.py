@@ -2,9 +2,9 @@
 
 There a chunk's result had better come back another way than the sum went. So each tree has a way
 up, along which sums go to its root, and a way down, along which the result goes from it. The linear
-program is that of topology.trees.packing, over directed links: maximise the sum of x_T over all
-pairs T of a way up and a way down with the same root, so that the trees over each directed link
-carry no more than its rate. A link that a tree uses up and down counts twice.
+program is that of topology.trees.packing, over directed links. T is a pair of a way up and a way
+down with the same root. Maximise the sum of x_T over all such pairs, so that those over each
+directed link carry no more than its rate. A link that a tree uses up and down counts twice.
 
 The next trees are again the cheapest at the links' current prices, one for each root. The cheapest
 way down is a minimum arborescence (Edmonds, Optimum branchings, 1967); the cheapest way up is one
