@@ -48,7 +48,7 @@ def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
 
 
 class PlainProgress:
-    """A line at each change of state, and otherwise one at most each PLAIN_EVERY_S."""
+    """Prints a line when a run's state changes, and otherwise at most one each PLAIN_EVERY_S."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

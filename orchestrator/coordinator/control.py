@@ -59,7 +59,7 @@ class UnreadableRunError(IsthmusError):
 
 
 class Control:
-    """Used from one event loop. `run` has to be running for leases and deadlines to count."""
+    """A coordinator's state, for one event loop. Leases and deadlines count while `run` runs."""
 
     def __init__(
         self,

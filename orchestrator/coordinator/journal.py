@@ -187,7 +187,7 @@ class JournalReader:
 
 
 class Journal(JournalReader):
-    """The one writer. Every call has reached the disk when it returns."""
+    """The one writer of a journal. What a call writes is on the disk when it returns."""
 
     def __init__(self, folder: Path) -> None:
         """Lock the folder, which is made if need be, and open or create its journal.

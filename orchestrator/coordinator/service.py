@@ -63,7 +63,7 @@ class AddressInUseError(IsthmusError):
 
 
 class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
-    """Translates. Whoever makes it also runs `Control.run`."""
+    """Translates the wire's calls to `Control`. Whoever makes it also runs `Control.run`."""
 
     def __init__(self, control: Control) -> None:
         self._control = control

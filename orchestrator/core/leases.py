@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Leases:
-    """Pure: times are arguments."""
+    """The time since each site was last heard. Pure: times are arguments."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s

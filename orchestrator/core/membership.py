@@ -17,10 +17,11 @@ nobody waits for it. Once it says that it is level, it enters: rounds count its 
 that all ranks have agreed on. Where chunks have to be done again while it follows, it has to begin
 anew, for it may have had other results; unless nobody else is left.
 
-A failure while sites settle begins a new proposal. A change that nobody needs (other trees, a site
-that joins, or that the operator drops) waits until nothing is wrong, stops nothing, and can be
-cancelled: it begins with a round that no site has begun. A site that is dropped *leaves*: it takes
-part in the rounds before, and ends. If it does not get so far, it is lost like any other.
+A failure while sites settle begins a new proposal. Some changes are not urgent: other trees, a site
+that joins, or one that the operator drops. Such a change waits until nothing is wrong, and stops
+nothing, for it begins with a round that no site has begun. It can be cancelled. A site that is
+dropped *leaves*: it takes part in the rounds before, and ends. If it does not get so far, it is
+lost like any other.
 
 A site is dead when its agent says that its processes have ended, when its agent's session is gone
 and others say that its gateways are, or when its lease has ended. A link is dead when both its ends
@@ -273,7 +274,7 @@ class LoseSite:
 
 @dataclass(frozen=True, slots=True)
 class EndChange:
-    """What came of a change that was wanted."""
+    """Tell what came of a change that was wanted: an epoch, or why there is none."""
 
     change: Change
     epoch: Epoch | None

@@ -52,7 +52,7 @@ class _Step:
 
 
 class DigestComparison:
-    """Pure: hashes in, at most one difference out."""
+    """Compares the hashes of all ranks. Pure: hashes in, at most one difference out."""
 
     def __init__(self, ranks_per_site: Mapping[str, int]) -> None:
         self._all_ranks = dict(ranks_per_site)

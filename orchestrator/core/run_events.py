@@ -11,7 +11,7 @@ from protos.failure import Failure
 
 
 class RunState(StrEnum):
-    """RUN_STATE_ of protos/control/v1/control.proto."""
+    """How far a run has got: RUN_STATE_ of protos/control/v1/control.proto."""
 
     QUEUED = "QUEUED"
     FORMING = "FORMING"
@@ -28,7 +28,7 @@ class RunState(StrEnum):
 
 
 class SiteState(StrEnum):
-    """SITE_STATE_ of protos/control/v1/control.proto, in the order in which a site comes up."""
+    """How far a site has got, in this order: SITE_STATE_ of protos/control/v1/control.proto."""
 
     ABSENT = "ABSENT"
     JOINED = "JOINED"

@@ -3,10 +3,11 @@
 A site that fails once all are running is lost, and the run goes on without it, as long as enough
 are left: orchestrator/core/membership.py decides that, and tells this machine.
 
-- FORMING: Prepare goes to all once every site has an agent; Start goes to all once all are
-  prepared. Where the WAN is emulated, namespaces are opened before Prepare, or else a relay after.
-- ACTIVE: all sites are running, but for those that are lost, or that the run did not begin with
-  and nobody has added yet.
+- FORMING: Prepare goes to all sites once each has an agent. Start goes to all once all are
+  prepared. Where the WAN is emulated by packets, its namespaces are opened before Prepare; a relay
+  is opened after it.
+- ACTIVE: all sites are running, except those that are lost, and those that the run did not begin
+  with and nobody has added yet.
 - STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
   cancelled the run. Stop went to every site that was told to prepare.
 - SUCCEEDED: every site that was not lost ended by itself, well. FAILED. CANCELLED.
@@ -142,7 +143,7 @@ def _kind_of(site: str, reason: str) -> tuple[str, str]:
 
 
 class RunMachine:
-    """Pure: events in, actions out. Messages of other generations never come here."""
+    """Leads one run to its end. Pure; messages of other generations never come here."""
 
     def __init__(
         self,

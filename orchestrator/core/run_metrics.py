@@ -54,7 +54,7 @@ class _OpenStep:
 
 
 class RunMetrics:
-    """Pure: metrics in, figures out."""
+    """All that a run has measured. Pure: metrics in, figures out."""
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.sites = {site: SiteMetrics() for site in sites}

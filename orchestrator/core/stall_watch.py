@@ -27,7 +27,7 @@ class AbsentRank:
 
 
 class StallWatch:
-    """Pure. What a site says replaces what it said before."""
+    """Names the ranks that hang. Pure; what a site says replaces what it said before."""
 
     def __init__(self) -> None:
         self._absent: dict[str, Sequence[AbsentRank]] = {}

@@ -1,14 +1,14 @@
 """How a directed link shapes traffic: its figures, its losses, and the relay's transmitter.
 
 All is pure arithmetic; the time is an argument. A link is a queue, a transmitter and a delay line,
-shared by all connections that cross it. The transmitter is a clock that says when it will be free:
-bytes that arrive start at once or when it is free, whichever is later, take bytes/rate to leave,
-and arrive one delay after that. So four connections get one link's rate between them, in the order
+shared by all connections that cross it. The transmitter is a clock that says when it will be free.
+Bytes that come start at once, or when it is free if that is later. They take bytes/rate to leave,
+and arrive one delay after that. So four connections share one link's rate, in the order in which
 they came.
 
-The queue is short on purpose. It must only bridge the time until a waiting sender is read
-again, because what is in flight on the delay line is not in the queue; a longer one would add
-nothing but latency under load.
+The queue is short on purpose. What is in flight on the delay line is not in the queue. So the queue
+must only bridge the time until a waiting sender is read again. A longer one would add nothing but
+latency under load.
 
 **Which packets are lost** is drawn without replacement from shuffled decks. With independent draws
 the number of losses in 10^5 packets at p = 0.1 % has a standard deviation of 10 %, so that one seed
@@ -18,8 +18,8 @@ therefore has p*n losses, give or take 5, for every seed. What is missing are th
 bursts of independent losses.
 
 **What the relay makes of a loss.** The bytes of each connection are cut into packets of
-`PACKET_BYTES`. A lost one takes its share of the rate a second time, and arrives one RTT late, as
-after a fast retransmission; everything behind it on its connection waits for it, while other
+`PACKET_BYTES`. A lost packet takes its share of the rate a second time, and arrives one RTT late,
+as after a fast retransmission. Everything behind it on its connection waits for it, while other
 connections go on. There is no congestion control: a connection does not slow down after a loss,
 retransmissions are not lost again, and a loss at the end of a burst costs no retransmission
 timeout. Where that matters, the kernel's own TCP across the packet emulator shows it.

@@ -8,8 +8,8 @@ this machine does not allow it.
 
 One thread and one loop carry the packets. In a turn it reads at most `FRAMES_PER_TURN` of a device
 before it looks at what is due, so no site can keep another waiting. There is one turn each
-`TURN_S`, on average: a turn is a wake-up that takes a core from a site's processes, and where
-twelve busy links share two cores, as many turns as packets cost the sites a seventh of their speed.
+`TURN_S`, on average, because a turn is a wake-up that takes a core from a site's processes. Where
+twelve busy links share two cores, a turn for every packet costs the sites a seventh of their speed.
 """
 
 from __future__ import annotations

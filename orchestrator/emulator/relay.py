@@ -9,9 +9,9 @@ does, so with its parent too.
 
 The relay ends TCP on both sides, so it cannot show TCP's own behaviour on a long path: slow start,
 congestion control and retransmission, window limits. What it makes of loss is said in
-link_shape.py, of a cut and of a half-open connection in relay_connection.py. A
-connection that is dialled across a cut is accepted by the kernel, as the relay's listener is on
-this machine, but nothing answers on it before the link is healed, when the relay dials the gateway.
+link_shape.py, of a cut and of a half-open connection in relay_connection.py. The kernel accepts a
+connection that is dialled across a cut, for the relay's listener is on this machine. Nothing
+answers on it before the link is healed: only then the relay dials the gateway.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ other one link delay later, and behind everything that was sent before it.
 nothing is dropped: all that has not arrived waits, and when the link is healed it crosses again
 from the start, in the order in which it was due. (Here at once; after a real cut TCP waits for its
 retransmission timer, which by then may be as long as the cut was.) Meanwhile connections that cross
-the link are read in neither direction, because where no acknowledgement comes back, a sender soon
-stops; what the intact direction already holds still arrives. So an end that closes during a cut is
+the link are read in neither direction, because a sender soon stops where no acknowledgement comes
+back. What the intact direction already holds still arrives. So an end that closes during a cut is
 noticed when the link is healed.
 
 A connection is **half-open** when one end is reset and forgotten, with what was in flight both

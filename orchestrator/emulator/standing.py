@@ -46,7 +46,7 @@ ENVIRONMENT = "ISTHMUS_EMULATION"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to emulate, and what for."""
+    """What is to be emulated, and for which command."""
 
     topology: Topology
     emulator: str
@@ -63,7 +63,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Who is told of what happens."""
+    """The functions that are told what happens to an emulation."""
 
     on_up: Callable[[Mapping[str, Any]], None]
     """The state that also lies in the folder."""

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Kept:
-    """One part: how it is started, and when it counts as up."""
+    """A part that is kept up: how it is started, and when it counts as up."""
 
     name: str
     launcher: Launcher
@@ -62,7 +62,7 @@ class Kept:
 
 
 class Keeper:
-    """Keeps parts until `stop`."""
+    """Starts the parts of a topology, and keeps them up until `stop`."""
 
     def __init__(self, standing: Standing, folder: Path) -> None:
         """Start nothing yet. What is known is written into `folder` at each change."""

@@ -14,7 +14,7 @@ WAIT_S = 5.0
 
 
 class LocalStream:
-    """A child process. Its own session: a terminal's Ctrl-C is not for it."""
+    """A child process, in a session of its own: a terminal's Ctrl-C does not reach it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None

@@ -12,7 +12,10 @@ _DOUBLINGS = 6
 
 @dataclass
 class Restarts:
-    """Each pause is twice the one before, up to LONGEST_S. Starts WITHIN_S ago are forgotten."""
+    """The starts of one part. Each pause is twice the one before, up to LONGEST_S.
+
+    Starts that lie WITHIN_S back or more are forgotten.
+    """
 
     _times_s: list[float] = field(default_factory=list)
 

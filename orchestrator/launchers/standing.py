@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(slots=True)
 class Standing:
-    """What the keeper knows."""
+    """What the keeper has started, and how that is."""
 
     pid: int
     topology_hash: str

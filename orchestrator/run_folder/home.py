@@ -136,9 +136,9 @@ class RunFolder:
     def living_coordinator(self) -> str | None:
         """Return where the folder's own coordinator listens; None once its process is gone.
 
-        The lock alone tells. A coordinator that was killed leaves its announcement behind, its pid
-        may be another process's by now, and a process counts as a zombie while its other threads
-        still hold the lock and may still write.
+        The lock alone tells. A coordinator that was killed leaves its announcement behind, and its
+        pid may be another process's by now. A process may also count as a zombie while its other
+        threads still hold the lock, and may still write.
         """
         announced = read_object(self.path / ANNOUNCED)
         if not announced or is_abandoned(self.path):

@@ -92,7 +92,7 @@ class RunFiles:
 
 
 class Failing:
-    """What people see, and no run is worth ending for: an error is told once, until all is well."""
+    """Writing that may fail while the run goes on: its error is told once, until all is well."""
 
     def __init__(self, what: object) -> None:
         self._what = what

@@ -2,8 +2,8 @@
 
 All times are seconds, all sizes bytes. The file is written anew after each measurement.
 
-The bound of a figure is the step model's time for the bytes that were sent, on links that lose to
-packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start slowly:
+The bound of a figure is the step model's time for the bytes that were sent. It counts what TCP
+loses to packet headers: 3.5 % of the rate where packets are emulated. It counts no slow start, for
 connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest link. The
 fair bound is the same with a rate that is shared with the flows of others: rate ÷ (flows + 1).
 """

@@ -385,9 +385,9 @@ def _mistake(pair: Pair, path: DocumentPath, message: str) -> ConfigError:
 def alone(pair: Pair, site: Site) -> Pair:
     """Return the documents of `site`'s solo run; `pair` is what all sites run together.
 
-    Nothing in it depends on links, codecs or trees, so that many settings share one solo run: the
-    job is placed at this site only, the exchange is off, and its settings are the defaults but for
-    the size of buckets, which ranks inside the site reduce too.
+    Nothing in it depends on links, codecs or trees, so many settings share one solo run. The job is
+    placed at this site only, and the exchange is off. Its settings are the defaults, except the
+    size of buckets, for ranks inside the site reduce these, too.
     """
     document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
     share = sum(site_shares(pair.job, pair.topology, site))

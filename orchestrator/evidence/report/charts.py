@@ -103,7 +103,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row."""
+    """One row of a bar chart."""
 
     name: str
     segments: Sequence[Segment]
@@ -169,7 +169,7 @@ _MAX_LABEL = 22
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line."""
+    """One line of a chart."""
 
     name: str
     """Empty: neither labelled nor in the key."""

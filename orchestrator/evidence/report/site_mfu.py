@@ -20,7 +20,7 @@ from topology.world import Site, Topology
 
 @dataclass(frozen=True, slots=True)
 class Mfu:
-    """One site's, 0 to 1; None where it is not known."""
+    """The MFU of one site, 0 to 1; None where it is not known."""
 
     measured: float | None
     planned: float | None
