@@ -1,9 +1,10 @@
 """Tells for how long a peer has been silent: by this, agents and gateways give each other up.
 
-A process that stood still (SIGSTOP, a machine that was suspended, a hypervisor's hiccup) has heard
-nothing either: what was said meanwhile has yet to be read, and who stood still with it has yet to
-go on. So silence begins anew then. But only once until something is heard again: a process that is
-stopped again and again still misses somebody who is gone.
+A process may have stood still: by SIGSTOP, on a machine that was suspended, or because its
+hypervisor stopped it. Then it has heard nothing. What was said meanwhile has yet to be read, and
+those who stood still with it have yet to go on. So silence begins anew then. But only once until
+something is heard again: a process that is stopped again and again still misses somebody who is
+gone.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Nothing that may become a checkpoint goes, nor what another process still writes
 
 - Each rank writes one checkpoint at a time. Once all ranks of a site have given a step up, or have
   come to a later one, none of them writes that step any more.
-- A site's part is another's business once it is listed: it may become part of a checkpoint, unless
-  the site that publishes it has given that up. So this site removes listed parts, and all others
-  their own part while it has no list.
+- Once a site's part has a list of its files, it may become part of a checkpoint, unless the site
+  that publishes has given the step up. So only that site removes parts with a list. Every other
+  site removes its own part while it has no list.
 - Once a checkpoint is whole, nobody needs what is left of earlier ones.
 """
 
@@ -25,7 +25,7 @@ _HALF_WRITTEN = re.compile(r"\.step-(\d{8,})\.g(\d+)")
 
 
 def remove_parts(place: Place, through_step: int) -> None:
-    """Remove what this site has left of steps up to one, all of which it writes no more.
+    """Remove what this site has left of all steps up to one. It writes none of these any more.
 
     All ranks of the site may call this, and one does it. What cannot be removed now may be before
     the next checkpoint.
@@ -63,8 +63,8 @@ def _give_up(folder: Path, own: Path) -> None:
 def remove_superseded(place: Place, step: int) -> list[tuple[int, str]]:
     """Remove what nobody needs, now that the checkpoint of `step` is whole.
 
-    That are older ones: all but the newest `keep` with a manifest, so those that were never whole,
-    too. Newer ones may be being written.
+    That is every older one but the newest `keep` with a manifest. So those that were never whole
+    go, too. Newer ones may be being written.
 
     Returns:
         Of each that stays, step and reason.

@@ -1,10 +1,10 @@
 """Writes the training state for sites that come back into a run, and loads it at such a site.
 
-After the step before others follow, each node writes all of it into its folder
-(sites/local/entry_folder.py): tensors whole and in one order, so that the bytes are the same at all
-sites, whatever ranks they have. Those who follow fetch parts of it from all of them, and go on from
-there by the results of the rounds since. The others train on: a thread copies the tensors before
-the next step changes them, and writes.
+All ranks agree on a step after which other sites follow. After it, each node writes the whole state
+into its folder (sites/local/entry_folder.py). Tensors are whole and in one order, so the bytes are
+the same at all sites, whatever ranks they have. Sites that follow fetch parts of the state from all
+nodes, and go on from there by the results of the rounds since. The others train on: a thread copies
+the tensors before the next step changes them, and writes them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Beside:
 
 
 class EntryState:
-    """Writes and takes it, at one rank. For the training thread.
+    """One rank's part in writing the state, or in taking it over. For the training thread.
 
     `write` and `take` are collectives of the site.
     """

@@ -63,7 +63,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What is written of one step."""
+    """The state after one step, as it lies in the folder."""
 
     folder: Path
     epoch: int
@@ -75,7 +75,7 @@ class Written:
 
 
 class Reports(Protocol):
-    """Who hears how it goes. Called from any thread."""
+    """The functions that hear how writing goes. They are called from any thread."""
 
     def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:
         """This rank's part has come so far; or the state cannot be had."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ExchangeState:
-    """Asks for it, and gives it back. Between two rounds."""
+    """Asks for one rank's state of the exchange, and gives it back. Between two rounds."""
 
     def __init__(
         self,

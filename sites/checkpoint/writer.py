@@ -65,7 +65,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LateState:
-    """What comes when the next step begins."""
+    """The part of a snapshot that is added when the next step begins."""
 
     objects: dict[str, Any]
     """What the first rank saves beside the tensors."""
@@ -98,7 +98,7 @@ _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
 
 
 class CheckpointWriter:
-    """Owns the thread. For the training thread; one snapshot at a time."""
+    """Owns the thread that writes. Called by the training thread; one snapshot at a time."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ _COMPRESSED: Final = 1 << 31
 
 
 class Fp32(Codec):
-    """float32, little-endian."""
+    """The codec that sends float32 as they are, little-endian."""
 
     name = "fp32"
     number = 1

@@ -13,10 +13,9 @@ maximum is the same in any order and all else is element by element: the bytes d
 machine. Why 128 elements share a scale: docs/measurements/codecs.md.
 
 *Top-k* sends one element in a hundred, by magnitude; all others count as zero. A body holds the k
-values as bfloat16, in the order of their places, then the places: the number of elements skipped
-before each, in base 255 with a digit of 255 for each carry, so that a place takes one byte up to
-254 skipped ones, and one more for each further 255. k follows from the size of the chunk. Of equal
-magnitudes at the threshold, the first ones go.
+values as bfloat16, in the order of their places, and then the places. A place is the number of
+elements skipped before it: one byte for up to 254 of them, and before it a byte of 255 for each 255
+more. k follows from the size of the chunk. Of equal magnitudes at the threshold, the first ones go.
 """
 
 from __future__ import annotations

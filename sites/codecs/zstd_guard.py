@@ -39,7 +39,7 @@ and the search for matches would cost most of the time."""
 
 
 class _Contexts(threading.local):
-    """A context may not be shared by threads, and costs too much to make for each chunk."""
+    """One thread's contexts: threads may not share them, and making them for each chunk is slow."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)

@@ -24,7 +24,7 @@ GatewayId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """When a rank is late."""
+    """How long others may wait for a rank before it counts as late."""
 
     least_s: float
     rounds: int

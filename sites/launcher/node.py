@@ -7,8 +7,8 @@ It loads torch, which takes seconds, and starts the ranks when stdin says HOST:P
 rendezvous, on a line. So a site's gateways start meanwhile.
 
 Beside what torchrun does, the first death of a rank stands in DIR/failures.json within
-milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s,
-and orders what it found by whole seconds, so that a victim may look like the cause.
+milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s. It
+orders what it found by whole seconds, so a victim may look like the cause.
 
 The rendezvous is torch's `static` one: `c10d` ignores the node rank and orders nodes by address and
 pid, but the gateways must know which ranks are where. Node 0 hosts it, on its endpoint's address

@@ -92,9 +92,9 @@ def _fail(error: BaseException) -> None:
 def _leave() -> NoReturn:
     """End a script that is done: what Python does at an exit, but not the interpreter's own end.
 
-    A thread of torch's that lets go of its last tensor while the interpreter is taken down needs a
-    lock that is no longer given, and aborts the process: rare, on a busy machine only, and it would
-    make a failure of a run that has succeeded.
+    A thread of torch's may let go of its last tensor while the interpreter is taken down. It then
+    needs a lock that is no longer given, and aborts the process. That is rare, and happens on a
+    busy machine only, but it would make a failure of a run that has succeeded.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads that are not daemons
     atexit._run_exitfuncs()

@@ -1,8 +1,8 @@
 """The grid: where a bucket is cut into chunks, and which rank of each site owns which chunk.
 
-Pure. Cut points are every multiple of the chunk size and every site's shard boundaries, so a chunk
-belongs to exactly one rank at each site, and every site computes the same grid from the same
-three figures. A bucket may be shared by some of a site's ranks alone, as those of one pipeline
+Pure. A bucket is cut at every multiple of the chunk size, and at every site's shard boundaries. So
+a chunk belongs to exactly one rank at each site, and every site computes the same grid from the
+same three figures. A bucket may be shared by some of a site's ranks alone, as those of one pipeline
 stage: they divide it among them.
 """
 

@@ -7,9 +7,9 @@ parts are the shards, nothing moves.
 On the host, the reduce-scatter's output is the shared memory itself.
 
 On CUDA, copies run on side streams, ordered by events, and the compute stream is never
-synchronised. Downwards, NCCL's reduce-scatter waits for the compute stream; a side stream waits for
+synchronised. Downwards, NCCL's reduce-scatter waits for the compute stream. A side stream waits for
 the reduce-scatter, encodes the shard if it is to be encoded, and copies to page-locked shared
-memory; only the posting thread waits for that copy. Upwards, the copy, the all-gather and the write
+memory. Only the posting thread waits for that copy. Upwards, the copy, the all-gather and the write
 into the bucket are enqueued on another side stream. The future is completed under that stream, so
 that it records an event there, for which DDP makes the compute stream wait.
 """
@@ -188,7 +188,7 @@ class Transfer:
 
 
 class CudaTransfer(Transfer):
-    """The same for one CUDA device; nothing blocks its compute stream either."""
+    """Moves buckets of one CUDA device; nothing blocks its compute stream either."""
 
     def __init__(self, collectives: Collectives, device: torch.device) -> None:
         super().__init__(collectives)

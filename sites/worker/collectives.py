@@ -1,9 +1,9 @@
 """torch.distributed inside one site: its initialisation, and collectives on groups of their own.
 
-Two groups of the same ranks, because reduce-scatters (and what sends shards in) are launched from
-the autograd thread and all-gathers from another: on one group, two ranks could launch them in
-different orders and wait for each other. torch 2.13 renamed the flat collectives and warns about
-the old names; older ones have only those.
+There are two groups of the same ranks. Reduce-scatters, and what sends shards in, are launched from
+the autograd thread, all-gathers from another. On one group, two ranks could launch them in
+different orders, and wait for each other. torch 2.13 renamed the flat collectives and warns about
+the old names; older versions have only those.
 """
 
 import os

@@ -163,14 +163,14 @@ class DeviceBlocks(DeviceCodec):
 
 
 class DeviceInt8(DeviceBlocks):
-    """A byte an element."""
+    """int8: a byte an element."""
 
     level_max = 127.0
     level_dtype = torch.int8
 
 
 class DeviceInt4(DeviceBlocks):
-    """Half a byte an element."""
+    """int4: half a byte an element."""
 
     level_max = 7.0
     level_dtype = torch.int8

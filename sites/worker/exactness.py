@@ -1,8 +1,8 @@
 """Chooses gradients that cross as fp32 although the codec rounds: by dimensions, and by name.
 
-Gains and biases, of one dimension, are so few that their size does not count, and one of them acts
-on a whole channel; besides, a block's scale would be the largest of quite different ones.
-`exchange.exact` adds what a job's author names.
+Gains and biases have one dimension, and are so few that their size does not count. Each acts on a
+whole channel. Besides, a block of them has quite different ones, and its scale would be that of the
+largest. `exchange.exact` adds what a job's author names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bare_name(name: str) -> str:
 
 
 class Exactness:
-    """The rule of one job. Every rank of every site has the same."""
+    """The rule of one job: which gradients cross as fp32. Every rank of every site has the same."""
 
     def __init__(self, exchange: Exchange) -> None:
         """Take the rule of a job's exchange."""

@@ -21,7 +21,10 @@ _KEPT_STEPS = 8
 
 
 class MissingSites:
-    """Noted by a link's thread, asked by the training thread. Steps count from 0 in a process."""
+    """The missing sites, noted by a link's thread, asked for by the training thread.
+
+    Steps count from 0 in a process.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Settlement:
-    """One rank's part in it."""
+    """One rank's part in settling how tensors cross."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class OwnBucket:
 
 
 class ShardHook(GradientHook):
-    """The hook of one rank: rounds are one for each time that gradients are synchronised."""
+    """The hook of one rank. Each time that gradients are synchronised is one round."""
 
     def __init__(
         self,

@@ -224,10 +224,10 @@ class Site:
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
 
-        For a loop without DistributedDataParallel: from now on each `optimizer.step()` averages
-        `p.grad` over all ranks of all sites first, weighted by their tokens, so that gradients
-        which were accumulated cross once, and is one step of the run. Gives all sites the first
-        site's values of these parameters; `broadcast(model)` does that for buffers, too.
+        This is for a loop without DistributedDataParallel. From now on each `optimizer.step()` is
+        one step of the run. It first averages `p.grad` over all ranks of all sites, weighted by
+        their tokens, so gradients that were accumulated cross once. All sites get the first site's
+        values of these parameters; `broadcast(model)` does that for buffers, too.
 
         Raises:
             TypeError: not an optimizer, or a parameter cannot be averaged.

@@ -164,7 +164,7 @@ class RankConnection:
 
 
 class Ranks(Protocol):
-    """Who hears what the ranks do. Called from their threads."""
+    """The functions that hear what the ranks do. They are called from the ranks' threads."""
 
     def joined(self, ranks: list[int]) -> None:
         """All ranks of the gateway are there."""

@@ -3,7 +3,7 @@
 A rank *waits* from when its script has handed a bucket over until the result is there. A rank that
 has nothing handed over computes, or hangs: nobody but the coordinator can tell, who knows whether
 ranks elsewhere wait. An evaluation at all sites keeps all ranks away and nobody waiting. What was
-handed over comes to the gateway once all ranks of the site have added it up: if it does not come,
+handed over comes to the gateway once all ranks of the site have added it up. If it does not come,
 the rank waits for others of its site, or hangs on the way.
 
 Pure: times are arguments, of one monotonic clock. Whoever calls holds a lock.

@@ -387,9 +387,9 @@ class RoundHistory:
     """Which buckets a gateway has had, and which may still come. Pure; remembers two rounds.
 
     A round ends at all sites together, for each needs something of every other; so a peer is at
-    most one round ahead of a site. A gateway can be a round behind its site: where all of a round's
-    buckets are so small that nothing of them belongs to its ranks, nobody waits for its ranks until
-    the collectives of the next. What comes of an older round is a repetition, or a bucket that
+    most one round ahead of a site. A gateway can be a round behind its site. All buckets of a round
+    may be so small that its ranks have no part in them. Then nobody waits for its ranks until the
+    collectives of the next round. What comes of an older round is a repetition, or a bucket that
     never was here.
     """
 

@@ -112,10 +112,11 @@ def _partners(counts: tuple[int, ...], gateway: GatewayId, site: int) -> range:
 class Held:
     """Bytes of peers' frames that lie here until they can be summed, by chunk and peer.
 
-    A peer may be ahead of the local ranks, which have not posted a bucket yet; of this gateway,
-    which has not sent its own part because another link is slower; or of a third site, whose part
-    is missing. What it sends then is kept. It never sends more than it has credit for, so a frame
-    never waits here. One beyond that ends the run, for its sender has lost count.
+    A peer may be ahead of the local ranks, which have not posted a bucket yet. It may be ahead of
+    this gateway, which has not sent its own part because another link is slower. Or it is ahead of
+    a third site, whose part is missing. What it sends then is kept. A peer never sends more than it
+    has credit for, so a frame never waits here. A frame beyond that ends the run, for its sender
+    has lost count.
     """
 
     def __init__(self, most_bytes: Mapping[GatewayId, int]) -> None:

@@ -2,10 +2,10 @@
 
 Members and trees change in two phases (topology/epoch.py). *Settle*: no new round begins. Where a
 site is lost, chunks stop, too, and what is finished here no longer changes: that is what the answer
-says. *Resume*: later rounds have the new plan. Where a site was lost, rounds from the oldest
-unfinished one on have it, and each chunk of these has one of three fates: it is done, it comes from
-somebody who has it, or it is done again. A change that was announced may also be *cancelled*, but
-not where a site is lost, for frames have been dropped.
+says. *Resume*: later rounds have the new plan. Where a site was lost, all rounds from the oldest
+unfinished one on have it. Each chunk of these has one of three fates: it is done, it comes from a
+site that has it, or it is done again. A change that was announced may also be *cancelled*, but not
+where a site is lost, for frames have been dropped.
 
 Of each finished chunk the result's frames are kept, for those who might not get them, until its
 round is *stable*: finished at all members. A finished chunk of the next round proves that, for each

@@ -2,8 +2,9 @@
 
 It is level when its ranks begin a round of which no result has come yet. Where a step takes a few
 milliseconds, or the site computes as much as the others, it may never be, or not for long enough.
-So if it has not come nearer in a while, it enters all the same, as long as its ranks make up for
-what they lack soon enough: the others wait for them once, in the round with which it enters.
+So if it has not come nearer in a while, it enters all the same. The others wait for it once, in the
+round with which it enters. It enters only where its ranks can make up soon enough for the rounds
+that they lack.
 """
 
 from __future__ import annotations

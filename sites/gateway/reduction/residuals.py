@@ -2,18 +2,19 @@
 
 A site encodes its own part, a subtree's sum, or a root's result. It keeps the difference between
 what it meant and what others decode, and adds it to the same chunk of the next round. So nothing is
-lost for good, only late: over any number of rounds, what was decoded adds up to what was meant,
-except for the latest residual, which is at most one step of the codec.
+lost for good, only late. Over any number of rounds, what was decoded adds up to what was meant,
+less the latest residual, which is at most one step of the codec.
 
 A residual has the unit of what is encoded. Going up, that is gradients times tokens. So each
 token's share arrives once, whatever the weights of the rounds are; a late part is divided by the
 next round's tokens instead of its own. To divide by the site's own tokens before would fail where
 it has none. Coming down, the unit is the mean gradient: what optimizers apply adds up exactly.
 
-Each has a residual of its own, so that a site that has another role in another epoch loses nothing.
-Where a chunk is done again, because a site was lost, its residual is put back as it was, bit for
-bit: until a chunk is finished its machine keeps a copy. What was meant less what was given would be
-another number, by a rounding, and many rounds later an element would cross as another code.
+Own part, subtree's sum and root's result each have a residual of their own, so a site that has
+another role in another epoch loses nothing. Where a chunk is done again, because a site was lost,
+its residual is put back as it was, bit for bit: until a chunk is finished its machine keeps a copy.
+What was meant less what was given would be another number, by a rounding, and many rounds later an
+element would cross as another code.
 
 Only the encoder has a residual, so sites decode the same bytes as without. Residuals end with their
 gateway, which costs one rounding error, once. A checkpoint keeps them nevertheless, for a resumed

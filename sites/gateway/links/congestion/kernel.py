@@ -80,7 +80,7 @@ Addresses = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Counted over all connections to a peer that are open."""
+    """What the kernel has counted, over all open connections to a peer."""
 
     sent: int = 0
     """Segments with data; those that were sent again count again."""
