@@ -28,7 +28,7 @@ from orchestrator.core.run_machine import DROPPED, RunMachine
 from orchestrator.core.run_metrics import RunMetrics, summarise
 from orchestrator.core.run_view import RecordedEvent, RunView, fold
 from orchestrator.run_folder.log_files import LogWriter
-from orchestrator.run_folder.run_files import METRICS, Failing, MetricsError, RunFiles, read_metrics
+from orchestrator.run_folder.run_files import METRICS, Failing, RunFiles, read_metrics
 from protos import metrics
 from protos.control.v1 import control_pb2
 from protos.errors import StateConflictError
@@ -120,10 +120,15 @@ class ActiveRun:
             self.view.apply(event)
         happened_s = (now_s - max(0.0, now_wall_s - event.wall_s) for event in recorded)
         missed = self._lead.recall(recorded, happened_s, now_s)
+
+        def not_counted(what: object) -> None:
+            log.warning("what was measured before is not all counted: %s", what)
+
         try:
-            self._metrics.recall(read_metrics(self._files.folder / METRICS), recorded)
-        except (MetricsError, LookupError, TypeError) as error:
-            log.warning("what was measured before is not counted: %s", error)
+            measured = read_metrics(self._files.folder / METRICS, on_damaged=not_counted)
+            self._metrics.recall(measured, recorded)
+        except (LookupError, TypeError) as error:
+            not_counted(error)
         self._metrics.members = self.view.counted
         totals = self._journal.progress(self.run_id).get("totals", {})
         self._lead.run.recall_verified(int(totals.get("verified_steps", 0)))

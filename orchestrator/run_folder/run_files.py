@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,24 +114,50 @@ class Failing:
             self.is_failing = False
 
 
-def read_metrics(path: Path) -> Iterator[Mapping[str, Any]]:
+def read_metrics(
+    path: Path, on_damaged: Callable[[str], None] | None = None
+) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a metrics.jsonl, of all its parts, one after the other.
 
+    Args:
+        path: its own, or that of its first part.
+        on_damaged: is told of each line that is no JSON object, as one that was cut when its writer
+            was killed, and of what ends a part; None: the first one raises.
+
     Raises:
-        MetricsError: it is not there, or a line is no JSON object.
+        MetricsError: it is not there, or a line is no JSON object, and nobody is told.
     """
+
+    def damaged(where: str, error: Exception) -> None:
+        if on_damaged is None:
+            raise MetricsError(f"{where}: {error}") from error
+        on_damaged(f"{where}: {error}")
+
     for part in parts_of(path):
         line_number = 0
         try:
-            with part.path.open(encoding="utf-8") as file:
-                for line in file:
-                    line_number += 1
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise MetricsError("want a JSON object")
-                    yield record
-        except (OSError, ValueError, RecursionError) as error:
-            raise MetricsError(f"{part.path}:{line_number}: {error}") from error
+            with part.path.open("rb") as file:
+                for line_number, line in enumerate(file, 1):
+                    try:
+                        record = _object_of(line)
+                    except (ValueError, RecursionError) as error:
+                        damaged(f"{part.path}:{line_number}", error)
+                    else:
+                        yield record
+        except OSError as error:
+            damaged(f"{part.path}:{line_number}", error)
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    """Return a line's JSON object.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("want a JSON object")  # noqa: TRY004 - it is about what was read
+    return record
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from orchestrator.coordinator.control import Control, UnreadableRunError
 from orchestrator.coordinator.journal import Journal, JournalReader
 from orchestrator.core.run_view import RecordedEvent
 from orchestrator.run_folder.home import SPEC
+from orchestrator.run_folder.run_files import METRICS
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
 from tests.fakes.worlds import topology_text
@@ -70,6 +72,30 @@ def test_an_active_run_goes_on_and_succeeds(tmp_path: Path) -> None:
             assert kinds.count("run.resumed") == kinds.count("run.submitted") == 1
             assert kinds.count("agent.returned") == 2
             assert await bench.submit("run-2") == "run-2"
+
+    run_scenario(scenario())
+
+
+def test_what_was_measured_is_counted_after_each_of_two_crashes(tmp_path: Path) -> None:
+    """Each has cut the line that was being written."""
+
+    def have_all(tokens: int, run: pb.Run) -> bool:
+        return run.totals.get("tokens", 0) == tokens
+
+    async def scenario() -> None:
+        agents: list[FakeAgent] = []
+        for step in (1, 2, 3):
+            metric = pb.Metric(kind="step", step=step, values={"site_tokens": 5.0})
+            async with coordinating(tmp_path) as bench:
+                if agents:
+                    agents = [await come_back(bench, agent) for agent in agents]
+                else:
+                    agents = list(await active(bench, "a", "b"))
+                for agent in agents:
+                    await agent.say(metrics=pb.MetricBatch(metrics=[metric]))
+                await bench.until(partial(have_all, step * 10))
+            with (bench.runs / "run-1" / METRICS).open("a") as file:
+                file.write('{"run": "run-1", "ki')
 
     run_scenario(scenario())
 
