@@ -496,8 +496,8 @@ class Control:
                     run_id, events[0].detail, RunFiles(folder), self._topology_hash
                 )
                 self._begin(submission, folder, events)
-            except (OSError, LookupError, ConfigError) as error:
-                reason = f"what was kept of it cannot be used: {error}"
+            except (OSError, LookupError, ValueError) as error:
+                reason = f"what was kept of it cannot be used: {_why(error)}"
                 self._end_unbegun(run_id, RunState.FAILED, "FILE_ERROR", reason)
             self._tell_queue_changed()
 

@@ -1,5 +1,6 @@
 """Runs that wait at a coordinator: their order, their sites, and what a restart leaves of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -157,14 +158,17 @@ def test_the_queue_outlives_its_coordinator(tmp_path: Path) -> None:
     run_scenario(second())
 
 
-def test_one_whose_files_are_gone_fails_and_the_next_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\xff\x00")])
+def test_one_whose_files_are_gone_fails_and_the_next_begins(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     async def scenario() -> None:
         async with coordinating(tmp_path) as bench:
             a, b = await active(bench, "a", "b")
             await bench.submit("broken")
             await bench.submit("whole")
             for path in (bench.runs / "broken").iterdir():
-                path.unlink()
+                damage(path)
             for agent in (a, b):
                 await agent.end(succeeded=True)
             assert (await begun(bench, "whole")).state == pb.RUN_STATE_FORMING
