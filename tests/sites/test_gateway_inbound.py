@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,10 @@ import grpc
 import pytest
 
 from protos.exchange.v1 import state_pb2, state_pb2_grpc
+from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.transport import Peer
+from sites.gateway.links.entrance import Entrance
+from sites.gateway.links.transport import SESSION_KEY, Peer
 from sites.local.entry_folder import INDEX, entry_folder
 from sites.local.rank_messages import StateProgress
 from tests.fakes.certified import certify, speak_tls
@@ -26,6 +30,7 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.tcp_proxy import TcpProxy
+from tests.fakes.waiting import wait_for
 from topology.trees.trees import ReductionPlan, star
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -149,3 +154,49 @@ def test_a_site_that_cannot_be_dialled_gives_its_state(tmp_path: Path) -> None:
             (folder / INDEX).write_bytes(b"index")
             answer = stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
             assert answer.index == b"index"
+
+
+def test_a_state_that_cannot_be_read_costs_a_site_that_attends_only_that(tmp_path: Path) -> None:
+    configs = configs_of(tmp_path, GATHER_2, {0})
+    configs[0] = replace(configs[0], state_folder=str(tmp_path))
+    (entry_folder(tmp_path, 3) / INDEX).mkdir(parents=True)
+    with gateways(configs) as members:
+        members[1].wait("connected")
+        entrance = members[1].gateway._server.entrance((0, 0))
+        assert ask_for_index(entrance, configs[1], 3) is grpc.StatusCode.UNKNOWN
+        assert ask_for_index(entrance, configs[1], 4) is grpc.StatusCode.NOT_FOUND
+
+
+def test_an_answer_for_which_nobody_waits_any_more_ends_no_attendance(tmp_path: Path) -> None:
+    configs = configs_of(tmp_path, GATHER_2, {0})
+    configs[0] = replace(configs[0], state_folder=str(tmp_path))
+    index = entry_folder(tmp_path, 3) / INDEX
+    index.parent.mkdir(parents=True)
+    os.mkfifo(index)  # it is read when there is something in it
+    with gateways(configs) as members:
+        members[1].wait("connected")
+        server = members[1].gateway._server
+        entrance = server.entrance((0, 0))
+        asks = threading.Thread(target=ask_for_index, args=(entrance, configs[1], 3, 1.0))
+        asks.start()
+        with index.open("wb"):  # it is being read
+            session = server._session_of((0, 0))
+            with members[1].peer.channel(configs[0]) as channel:
+                later = ExchangeStub(channel).Attend(
+                    iter(()), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S
+                )
+                assert next(later).streams, "the first one has ended"
+        # What was asked over the stream that has just ended is not answered.
+        wait_for(lambda: ask_for_index(entrance, configs[1], 4, 1.0) is grpc.StatusCode.NOT_FOUND)
+        asks.join(DEADLINE_S)
+
+
+def ask_for_index(
+    entrance: Entrance, config: GatewayConfig, epoch: int, timeout_s: float = DEADLINE_S
+) -> grpc.StatusCode:
+    """Ask a gateway that attends for a state that it has not; return what it answers."""
+    stub = state_pb2_grpc.StateStub(entrance.channel(config))
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Index(state_pb2.IndexRequest(epoch=epoch), timeout=timeout_s)
+    status: grpc.StatusCode = caught.value.code()
+    return status

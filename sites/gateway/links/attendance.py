@@ -20,6 +20,7 @@ import grpc.aio
 from protos.errors import IsthmusError
 from protos.exchange.v1.exchange_pb2 import Answer, Ask
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from protos.failure import one_line
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
 from sites.gateway.links.entrance import CarriedError
@@ -116,6 +117,8 @@ class Attendance:
                 except* grpc.RpcError as group:
                     error = _first(group)
                     _log.warning("a stream from %s broke: %s", self._peer, details(error))
+                except* asyncio.InvalidStateError:
+                    _log.warning("a stream from %s ended before an answer", self._peer)
             # Full jitter, so that streams which broke together do not come back together.
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
@@ -153,6 +156,10 @@ class Attendance:
             _log.warning("refused %s of %s: %s", ask.method, self._peer, error)
             status: int = error.code().value[0]
             return Answer(number=ask.number, status=status, details=error.details())
+        except Exception as error:  # noqa: BLE001 - a call's root: told as gRPC's server tells it
+            _log.exception("%s of %s was not answered", ask.method, self._peer)
+            unknown: int = grpc.StatusCode.UNKNOWN.value[0]
+            return Answer(number=ask.number, status=unknown, details=one_line(str(error)))
         return Answer(number=ask.number, response=response)
 
     async def _pull(self, channel: grpc.aio.Channel) -> bool:
