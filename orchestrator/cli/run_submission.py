@@ -52,6 +52,7 @@ def submit(
         CommandError: an embedded coordinator does not start, or the run was there and has ended.
         ConfigError: the coordinator found mistakes in the documents.
         IsthmusError: it refused, or does not answer.
+        OSError: the run's folder cannot be written.
     """
     protect(pair.described, pair.topology_path)
     folder, is_new = claim_run_folder(home, run_id, pair.job_text)
@@ -76,8 +77,10 @@ def submit(
                     sites=[each.site for each in pair.job.placement],
                 ) as address:
                     _submit_to(address, pair, run_id)
-        except BaseException:
+        except BaseException as error:
             folder.give_back()
+            if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+                raise OSError(error.errno, error.strerror, str(folder.path)) from error
             raise
     return folder
 

@@ -211,11 +211,17 @@ def read_object(path: Path) -> dict[str, object]:
 def _claim(folder: RunFolder, job_text: str) -> bool:
     """Write a run's job, unless there is one; return whether it was written."""
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    job = folder.path / JOB
     try:
-        with (folder.path / JOB).open("x", encoding="utf-8") as file:
-            file.write(job_text)
+        file = job.open("x", encoding="utf-8")
     except FileExistsError:
         return False
+    try:
+        with file:
+            file.write(job_text)
+    except OSError as error:
+        folder.give_back()
+        raise OSError(error.errno, error.strerror, str(job)) from error
     return True
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.run_folder.home import ANNOUNCED, RunFolder, claim_run_folder
@@ -83,3 +86,14 @@ def announce(folder: RunFolder, address: str) -> None:
     """Say that the folder's coordinator, which is whoever holds its lock, listens at `address`."""
     fields = {"address": address, "pid": os.getpid(), "generation": 3}
     (folder.path / ANNOUNCED).write_text(json.dumps(fields))
+
+
+@contextlib.contextmanager
+def full_disk(file_bytes: int) -> Iterator[None]:
+    """Let no file of this process become larger, as if the disk had no more room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

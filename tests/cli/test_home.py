@@ -23,6 +23,7 @@ from orchestrator.run_folder.home import (
     run_folders,
 )
 from protos.errors import NotFoundError
+from tests.cli.runs import full_disk
 from tests.fakes.waiting import wait_for
 
 FIRST_THREAD_ENDS = """
@@ -90,6 +91,15 @@ def test_a_run_is_claimed_once(tmp_path: Path) -> None:
     assert (is_new, is_new_again) == (True, False)
     assert first == again
     assert (first.path / JOB).read_text() == "version: 1\n"
+
+
+def test_a_run_whose_job_cannot_be_written_is_none(tmp_path: Path) -> None:
+    with full_disk(0), pytest.raises(OSError, match="File too large") as raised:
+        claim_run_folder(tmp_path, "r", "version: 1\n")
+    assert raised.value.filename == str(tmp_path / "runs" / "r" / JOB)
+    assert run_folders(tmp_path) == []
+    _, is_new = claim_run_folder(tmp_path, "r", "version: 1\n")
+    assert is_new
 
 
 def test_ids() -> None:

@@ -18,7 +18,7 @@ from orchestrator.run_folder.home import run_folders
 from protos.checkpoint.requests import requested_step
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
-from tests.cli.runs import a_folder, a_run, announce
+from tests.cli.runs import a_folder, a_run, announce, full_disk
 from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 
@@ -110,6 +110,20 @@ def test_an_unreachable_coordinator_leaves_nothing(
     assert done.code == 4
     assert done.envelope["error"]["code"] == "COORDINATOR_UNREACHABLE"
     assert list((home / "runs").iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_the_runs_folder_and_leaves_nothing(
+    isthmus: Isthmus, files: Path, home: Path
+) -> None:
+    topology = files / "topology.yaml"
+    topology.write_text(topology.read_text() + "#" * 50_000)
+    arguments = ("launch", files / "job.yaml", "--coordinator", "127.0.0.1:1", "--run-id", "mine")
+    with full_disk(20_000):
+        done = isthmus(*arguments, "--json")
+    error = done.envelope["error"]
+    assert error["code"] == "FILE_ERROR"
+    assert error["message"] == f"{home / 'runs' / 'mine'}: File too large"
+    assert run_folders(home) == []
 
 
 def test_the_same_run_id_is_the_same_run(
