@@ -147,7 +147,7 @@ class TlsSecurity:
         return server.add_secure_port(address, credentials)
 
     def version(self) -> object:
-        """Return what changes when connections ought to be made anew: when files were renewed.
+        """Return a value that changes when files were renewed, so connections ought to be, too.
 
         Raises:
             CertificateError: one is not there.

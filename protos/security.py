@@ -82,10 +82,10 @@ class LoopbackSecurity:
         )
 
     async def watch(self) -> None:
-        """There is nothing that ends."""
+        """Return at once: a secret does not expire."""
 
     def version(self) -> object:
-        """Return what changes when connections ought to be made anew: never."""
+        """Return a value that never changes: connections need not be made anew."""
         return None
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:

@@ -1157,7 +1157,7 @@ class _Ending:
 
     @property
     def verdict(self) -> _Verdict:
-        """What the run has come to, once this `has_begun`."""
+        """What the run has come to, once its end `has_begun`."""
         if self._cancelled_because:
             return _Verdict(RunState.CANCELLED, "CANCELLED", self._cancelled_because)
         first = first_failure(self._failures)
@@ -1209,21 +1209,21 @@ class _WanStage:
 
     @property
     def awaits_namespaces(self) -> bool:
-        """Whether they were asked for, and have not come."""
+        """Whether namespaces were asked for, and have not come."""
         return self._are_namespaces_asked and self.namespaces is None
 
     def ask_for_namespaces(self) -> list[Action]:
-        """Return what opens them, the first time."""
+        """Return the action that opens namespaces; none where they were asked for before."""
         is_first, self._are_namespaces_asked = not self._are_namespaces_asked, True
         return [run_events.OpenNamespaces()] if is_first else []
 
     def ask_for_relay(self, listening: Iterable[Endpoint]) -> list[Action]:
-        """Return what opens it, the first time."""
+        """Return the action that opens the relay; none where it was asked for before."""
         is_first, self._is_relay_asked = not self._is_relay_asked, True
         return [run_events.OpenRelay(tuple(listening))] if is_first else []
 
     def lead_to(self, listening: Sequence[Endpoint]) -> list[Action]:
-        """Return what has the relay, if there is one, lead to a site's gateways, no older ones."""
+        """Have the relay, if there is one, lead to these gateways of a site, not to older ones."""
         if not (self.uses_relay and listening):
             return []
         site = listening[0].site

@@ -26,7 +26,7 @@ QUEUE_S = 7 * 86400.0
 
 
 def launcher_of(described: Described, name: str, documents: Path, nodes: int) -> Launcher:
-    """Return what starts processes there.
+    """Return the launcher that starts processes at a site.
 
     Args:
         described: As the topology has it.
@@ -48,7 +48,7 @@ def launcher_of(described: Described, name: str, documents: Path, nodes: int) ->
 
 
 def greet_s(described: Described) -> float:
-    """Return how long it may take until the first line comes back."""
+    """Return how long a process at the site may take until its first line comes back."""
     return QUEUE_S if described.kind == "slurm" else GREET_S
 
 
@@ -56,7 +56,7 @@ def save_s(described: Described) -> float:
     """Return how long a site's last checkpoint may take: what is told here, or its launcher gives.
 
     Raises:
-        SaveTimeError: what is told is no time.
+        SaveTimeError: the environment names something else than seconds.
     """
     return save_within_s(os.environ, SAVE_S if described.kind == "slurm" else SAVE_WITHIN_S)
 

@@ -50,7 +50,7 @@ class Stream(Protocol):
         """Return its exit status once it has ended; None: the way to it was lost."""
 
     async def abandon(self) -> None:
-        """Let go of it at once, whether it has ended or not."""
+        """Let go of the process at once, whether it has ended or not."""
 
 
 class Launcher(Protocol):

@@ -44,7 +44,7 @@ class Spec:
     """The other end ends by itself once it has heard nothing for so long."""
 
     def line(self) -> bytes:
-        """Return it as the tether reads it."""
+        """Return this spec as the line that the tether reads."""
         written = {
             "folder": self.folder,
             "command": list(self.command),

@@ -77,7 +77,7 @@ class Index:
     """xxh3-64 of each file's pieces."""
 
     def to_bytes(self) -> bytes:
-        """Return it as it is written and sent."""
+        """Return the index as it is written and sent."""
         fields = {
             name: {"num_bytes": size, "digests": self.digests[name]}
             for name, size in self.num_bytes.items()

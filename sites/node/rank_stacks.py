@@ -40,7 +40,7 @@ class RankStack:
 
     @property
     def doing(self) -> str:
-        """What people are told of it."""
+        """What people are told of this rank."""
         if self.is_stopped:
             return "its process is stopped (SIGSTOP, or a debugger)"
         return f"it is in {' < '.join(self.frames)}" if self.frames else "it shows no stack"

@@ -89,15 +89,15 @@ class ReplicaLearner:
         self.saved: Sequence[nn.Module] = [self._parallel]
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:
-        """As of `Learner`; each rank goes through its own samples only."""
+        """See `Learner`; each rank goes through its own samples only."""
         return learn_from(self._parallel, self._corpus.training, self._site.job.trainer, samples)
 
     def clip(self, clip_norm: float) -> float:
-        """As of `Learner`."""
+        """See `Learner`."""
         return clip_gradients(self._model.parameters(), clip_norm)
 
     def evaluate(self) -> tuple[float, int]:
-        """As of `Learner`."""
+        """See `Learner`."""
         site = self._site
         ranks, rank = site.world_size, site.rank
         return evaluate(
@@ -126,7 +126,7 @@ class CutLearner:
         self.saved: Sequence[nn.Module] = laid.parts
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:
-        """As of `Learner`."""
+        """See `Learner`."""
         text, config = self._corpus.training, self._config
         if self._pipeline is None:
             cut = replace(config, micro_batch=self._micro_batch)
@@ -138,11 +138,11 @@ class CutLearner:
         return loss_sum, tokens if self._pipeline.is_last else 0
 
     def clip(self, clip_norm: float) -> float:
-        """As of `Learner`."""
+        """See `Learner`."""
         return self._site.clip_grad_norm_(clip_norm)
 
     def evaluate(self) -> tuple[float, int]:
-        """As of `Learner`; ranks that share their data evaluate together."""
+        """See `Learner`; ranks that share their data evaluate together."""
         assert self.data_mesh is not None
         sharing = self.data_mesh.mesh.flatten().tolist()
         text, config = self._corpus.held_out, self._config

@@ -89,7 +89,7 @@ class Slot:
 
     @property
     def sizes(self) -> Sizes:
-        """What it has room for."""
+        """The sizes of buckets that this slot has room for."""
         return Sizes(self.numel, self.padded.numel(), self.region.numel())
 
     def cut(self, sizes: Sizes, route: Route | None) -> Slot:

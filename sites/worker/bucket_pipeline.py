@@ -177,7 +177,7 @@ class Round:
 
     @property
     def times(self) -> RoundTimes:
-        """When what happened."""
+        """The times of this round, on one clock."""
         crossings = tuple(
             Crossing(each.start_s, each.reduced_s, each.reduced.times.wait_s)
             for each in self.buckets

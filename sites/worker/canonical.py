@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """How many elements the tensor has."""
         numel = 1
         for each in self.shape:
             numel *= each

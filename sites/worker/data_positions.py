@@ -60,7 +60,7 @@ class DataPositions:
         return DataPositions(self.next, tuple(ranges_of(returned)))
 
     def to_json(self) -> dict[str, object]:
-        """Return it as a checkpoint's manifest has it."""
+        """Return the ledger as a checkpoint's manifest has it."""
         return {"next": self.next, "holes": [[hole.start, hole.stop] for hole in self.holes]}
 
     @classmethod

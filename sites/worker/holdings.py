@@ -97,7 +97,7 @@ class Runs:
 
     @property
     def memory(self) -> Span:
-        """Where they lie in the memory of who holds them: in one piece."""
+        """Where these elements lie in the memory of who holds them: in one piece."""
         if not len(self.places):
             return 0, 0
         return int(self.places[0]), int(self.places[-1] + self.lengths[-1])

@@ -36,7 +36,7 @@ class Holders:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks that hold any of it, ascending."""
+        """All ranks that hold any of the tensor, ascending."""
         return tuple(sorted(rank for _, ranks in self.groups for rank in ranks))
 
     @property

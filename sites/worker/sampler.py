@@ -37,7 +37,7 @@ class _Absence:
 
     @property
     def unnoticed(self) -> range:
-        """The steps in which its part was handed out all the same: holes of all steps after."""
+        """The steps in which the absent site's part was handed out all the same: its holes."""
         end = self.since + NOTICE_STEPS
         return range(self.since, end if self.until is None else min(end, self.until))
 

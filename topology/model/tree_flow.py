@@ -139,7 +139,7 @@ class Crossing:
         return found
 
     def with_windows(self, window_st: Floats) -> Crossing:
-        """Return the same with other first windows, by the sites from and to which links go."""
+        """Return this crossing with other first windows, by the sites at both ends of links."""
         other = copy.copy(self)
         other.window_dksr = np.full_like(self.window_dksr, math.inf)
         for leg in self.legs:

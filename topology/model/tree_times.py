@@ -53,7 +53,7 @@ def plan_times_s(
 
 
 def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
-    """Return the same for several loads; shape (loads, sites, sites), -inf where nobody waits."""
+    """Return the times of several loads: (loads, sites, sites), -inf where nobody waits."""
     if not plan.is_gather:
         return _trees_s(plan, topology, loads)
     import numpy as np

@@ -51,7 +51,7 @@ class Load:
         return self.first_window_bytes
 
     def of_gateways(self, count: int) -> Load:
-        """Return what it is when so many gateways of each site send it side by side."""
+        """Return this load when so many gateways of each site send it side by side."""
         window_bytes, abreast = self.first_window_bytes, self.abreast_of_links
         return dataclasses.replace(
             self,
@@ -139,7 +139,7 @@ def chunk_bytes_for(wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: fl
 
 
 def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
-    """Return how many float32 bytes of a site's chunks have to be able to be without a result.
+    """Return how many float32 bytes of a site's chunks may have to wait for their results at once.
 
     A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and
     half as much again in queues. Meanwhile no more leaves than the fastest link carries, or the

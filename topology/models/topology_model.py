@@ -324,7 +324,7 @@ class LauncherModel(Strict):
     ]
 
     def resolved(self) -> Launcher:
-        """Return what the world knows of it."""
+        """Return this launcher as topology.world has it."""
         return Launcher(**self.model_dump(exclude={"options"}), options=tuple(self.options))
 
 

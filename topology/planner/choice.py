@@ -126,7 +126,7 @@ class Choice:
         return StepModel(self.job(job), self.topology(topology), self.candidate.plan)
 
     def lasting(self, objective: str, step_s: float, usd_per_s: float) -> Choice:
-        """Return the same with another step.
+        """Return this choice with another time of its step.
 
         Args:
             objective: Of the plan.

@@ -15,7 +15,7 @@ def improved(
     is_better: Callable[[Item, Item], bool],
     most_tries: int,
 ) -> Item:
-    """Return what small changes make of something; the thing itself if none is better.
+    """Return the best that small changes make of `begin`; `begin` itself if none is better.
 
     Args:
         begin: To change.

@@ -152,7 +152,7 @@ class Rounds:
         return 0 if steps < first else (steps - first) // self.steps + 1
 
     def in_words(self) -> str:
-        """Return them for people: `rounds of 100 steps, 4 fragments, each back 1 step later`."""
+        """Return rounds in words: `rounds of 100 steps, 4 fragments, each back 1 step later`."""
         words = [f"rounds of {self.steps} steps"]
         if self.fragments > 1:
             words.append(f"{self.fragments} fragments")

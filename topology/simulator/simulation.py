@@ -107,7 +107,7 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
 
 
 def simulate_alone(job: Job, topology: Topology, settings: Settings | None = None) -> SimulatedRun:
-    """Return the same where nothing crosses, and no site fails: each trains by itself."""
+    """Simulate each site by itself: nothing crosses, and no site fails."""
     settings = dataclasses.replace(settings or Settings(), outages=None, changes=())
     exchange = dataclasses.replace(job.exchange, schedule="off")
     return simulate(dataclasses.replace(job, exchange=exchange), topology, settings)

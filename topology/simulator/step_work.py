@@ -130,7 +130,7 @@ class GatewayCost:
         return encoded * share / cost.encode_bytes_per_s, decoded * share / cost.decode_bytes_per_s
 
     def sending_s(self, segment: Segment, sent: float) -> float:
-        """Return what it takes to send a segment so many times, its arrival elsewhere included."""
+        """Return the seconds of sending a segment `sent` times, its arrivals elsewhere included."""
         if not self.num_gateways:
             return 0.0
         return sent * segment.wire_bytes / GATEWAY_BYTES_PER_S / self.num_gateways

@@ -48,7 +48,7 @@ class BucketTimes:
     """Seconds until the last other site had posted its part."""
 
     def later(self, shift_s: float) -> BucketTimes:
-        """Return the same, some seconds later."""
+        """Return these times, each some seconds later."""
         return BucketTimes(
             self.index,
             self.submitted_s + shift_s,
@@ -97,7 +97,7 @@ class SiteStep:
     """The times of the buckets that left in the step; None where nobody keeps them."""
 
     def later(self, shift_s: float) -> SiteStep:
-        """Return the same, some seconds later."""
+        """Return these times, each some seconds later."""
         return SiteStep(
             self.begin_s + shift_s,
             self.computed_s + shift_s,

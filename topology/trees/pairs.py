@@ -73,7 +73,7 @@ class Pairs:
         return Fraction(min(self.rate(*each) for each in edges), self.load(edges))
 
     def at_least(self, bytes_per_s: int) -> Pairs:
-        """Return the same without the edges that are slower."""
+        """Return these pairs without the edges that are slower."""
         kept = {each: rate for each, rate in self.bytes_per_s.items() if rate >= bytes_per_s}
         rtt_ns = {each: self.rtt_ns[each] for each in kept}
         return dataclasses.replace(self, bytes_per_s=kept, rtt_ns=rtt_ns)

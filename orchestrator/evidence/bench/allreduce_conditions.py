@@ -45,7 +45,7 @@ class Conditions:
     """Each link has its rate for VARYING_S, then half of it for as long, and so on."""
 
     def overrides(self, links: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return what makes a topology with those links, as its file has them, one under these."""
+        """Return the overrides that put a topology, with `links` as in its file, under these."""
         found = []
         for index, link in enumerate(links):
             figures = {"loss": self.loss, "jitter": _seconds(self.jitter_s)}

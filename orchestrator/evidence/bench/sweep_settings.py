@@ -170,7 +170,7 @@ class Point:
 
     @property
     def said(self) -> str:
-        """What tells it from the others, before what is told of it; empty without a sweep."""
+        """What tells this setting from the others, to begin a line with; empty without a sweep."""
         values = " ".join(f"{path}={value}" for path, value in self.overrides.items())
         return f"{values}: " if values else ""
 

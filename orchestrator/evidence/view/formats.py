@@ -120,7 +120,7 @@ def run_state(run: control_pb2.Run) -> str:
 
 
 def site_state(site: control_pb2.SiteStatus) -> str:
-    """Return `RUNNING`, likewise."""
+    """Return `RUNNING`; a number that this build does not know, as it is."""
     if site.state not in control_pb2.SiteState.values():
         return str(site.state)
     return control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_")

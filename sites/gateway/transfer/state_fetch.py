@@ -137,7 +137,7 @@ class StateFetch:
         """Bytes of whole pieces that have come."""
 
     def run(self) -> None:
-        """Fetch all of it. The index is written last. Of what cannot be had as a whole, keep none.
+        """Fetch the whole state, or keep nothing of it. The index is written last.
 
         Raises:
             PeerLostError: nobody has it, or answers any more.
