@@ -6,6 +6,7 @@ New links, refusals, and links that nobody needs any more.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +28,7 @@ from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_sites import (
     SITES,
     Member,
+    frame_ahead,
     gateway_config,
     gateways,
     join,
@@ -195,6 +197,39 @@ def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
     assert failures == [lost]
     assert seen[-1].keys() == {(1, 0)}
     assert links.add([2]).keys() == {(2, 0)}, "a later plan may want it again"
+    links.close()
+
+
+def test_a_link_that_is_lost_holds_nobody_up_who_sends_to_one_that_has_left(tmp_path: Path) -> None:
+    """The executor, which is asked what it needs, hands chunks over under its own lock."""
+    sent: list[int] = []
+    suspected: list[int] = []
+
+    def needs(_: int) -> bool:
+        def send() -> None:
+            sent.append(links.all[1, 0].send(frame_ahead(0), 8))
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        sending.join(5.0)
+        return sent == [0]
+
+    failures: list[Failure] = []
+    links = PeerLinks(
+        configs_of(tmp_path, STARS[0])[0],
+        on_change=lambda _: None,
+        on_failure=failures.append,
+        on_progress=lambda: None,
+        needs=needs,
+        on_opinion=lambda site, _: suspected.append(site),
+    )
+    links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
+    links.add([1, 2])
+    links.all[1, 0].peer_left()
+    lost = Failure(code="PEER_LOST", message="it is gone")
+    links.all[2, 0]._on_failure(lost)
+    assert failures == [lost], "what is sent waits for who asks what is needed"
+    assert suspected == [1]
     links.close()
 
 

@@ -311,6 +311,9 @@ class PeerLinks:
         self._on_opinion = on_opinion
         self._server = server
         self._suspected: set[GatewayId] = set()
+        self._opinion = threading.Lock()
+        """Guards `_suspected`, and nobody who holds it waits: a suspicion may come from who sends,
+        who may hold a lock that `needs` wants."""
         self._peers: Mapping[GatewayId, Peer | Entrance] = {}
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
@@ -447,12 +450,12 @@ class PeerLinks:
             self._suspect(sender, True, why)
 
     def _suspect(self, sender: GatewayId, is_gone: bool, why: str) -> None:
-        with self._lock:
+        with self._opinion:
             self._suspected.add(sender)
         self._on_opinion(sender[0], Opinion(is_gone, why))
 
     def _reached(self, sender: GatewayId) -> None:
-        with self._lock:
+        with self._opinion:
             self._suspected.discard(sender)
             is_left = any(site == sender[0] for site, _ in self._suspected)
         if not is_left:
@@ -479,7 +482,8 @@ class PeerLinks:
     def _forget(self, senders: Iterable[GatewayId]) -> list[Link]:
         """Take links out and return them; the lock is held."""
         forgotten = set(senders)
-        self._suspected -= forgotten
+        with self._opinion:
+            self._suspected -= forgotten
         links = [link for sender, link in self.all.items() if sender in forgotten]
         self.all = {sender: link for sender, link in self.all.items() if sender not in forgotten}
         self._on_change(self.all)
