@@ -37,10 +37,16 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _address(text: str) -> str:
+def _bind(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {text!r}")
+    return text
+
+
+def _address(text: str) -> str:
+    if int(_bind(text).rpartition(":")[2]) == 0:
+        raise ValueError(f"nobody listens on port 0; got {text!r}")
     return text
 
 
@@ -58,7 +64,9 @@ def _rate(text: str) -> float:
 
 
 ADDRESS = Parsed("host:port", _address)
-"""HOST:PORT."""
+"""HOST:PORT to dial."""
+BIND = Parsed("host:port", _bind)
+"""HOST:PORT to listen on; port 0 is any."""
 DURATION = Parsed("duration", parse_duration)
 """A duration with its unit, as `90s` or `2h`; given to the command in seconds."""
 RUN_NAME = Parsed("name", _run_name)

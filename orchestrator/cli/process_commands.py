@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import ADDRESS, json_option, set_option
+from orchestrator.cli.options import ADDRESS, BIND, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.coordinator.journal import Journal, JournalReader
 from orchestrator.coordinator.local_agents import AGENT, agent_arguments
@@ -40,7 +40,7 @@ from topology.suggest import did_you_mean, one_of
 )
 @click.option(
     "--bind",
-    type=ADDRESS,
+    type=BIND,
     help="Listen here; port 0 lets the system choose. [the topology's coordinator.bind]",
 )
 @click.option(

@@ -114,6 +114,19 @@ def test_numbers_beyond_their_range_are_usage(isthmus: Isthmus, arguments: tuple
     assert isthmus(*arguments, "--json").envelope["error"]["code"] == "USAGE"
 
 
+@pytest.mark.parametrize("option", ["--coordinator", "--node"])
+def test_a_port_that_cannot_be_dialled_is_usage(
+    isthmus: Isthmus, files: Path, tmp_path: Path, option: str
+) -> None:
+    """And not one of the process that the command becomes: that knows no envelope."""
+    addresses = {"--coordinator": "127.0.0.1:1", "--node": "127.0.0.1:1", option: "127.0.0.1:0"}
+    given = [word for pair in addresses.items() for word in pair]
+    place = ("--topology", files / "topology.yaml", "--state", tmp_path / "state")
+    error = isthmus("agent", "--site", "a", *place, *given, "--json").envelope["error"]
+    assert error["code"] == "USAGE"
+    assert "nobody listens on port 0; got '127.0.0.1:0'" in error["message"]
+
+
 def test_arguments_that_are_no_text_are_refused_and_shown(isthmus: Isthmus, files: Path) -> None:
     """As a shell gives them that was typed another encoding than UTF-8."""
     strange = os.fsdecode(b"\xff\xfe")
