@@ -70,7 +70,7 @@ class Frame:
     codec: int
     """Number of the codec: sites/codecs/registry.py."""
     tree: int
-    """Which of the reduction's trees carries this chunk. Of a handover, how many it has."""
+    """Which of the reduction's trees carries this chunk. In a handover, how many frames it has."""
     layout: int
     """crc32c of the bucket's parameter names and shapes: equal at all sites."""
     numel: int

@@ -54,7 +54,7 @@ class Matches:
 
     pattern: str
     num_files: Count
-    """Those that were met before it ended, or before something else ended it."""
+    """The files that were found before the search ended."""
     error: str | None = None
     """The first file that cannot be read, and why; or why the pattern cannot be matched."""
     is_complete: bool = True
@@ -94,7 +94,7 @@ class Tcp:
     congestion: str | None = None
     """The congestion control that connections have if nobody chooses."""
     congestion_allowed: tuple[str, ...] | None = None
-    """Those that a process of this user may choose."""
+    """The congestion controls that a process of this user may choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

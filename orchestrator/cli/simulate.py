@@ -66,9 +66,9 @@ from topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
 from topology.units import UnitError, parse_fraction
 
 STEPS, WARMUP_STEPS, CHECKPOINT_EVERY = 20, 5, 100
-"""Where nothing is said; of rounds, as many whole ones as that takes."""
+"""Steps where no option says how many. With rounds, as many whole ones as hold these steps."""
 _ROUNDS_MIN = 2
-"""That count: of one, the mean of what comes and goes at its ends would say little."""
+"""The fewest rounds that are measured: of one, what comes and goes at its ends says little."""
 _STEPS_MAX = 100_000
 _ROUND_STEPS_MAX = 10_000
 _FRAGMENTS_MAX = BUCKETS_MAX

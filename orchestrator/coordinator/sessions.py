@@ -26,7 +26,7 @@ from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build, n
 WAITING_MESSAGES = 64
 """Answers to heartbeats that may wait: an agent that reads so little is gone."""
 KEPT_MESSAGES = 4096
-"""That one agent may leave unacknowledged: a run has a few, and a few for each new epoch."""
+"""Messages that an agent may leave unacknowledged: a run has a few, an epoch a few more."""
 
 Read = Callable[[], Awaitable[control_pb2.AgentMessage | None]]
 Write = Callable[[control_pb2.CoordinatorMessage], Awaitable[None]]

@@ -282,9 +282,9 @@ class StallReported:
 
     site: str
     absent: tuple[AbsentRank, ...]
-    """Those that have handed nothing over."""
+    """The ranks that have handed nothing over."""
     is_waiting: bool
-    """Others of the site have, and wait."""
+    """Other ranks of the site have handed something over, and wait."""
 
 
 @dataclass(frozen=True, slots=True)

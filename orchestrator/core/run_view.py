@@ -101,7 +101,7 @@ class RunView:
     members: tuple[str, ...] = ()
     """Sites that take part in the latest epoch."""
     follows: tuple[str, ...] = ()
-    """Those of them whose part does not count yet."""
+    """The members whose part does not count yet."""
     epoch: int = 0
     links: tuple[Mapping[str, Any], ...] = ()
     """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""

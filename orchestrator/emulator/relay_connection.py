@@ -80,9 +80,9 @@ class SharedLink:
         self.held_bytes = 0
         """Taken from senders and not yet handed over: queued, in flight, or not accepted."""
         self.flows: set[Flow] = set()
-        """Those that cross it."""
+        """The flows that cross this link."""
         self.returning: set[Flow] = set()
-        """Those whose acknowledgements would cross it."""
+        """The flows whose acknowledgements would cross this link."""
         self._configured = transmitter.shape
         self._waiting: deque[Flow] = deque()
         self._timer: asyncio.TimerHandle | None = None

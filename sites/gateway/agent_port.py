@@ -36,7 +36,7 @@ class Connect:
 
     peers: tuple[Peer, ...]
     sites: tuple[str, ...] | None = None
-    """Whose these are, where not all sites take part."""
+    """The sites of these peers, where not all sites take part."""
 
 
 @dataclass(frozen=True, slots=True)

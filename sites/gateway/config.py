@@ -28,9 +28,9 @@ class StallLimits:
 
     least_s: float
     rounds: int
-    """Median rounds that it may be late at least; 0: they do not count."""
+    """Others wait for so many median rounds at least; 0: rounds do not count."""
     first_s: float
-    """The same while a run is in its first rounds."""
+    """Others wait for so long at least while a run is in its first rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

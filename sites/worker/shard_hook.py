@@ -104,7 +104,7 @@ class ShardHook(GradientHook):
         self._arrived: set[str] = set()
         self._is_on_cuda = False
         self._streams: set[torch.cuda.Stream] = set()
-        """Those that compute this round's gradients, on CUDA: each model, and HSDP, has its own."""
+        """CUDA streams that compute this round's gradients: each model, and HSDP, has its own."""
         self._num_submitted = 0
         self._is_open = False
         self._reduced: set[int] = set()

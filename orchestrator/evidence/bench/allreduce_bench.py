@@ -85,7 +85,7 @@ class Times:
     cold_s: float
     """The first of all: connections' windows and the memory of buffers are new."""
     all_s: tuple[float, ...]
-    """Those after the warm-up, as the next three."""
+    """The repetitions after the warm-up. The next three are of these, too."""
     median_s: float
     min_s: float
     max_s: float
@@ -160,7 +160,7 @@ class AllReduceSetting:
     over_gloo: float | None = None
     """Gloo's median time over this one's: how many times as fast this is."""
     over_tcp: float | None = None
-    """Likewise plain TCP's."""
+    """Plain TCP's median time over this one's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def _journal(
 Record = dict[str, Any]
 
 BUCKETS_MAX = 256
-"""That are told of in a step, as ranks do: more than a picture can show."""
+"""Buckets of a step that are told of, as ranks do: more than a picture can show."""
 
 
 def records(run: SimulatedRun, run_id: str, began_s: float) -> Iterator[Record]:

@@ -52,7 +52,7 @@ class OnTheWay:
 
     item: Outgoing
     stream: int
-    """Which stream took it."""
+    """The stream that took the frame."""
     left_s: float
 
 

@@ -192,7 +192,7 @@ class OpenBucket:
         self.reduction = reduction
         self.arrivals = arrivals
         self.chunks: dict[int, Chunk] = {}
-        """Those that a frame or an own part has come for."""
+        """The chunks for which a frame or an own part has come."""
         self.shards: dict[int, Shard] = {}
         """The shards of the ranks that have posted, by rank."""
         self._after = 0
@@ -202,11 +202,11 @@ class OpenBucket:
         num_ranks = config.ranks_per_gateway[config.site_index]
         served = range(config.gateway * num_ranks, (config.gateway + 1) * num_ranks)
         self._ranks = [rank for rank in self._grid.ranks(config.site_index) if rank in served]
-        """Those of this gateway that share the bucket."""
+        """The ranks of this gateway that share the bucket."""
         self._weight: float | None = None
         """Tokens of all sites, from the first chunk that is finished."""
         self._finished: list[Shard] = []
-        """Those without an unfinished chunk whose ranks have not been told."""
+        """Shards without an unfinished chunk whose ranks have not been told."""
         self._num_reduced = 0
 
     def renew(

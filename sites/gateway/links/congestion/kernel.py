@@ -94,7 +94,7 @@ class Segments:
     is_local: bool = False
     """Some connection stays on this host."""
     delivered: int = 0
-    """Those that have arrived, also behind one that was lost; 0: the kernel does not count them."""
+    """Segments that have arrived, also behind a lost one; 0: the kernel does not count them."""
     segment_bytes: int = 0
     """Most bytes of data in one segment."""
 
