@@ -1,4 +1,4 @@
-"""`isthmus queue`: what goes on at a coordinator, and what waits."""
+"""`isthmus queue`: the runs that go on at a coordinator, and those that wait."""
 
 from __future__ import annotations
 

@@ -112,11 +112,22 @@ def slurm_command(
 @out_option
 @coordinator_option
 @click.option("--storage", default="100Gi", show_default=True, help="Size of each site's volume.")
-@click.option("--cpus-per-rank", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--memory-per-rank", default="16Gi", show_default=True)
+@click.option(
+    "--cpus-per-rank",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="CPU cores requested for each rank.",
+)
+@click.option(
+    "--memory-per-rank",
+    default="16Gi",
+    show_default=True,
+    help="Memory that each rank may use at most.",
+)
 @click.option(
     "--resource",
-    help="What Kubernetes calls an accelerator; '': it has none. [by its name: nvidia.com/gpu, ...]",
+    help="What Kubernetes calls an accelerator; '': nothing. [what its name suggests: nvidia.com/gpu, ...]",
 )
 @set_option
 @json_option

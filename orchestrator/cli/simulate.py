@@ -135,8 +135,8 @@ _simulation_options = all_of(
     click.option(
         "--stragglers",
         type=Parsed("distribution:spread", _stragglers),
-        help="By how much ranks are slower, step by step: "
-        f"{', '.join(DISTRIBUTIONS)}, and a share.",
+        help=f"How much slower ranks are, drawn anew each step: {', '.join(DISTRIBUTIONS)}, and a "
+        "share, as exponential:5%.",
     ),
     click.option(
         "--mtbf",

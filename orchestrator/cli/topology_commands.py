@@ -72,8 +72,18 @@ def topology() -> None:
     show_default=True,
     help="Accelerator of every site; `isthmus topology accelerators` lists them.",
 )
-@click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True)
-@click.option("--accelerators-per-node", type=click.IntRange(1, 128), help="[cpu: 1, else 8]")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    help="Nodes of every site.",
+)
+@click.option(
+    "--accelerators-per-node",
+    type=click.IntRange(1, 128),
+    help="Accelerators of every node. [cpu: 1, else 8]",
+)
 @json_option
 @click.pass_obj
 def import_command(
