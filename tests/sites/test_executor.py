@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from protos.errors import DeadlineExceededError, PeerLostError
-from protos.frame import HEADER_BYTES, Frame, pack
+from protos.frame import HEADER_BYTES, Frame, Kind, pack
 from sites.codecs.codec import Floats
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction import executor
@@ -207,3 +207,31 @@ def test_a_site_that_others_wait_for_gives_up_before_their_ranks_do(
     with pytest.raises(PeerLostError, match="the others have waited for 80 s"):
         exchange.post(*a_post(11))
     exchange.close()
+
+
+class LargeResidual(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
+    """Copying it takes as long as somebody else needs for a frame."""
+
+    def copy(self, order: str = "C") -> Floats:  # type: ignore[override] # of numpy's, this is enough
+        del order
+        sites, told = self.sites
+        other = threading.Thread(target=lambda: told.append(sites.exchanges[0].needs(1)))
+        other.start()
+        other.join(DEADLINE_S / 4)
+        return np.array(self)
+
+    sites: tuple[Exchanges, list[bool]]
+
+
+def test_nobody_waits_while_residuals_are_copied() -> None:
+    sites, _ = two_sites(PLANS["gather"])
+    one = sites.exchanges[0]
+    owed = np.ones(CHUNK_BYTES // 4, dtype=np.float32).view(LargeResidual)
+    told: list[bool] = []
+    owed.sites = sites, told
+    key = 0, 7, BUCKET_CHUNKS * CHUNK_BYTES // 4, 0, Kind.CONTRIBUTION
+    one.owe({key: owed})
+    copied = one.residuals_of(0)
+    assert told == [True], "who asked waited until all was copied"
+    assert copied[key].tolist() == [1.0] * len(owed)
+    assert not np.shares_memory(copied[key], owed)

@@ -378,7 +378,7 @@ class ChunkReduction:
             return self._timed(lambda: codec.encode_owed(values, None))
         if kind is Kind.CONTRIBUTION:
             owed = residuals.of(self._chunk, kind)
-            self._owed = np.zeros(len(values), dtype=np.float32) if owed is None else owed
+            self._owed = np.zeros(len(values), dtype=np.float32) if owed is None else owed.copy()
         return self._timed(lambda: residuals.encode(self._chunk, kind, codec, values))
 
     def _timed(self, encode: Callable[[], Encoded]) -> Encoded:

@@ -213,7 +213,9 @@ class Executor:
             return cut.chunks(config.site_index, rank) if is_shared else range(0)
 
         with self._condition:
-            return self._residuals.kept(chunks)
+            owed = self._residuals.kept(chunks)
+        # Copied without the lock: that takes seconds where a model is large, and frames come.
+        return {key: lost.copy() for key, lost in owed.items()}
 
     def owe(self, owed: Owed) -> None:
         """Go on with residuals that a checkpoint has kept, before the first round."""

@@ -57,9 +57,8 @@ class BucketResiduals:
         return codec.encode_owed(values, lost)
 
     def of(self, chunk: int, kind: Kind) -> Floats | None:
-        """Return a copy of what is owed to a chunk; None: it was never encoded."""
-        lost = self._lost.get((chunk, kind))
-        return None if lost is None else lost.copy()
+        """Return what is owed to a chunk, until it is encoded again; None: it was never encoded."""
+        return self._lost.get((chunk, kind))
 
     def owe(self, chunk: int, kind: Kind, values: Floats) -> None:
         """Set a chunk's residual to `values`, which are owned from now on."""
@@ -91,7 +90,7 @@ class Residuals:
         return found
 
     def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> Owed:
-        """Return copies of what is owed to `chunks(numel, layout)` of each bucket.
+        """Return what is owed to `chunks(numel, layout)` of each bucket, until their next round.
 
         Of chunks whose latest round has ended.
         """
