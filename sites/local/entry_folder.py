@@ -97,7 +97,7 @@ class Index:
                 {name: int(fields[name]["num_bytes"]) for name in (TENSORS, OBJECTS)},
                 {name: tuple(map(int, fields[name]["digests"])) for name in (TENSORS, OBJECTS)},
             )
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise RemoteProtocolError("no index of a training state") from error
         if any(
             size < 0 or len(index.digests[name]) != num_pieces(size)

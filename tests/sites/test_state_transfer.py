@@ -372,6 +372,8 @@ def test_only_a_state_can_be_read(tmp_path: Path, served: Served) -> None:
         b"[]",
         b"{}",
         Index({TENSORS: 5 * MIB, OBJECTS: 0}, {TENSORS: (1,), OBJECTS: ()}).to_bytes(),
+        b'{"tensors": {"num_bytes": 1e999, "digests": []}, "objects": {}}',
+        b'{"tensors": {"num_bytes": 3, "digests": [1e999]}, "objects": {}}',
     ],
 )
 def test_an_index_has_a_digest_for_each_piece(written: bytes) -> None:
