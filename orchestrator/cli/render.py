@@ -20,7 +20,7 @@ from orchestrator.run_folder.run_files import write_atomically
 from protos.identities import COORDINATOR
 from protos.save_time import SAVE_WITHIN
 from protos.security import TLS_VARIABLES, tls_files
-from topology.errors import ConfigError
+from topology.errors import ConfigError, Problem
 from topology.world import Topology
 
 
@@ -79,7 +79,7 @@ def slurm_command(
     """Write a batch script for each site under Slurm, SITE.sbatch."""
     topology = load_topology_file(topology_path, overrides)
     protect(topology, topology_path)
-    address = _address(topology, coordinator)
+    address = _address(topology_path, topology, coordinator)
     environment = {
         variable: os.environ[variable]
         for variable in TLS_VARIABLES.values()
@@ -98,7 +98,7 @@ def slurm_command(
         if site.launcher.kind == "slurm"
     }
     if not files:
-        raise ConfigError(f"{topology_path}: no site has `launcher: {{kind: slurm}}`")
+        raise _mistake(topology_path, "no site has `launcher: {kind: slurm}`")
     return _written(output, out, files)
 
 
@@ -147,7 +147,7 @@ def kubernetes_command(
     """Write the coordinator's objects, and those of each site, for `kubectl apply -f`."""
     text = read_text(topology_path)
     topology = load_topology_file(topology_path, overrides)
-    address = _address(topology, coordinator)
+    address = _address(topology_path, topology, coordinator)
     wishes = kubernetes.Wishes(
         image=image,
         coordinator=address,
@@ -186,14 +186,19 @@ def _sources(names: Iterable[str]) -> list[str]:
     return made
 
 
-def _address(topology: Topology, given: str | None) -> str:
+def _address(path: Path, topology: Topology, given: str | None) -> str:
     told = topology.coordinator_told or topology.coordinator
     if given is None and told.port == 0:
-        raise ConfigError(
+        raise _mistake(
+            path,
             "coordinator.bind: a port has to be named there, or in coordinator.address, or give "
-            "--coordinator"
+            "--coordinator",
         )
     return given or str(told)
+
+
+def _mistake(path: Path, message: str) -> ConfigError:
+    return ConfigError([Problem(str(path), 0, 0, message, "")])
 
 
 def _documents(objects: list[kubernetes.Object]) -> str:

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.cli.command_errors import describe
 from protos.checkpoint.manifest import Manifest
 from tests.cli.conftest import Isthmus
+from tests.fakes.worlds import topology_text
 
 READERS = (
     ("validate",),
@@ -184,3 +185,22 @@ def test_a_damaged_checkpoint_is_not_to_be_verified_again(isthmus: Isthmus, tmp_
     done = isthmus("checkpoints", "verify", str(place), "--json")
     assert done.envelope["error"]["code"] == "BAD_CHECKPOINT"
     assert "verify" not in done.envelope["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (("slurm",), "coordinator.bind: a port has to be named"),
+        (("slurm", "--coordinator", "127.0.0.1:7443"), "no site has `launcher: {kind: slurm}`"),
+        (("kubernetes", "--image", "i"), "coordinator.bind: a port has to be named"),
+    ],
+)
+def test_what_cannot_be_rendered_names_the_topology(
+    isthmus: Isthmus, tmp_path: Path, words: tuple[str, ...], mistake: str
+) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text(topology_text())
+    kind, *options = words
+    done = isthmus("render", kind, path, *options)
+    assert done.code == 2, done.err
+    assert done.err.startswith(f"{path}: error: {mistake}")
