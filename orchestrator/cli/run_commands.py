@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -203,12 +205,42 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
     times_s = [site.latest[metrics.STEP_S] for site in run.sites if metrics.STEP_S in site.latest]
     if latest > before:
         times_s.append(_RATE_S / (latest - before))  # one step's time says little of short ones
-    step = request_checkpoint(store, latest, min(times_s, default=0.0))
-    while time.monotonic() < deadline_s:
-        if (found := saved_step(store, step, latest)) is not None:
-            return f"checkpoint of step {found} in {store}"
-        if reader.get().state in TERMINAL:
-            return "the run has ended"
-        INTERRUPTION.check()
-        time.sleep(_LOOK_S)
+    shortest_s = min(times_s, default=0.0)
+    try:
+        step = _answered(deadline_s, lambda: request_checkpoint(store, latest, shortest_s))
+        while time.monotonic() < deadline_s:
+            found = _answered(deadline_s, lambda: saved_step(store, step, latest))
+            if found is not None:
+                return f"checkpoint of step {found} in {store}"
+            if reader.get().state in TERMINAL:
+                return "the run has ended"
+            INTERRUPTION.check()
+            time.sleep(_LOOK_S)
+    except TimeoutError:
+        return f"warning: no checkpoint: {store} does not answer"
     return f"warning: no checkpoint of step {step} in time"
+
+
+def _answered(deadline_s: float, call: Callable[[], Item]) -> Item:
+    """Return what a store answers, which may hang: its thread is left behind then.
+
+    Raises:
+        TimeoutError: it has not answered by the deadline.
+        OSError: it refuses.
+    """
+    answers: queue.Queue[Item | OSError] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            answers.put(call())
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="store", daemon=True).start()
+    try:
+        answer = INTERRUPTION.next_of(answers, deadline_s - time.monotonic())
+    except queue.Empty as error:
+        raise TimeoutError from error
+    if isinstance(answer, OSError):
+        raise answer
+    return answer

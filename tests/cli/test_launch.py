@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,24 @@ def test_a_run_that_has_taken_no_step_is_cancelled_without_a_checkpoint(
     assert "no checkpoint: the run has taken no step" in done.err
     assert time.monotonic() - begun_s < 60.0
     assert requested_step(str(tmp_path / "store")) is None
+
+
+def test_a_store_that_hangs_holds_no_cancellation_up(
+    isthmus: Isthmus, home: Path, scripted: ScriptedCoordinator, address: str, tmp_path: Path
+) -> None:
+    scripted.runs.append(a_run("ACTIVE", "mine"))
+    folder = a_folder(home, "mine")
+    folder.remember_remote(address)
+    folder.remember_checkpoints(str(tmp_path / "store"), None)
+    request = tmp_path / "store" / "request.json"
+    request.parent.mkdir()
+    os.mkfifo(request)  # who opens it waits for somebody at its other end
+    try:
+        done = isthmus("cancel", "mine", "--checkpoint", "--timeout", "1500ms", "--json")
+    finally:
+        os.close(os.open(request, os.O_RDONLY | os.O_NONBLOCK))
+    assert done.envelope["data"]["state"] == "STOPPING"
+    assert f"no checkpoint: {request.parent} does not answer" in done.err
 
 
 def test_ctrl_c_detaches(
