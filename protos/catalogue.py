@@ -298,7 +298,7 @@ _ENTRIES = (
     Entry(
         "SITE_NOT_STARTED",
         "The agent of a site could not be started there, or did not join.",
-        "Do what is said of each site, then `isthmus up` again; nothing was left running.",
+        "Do what is said of each site, then `isthmus up` again; what was up before stays up.",
         ExitCode.UNREACHABLE,
     ),
     Entry(

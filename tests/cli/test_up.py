@@ -24,6 +24,7 @@ from orchestrator.launchers.standing import (
     part_of_site,
 )
 from orchestrator.run_folder.state_lock import LOCK, lock
+from protos.catalogue import CATALOGUE
 from tests.fakes.worlds import topology_text
 from topology.documents.load import load_topology
 from topology.hashing import topology_hash
@@ -91,6 +92,7 @@ def test_up_again_says_what_fails_and_why(tmp_path: Path, monkeypatch: pytest.Mo
     where: Any = raised.value.where
     (part,) = where["parts"]
     assert (part["reason"], part["cure"]) == ("python_missing", "install it")
+    assert "what was up before stays up" in CATALOGUE[raised.value.code].hint
 
 
 def test_up_again_ends_with_the_keeper_that_it_waits_for(
