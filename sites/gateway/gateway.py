@@ -306,7 +306,8 @@ class Gateway(EndingGateway):
                     fetch.run()
                 else:
                     fetch.wait_for_other()
-            except (IsthmusError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a thread's root: ends the gateway
+                _log.exception("the others' state has not come")
                 self.fail(failure_of(error, config.site))
                 return
             values = {

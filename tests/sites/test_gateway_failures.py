@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sites.gateway.links.transport import Peer
+from sites.gateway.transfer.state_fetch import StateFetch
+from sites.local.rank_messages import Members
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,
@@ -43,6 +45,21 @@ def test_a_bug_ends_the_run(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(link._streams, "_acknowledge", broken)
         link.send(frame_ahead(0), 8)
         failed = members[at].end()
+        assert failed is not None
+        assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
+
+
+def test_a_bug_while_the_state_is_fetched_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    monkeypatch.setattr(StateFetch, "run", broken)
+    told = Members(epoch=1, from_round=0, sites=(), state=str(tmp_path / "entry"))
+    with gateways(configs) as members:
+        for member in members:
+            member.wait("connected")
+        members[0].gateway._take_state(told)
+        failed = members[0].end()
         assert failed is not None
         assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
 

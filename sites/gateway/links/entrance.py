@@ -18,6 +18,7 @@ from typing import Any, Never, Self, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from protos.exchange.v1.exchange_pb2 import Answer, Ask
 from protos.identities import GATEWAY, Identity
@@ -265,7 +266,11 @@ class _CarriedChannel:
         def call(request: Any, timeout: float, **_: object) -> Any:  # noqa: ANN401 - any message
             name = method.rpartition("/")[2]
             answer = self._entrance.call(name, request_serializer(request), timeout)
-            return response_deserializer(answer)
+            try:
+                return response_deserializer(answer)
+            except DecodeError as error:
+                why = f"the answer to {name} cannot be read"
+                raise CarriedError(grpc.StatusCode.INTERNAL, why) from error  # as gRPC has it
 
         return call
 

@@ -35,7 +35,7 @@ def donor(
         channel = address().channel(config)
         try:
             return channel, say_hello(channel, config, config.peer_lost_s / 3).session
-        except grpc.RpcError:
+        except BaseException:
             channel.close()
             raise
 

@@ -25,6 +25,7 @@ from protos.errors import PeerLostError, RemoteProtocolError
 from protos.exchange.v1 import state_pb2, state_pb2_grpc
 from protos.failure import one_line
 from sites.gateway.links.transport import SESSION_KEY, details
+from sites.gateway.transfer.state_server import EARLY
 from sites.local.entry_folder import (
     INDEX,
     OBJECTS,
@@ -35,6 +36,7 @@ from sites.local.entry_folder import (
     num_pieces,
     require_room,
 )
+from sites.silence import Silence, Standstills
 from topology.units import format_size
 
 _log = logging.getLogger(__name__)
@@ -127,8 +129,11 @@ class StateFetch:
         self._ended = threading.Event()
         self._book = PieceBook(0)
         self._lock = threading.Lock()
-        self._latest_s = time.monotonic()
-        self._problem: OSError | None = None
+        self._silence = Silence(time.monotonic())
+        self._is_silent = False
+        """Nothing has come for too long."""
+        self._problem: Exception | None = None
+        """What ended a thread."""
         self._latest_loss = ""
         """Who did not give the latest piece that did not come, and why."""
         self.num_again = 0
@@ -143,16 +148,21 @@ class StateFetch:
             PeerLostError: nobody has it, or answers any more.
             OSError: it cannot be written.
         """
+        self._note_come(0)
+        watching = threading.Thread(target=self._watch, name="fetch-watch", daemon=True)
+        watching.start()
         try:
             self._run()
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        finally:
+            self._ended.set()
+            watching.join()
 
     def _run(self) -> None:
         begun_s = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._note_come(0)
         index = self._take_index()
         size = index.num_bytes[TENSORS]
         require_room(self._folder, size)
@@ -173,15 +183,14 @@ class StateFetch:
             thread.start()
         while any(thread.is_alive() for thread in threads) and not self._ended.is_set():
             self._book.wait_complete(_AGAIN_S)
-            if self._silent_s > self._timeout_s:
-                self._ended.set()
         self._book.give_up()
         if self._problem is not None:
             raise self._problem
         if not self._book.is_complete:
             total_bytes = sum(index.num_bytes.values())
-            silent_s, took_s = self._silent_s, time.monotonic() - begun_s
-            why = f", nothing for {silent_s:.1f} s" if silent_s > self._timeout_s else ""
+            now_s = time.monotonic()
+            silent_s, took_s = self._silence.lasts_s(now_s), now_s - begun_s
+            why = f", nothing for {silent_s:.1f} s" if self._is_silent else ""
             why += f"; {self._latest_loss}" if self._latest_loss else ""
             raise PeerLostError(
                 f"the others' state has not come as a whole: {format_size(self.fetched_bytes)} of "
@@ -203,9 +212,20 @@ class StateFetch:
         """End a fetch that goes on."""
         self._ended.set()
 
-    @property
-    def _silent_s(self) -> float:
-        return time.monotonic() - self._latest_s
+    def _watch(self) -> None:
+        """End the fetch when nothing has come for too long, while this process did not stand still.
+
+        Only here silence is judged: the other threads may wait long for an answer.
+        """
+        standstills = Standstills(time.monotonic(), self._timeout_s)
+        while not self._ended.wait(_AGAIN_S):
+            now_s = time.monotonic()
+            if stood_s := standstills.look(now_s, _AGAIN_S):
+                _log.warning("stood still for %.1f s; donors are given time anew", stood_s)
+                self._silence.begin_anew(now_s)
+            if self._silence.lasts_s(now_s) > self._timeout_s:
+                self._is_silent = True
+                self._ended.set()
 
     def _note_again(self, why: str) -> None:
         with self._lock:
@@ -214,7 +234,7 @@ class StateFetch:
 
     def _note_come(self, num_bytes: int) -> None:
         with self._lock:
-            self._latest_s = time.monotonic()
+            self._silence.hear(time.monotonic())
             self.fetched_bytes += num_bytes
 
     def _take_index(self) -> Index:
@@ -226,7 +246,7 @@ class StateFetch:
         said: dict[str, str] = {}
         done_bytes: dict[str, int] = {}
         asked, again_s = [*self._donors], _AGAIN_S
-        while asked and not self._ended.is_set() and self._silent_s < self._timeout_s:
+        while asked and not self._ended.is_set():
             for donor in [*asked]:
                 try:
                     found = self._ask(donor)
@@ -284,10 +304,6 @@ class StateFetch:
                     connection = connection or _Connection(donor, stack)
                     data = self._read(connection, TENSORS, piece, index)
                     os.pwrite(file.fileno(), data, piece * PIECE_BYTES)
-                except OSError as error:
-                    self._problem = error
-                    self._ended.set()
-                    return
                 except (grpc.RpcError, RemoteProtocolError) as error:
                     why = details(error) if isinstance(error, grpc.RpcError) else str(error)
                     _log.warning("piece %d from %s: %s", piece, donor.name, why)
@@ -299,6 +315,10 @@ class StateFetch:
                     self._ended.wait(again_s)
                     again_s = min(2 * again_s, _AGAIN_MAX_S)
                     continue
+                except Exception as error:  # noqa: BLE001 - a thread's root: `run` raises it
+                    self._problem = error
+                    self._ended.set()
+                    return
                 again_s = _AGAIN_S
                 self._note_come(len(data))
                 self._book.note_done()
@@ -314,7 +334,9 @@ class StateFetch:
             try:
                 return connection.read(self._epoch, path, piece, index)
             except grpc.RpcError as error:
-                is_early = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                # gRPC itself says so, too: of a message that is too long.
+                is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                is_early = is_exhausted and (error.details() or "").startswith(EARLY)
                 if not is_early or self._ended.wait(_TURN_S):
                     raise
                 self._note_come(0)

@@ -22,6 +22,8 @@ from sites.local.rank_messages import StateProgress
 _TURN_S: Final = 0.5
 """Whoever would wait longer for its turn is told to ask again: then it knows that it is heard, and
 nobody who has gone takes a turn."""
+EARLY: Final = "its turn comes in"
+"""So begins what a site is told that has to ask again."""
 
 SiteOf = Callable[[Context], Awaitable[str]]
 """Names the site that calls, or aborts."""
@@ -95,7 +97,7 @@ class StateServer(state_pb2_grpc.StateServicer):
         turn_s = max(now_s, self._free_s.get(site, 0.0))
         if turn_s > now_s + _TURN_S:
             await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"its turn comes in {turn_s - now_s:.1f} s"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{EARLY} {turn_s - now_s:.1f} s"
             )
         bytes_per_s = self._bytes_per_s.get(site, math.inf)
         self._free_s[site] = turn_s + PIECE_BYTES / bytes_per_s
