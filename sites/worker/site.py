@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from sites.worker.shard_hook import ShardHook
 
 _LOOK_S = 1.0
+_RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
+"""What an optimizer's groups have of learning rates; OneCycleLR keeps its ends there."""
+_SCHEDULER_RATES = frozenset({"base_lrs", "max_lrs", "eta_min"})
+"""What schedulers have of them."""
 
 
 class Site:
@@ -975,10 +979,20 @@ class _EntryReports:
 def scale_learning_rates(optimizer: torch.optim.Optimizer, scheduler: object, scale: float) -> None:
     """Multiply all learning rates by `scale`: those now, and those that a scheduler begins with."""
     for group in optimizer.param_groups:
-        for key in {"lr", "initial_lr"} & group.keys():
+        for key in _RATES & group.keys():
             group[key] = group[key] * scale
+    _scale_scheduler(scheduler, scale)
+
+
+def _scale_scheduler(scheduler: object, scale: float) -> None:
+    """Scale what torch's schedulers keep of learning rates, those of each that one consists of."""
+    for each in getattr(scheduler, "_schedulers", ()):
+        _scale_scheduler(each, scale)
     if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-        scheduler.base_lrs = [each * scale for each in scheduler.base_lrs]
+        for name in _SCHEDULER_RATES & vars(scheduler).keys():
+            rates = getattr(scheduler, name)
+            scaled = [each * scale for each in rates] if isinstance(rates, list) else rates * scale
+            setattr(scheduler, name, scaled)
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:

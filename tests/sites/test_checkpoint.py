@@ -18,6 +18,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import SafetensorError
 from torch import nn
+from torch.optim import lr_scheduler as rates
 
 from protos.checkpoint.manifest import Manifest, StoredFile
 from protos.checkpoint.store import StoredCheckpoint, checkpoints_in
@@ -402,18 +403,52 @@ def test_where_residuals_cannot_be_written_training_does_not_hear_of_it(tmp_path
     assert exchange.has_residuals
 
 
-def test_a_scheduler_goes_on_from_scaled_learning_rates() -> None:
-    rates = []
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda each: rates.LambdaLR(each, lambda step: 1 / (1 + step)), id="lambda"),
+        pytest.param(
+            lambda each: rates.SequentialLR(
+                each,
+                [rates.LinearLR(each, 0.1, total_iters=4), rates.CosineAnnealingLR(each, 20)],
+                [4],
+            ),
+            id="warm-up, then cosine",
+        ),
+        pytest.param(
+            lambda each: rates.ChainedScheduler(
+                [
+                    rates.LambdaLR(each, lambda step: 1 / (1 + step)),
+                    rates.ExponentialLR(each, 0.9),
+                ]
+            ),
+            id="chained",
+        ),
+        pytest.param(lambda each: rates.OneCycleLR(each, 0.8, total_steps=20), id="one cycle"),
+        pytest.param(lambda each: rates.CyclicLR(each, 0.1, 0.8, step_size_up=4), id="cycles"),
+        pytest.param(lambda each: rates.CosineAnnealingLR(each, 20, 0.1), id="cosine to a floor"),
+        pytest.param(
+            lambda each: rates.CosineAnnealingWarmRestarts(each, 5, eta_min=0.1), id="restarts"
+        ),
+    ],
+)
+@pytest.mark.parametrize("at", [2, 6])
+def test_a_scheduler_goes_on_from_scaled_learning_rates(
+    make: Callable[[torch.optim.Optimizer], rates.LRScheduler], at: int
+) -> None:
+    found = []
     for scale in (1.0, 0.5):
-        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.8)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        optimizer.step()
-        scheduler.step()
-        scale_learning_rates(optimizer, scheduler, scale)
-        optimizer.step()
-        scheduler.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.8 / 3, 0.4 / 3])
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.8, momentum=0.9)
+        scheduler = make(optimizer)
+        for step in range(12):
+            if step == at:
+                scale_learning_rates(optimizer, scheduler, scale)
+            optimizer.step()
+            scheduler.step()
+            found.append(optimizer.param_groups[0]["lr"])
+    whole, halved = found[:12], found[12:]
+    assert halved[: at - 1] == whole[: at - 1]
+    assert halved[at:] == pytest.approx([0.5 * each for each in whole[at:]])
 
 
 def never(value: float) -> float:
