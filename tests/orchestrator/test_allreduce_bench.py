@@ -283,6 +283,7 @@ def test_gloo_over_emulated_packets() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("needs_root_netns")
 def test_plain_tcp_over_emulated_packets_beside_others() -> None:

@@ -16,6 +16,7 @@ from topology.documents.load import load_job
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.multiprocess
 def test_unequal_sites_train_what_one_process_does(tmp_path: Path) -> None:
     write_texts(tmp_path)

@@ -143,7 +143,16 @@ def steps_of_wider_links(seed: int, job: Job, topology: Topology) -> list[float]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_sites", "seed"), [(2, 0), (3, 1), (3, 2), (4, 3), (4, 4), (5, 5)])
+@pytest.mark.parametrize(
+    ("num_sites", "seed"),
+    [
+        (2, 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in ((3, 1), (3, 2), (4, 3), (4, 4), (5, 5))
+        ),
+    ],
+)
 def test_the_plan_for_wider_links_is_hardly_ever_slower(num_sites: int, seed: int) -> None:
     chance = random.Random(seed)
     topology = a_random_world(chance, num_sites, rates=chance.choice(((4.5, 7.0), (5.5, 8.0))))

@@ -295,6 +295,7 @@ def test_a_cheaper_plan_costs_less() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_sites_are_planned() -> None:
     """Of more than can be enumerated: no worse than any of them by itself, nor than all of them."""
     chance = random.Random(7)

@@ -274,6 +274,7 @@ def example(*overrides: str, job_overrides: tuple[str, ...] = ()) -> tuple[Job, 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_example_is_planned() -> None:
     plan = make_plan(*example())
     assert plan["predicted"]["step_s"] == pytest.approx(9.9, rel=0.05)
