@@ -137,7 +137,8 @@ class ReplicaHook(GradientHook):
         self.buckets: list[list[str]] = []
         """Names of the parameters of each bucket of the latest round, in the order of crossing."""
         self._buckets_wanted: list[list[str]] = []
-        self._held = HeldBuckets()
+        """Those of models that no backward pass has gone through since `resume`."""
+        self._held = [HeldBuckets() for _ in models]
         self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         """Parameter, gradient, and where in a bucket that lies, flat."""
 
@@ -146,7 +147,7 @@ class ReplicaHook(GradientHook):
         return ((name, each) for each, name in self._names.items())
 
     def resume(self, buckets: list[list[str]]) -> None:
-        """Cut the next round into these buckets, those that the run had when it was saved.
+        """Cut each model's next gradients into these buckets, which the run had when it was saved.
 
         DDP cuts its own in another way in the first backward pass, before it has seen in which
         order gradients come. What a codec owes to a bucket, and the order of sums, depend on them.
@@ -179,16 +180,16 @@ class ReplicaHook(GradientHook):
                 is_gradient=True,
                 is_summed=self._is_summed,
             )
-            self.buckets = self._buckets_wanted
+            self.buckets = []
         if self._used is not None:
             self._used.note(bucket)
-        if self._buckets_wanted:
-            return self._hold(bucket)
-        self.buckets = [*self.buckets, [self._names[each] for each in bucket.parameters()]]
+        names = [self._names[each] for each in bucket.parameters()]
+        if any(names[0] in each for each in self._buckets_wanted):
+            return self._hold(model, bucket)
+        self.buckets = [*self.buckets, names]
         layout, buffer = self._layout(bucket), bucket.buffer()
         if not self._exactness.is_lossy:
             return self._pipeline.submit([buffer], layout)
-        names = [self._names[each] for each in bucket.parameters()]
         named = zip(names, bucket.gradients(), strict=True)
         futures = []
         for group, is_exact in self._exactness.split(named, exact=False):
@@ -202,29 +203,32 @@ class ReplicaHook(GradientHook):
         # Buckets are completed in the order in which they were submitted.
         return futures[-1].then(whole)
 
-    def _hold(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Keep a bucket until all are there, then cut them into those that are wanted."""
+    def _hold(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Keep a bucket until all of its model are there, then cut them into those wanted."""
         buffer = bucket.buffer()
-        future = self._held.hold(buffer)
+        future = self._held[model].hold(buffer)
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._held_grads[self._names[parameter]] = parameter, grad, memory_of(grad, buffer)
         if bucket.is_last():
-            self._submit_wanted()
+            self._submit_wanted(self._held[model])
         return future
 
-    def _submit_wanted(self) -> None:
-        grads, self._held_grads = self._held_grads, {}
-        wanted, self._buckets_wanted = self._buckets_wanted, []
+    def _submit_wanted(self, held: HeldBuckets) -> None:
+        grads = self._held_grads
+        wanted = [each for each in self._buckets_wanted if all(name in grads for name in each)]
+        self._buckets_wanted = [each for each in self._buckets_wanted if each not in wanted]
+        self.buckets = [*self.buckets, *wanted]
         futures = []
         for names in wanted:
             layout = layout_of((name, grads[name][0]) for name in names)
             named = [(name, grads[name][1]) for name in names]
+            memory = {name: grads.pop(name)[2] for name in names}
             for group, is_exact in self._exactness.split(named, exact=False):
-                pieces = [grads[name][2] for name, _ in group]
+                pieces = [memory[name] for name, _ in group]
                 futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
 
         # Buckets are completed in the order in which they were submitted.
-        self._held.complete_after(futures[-1])
+        held.complete_after(futures[-1])
 
     def _end_backward(self) -> None:
         self._is_backward = False

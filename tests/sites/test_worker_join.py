@@ -116,6 +116,17 @@ class TestAlone:
         assert (one["place"], other["place"]) == (["alone", 0, 2], ["alone", 1, 2])
         assert torch.equal(one["weight"], other["weight"])
 
+    def test_a_run_of_two_models_is_resumed_by_a_backward_pass_through_one(
+        self, tmp_path: Path
+    ) -> None:
+        nowhere = [tmp_path / "no_gateway"]
+        codes = run_ranks(tmp_path, nowhere, [2], worker_programs.resume_two_models)
+        assert set(codes.values()) == {0}
+        for grads, *others in results(tmp_path).values():
+            for found in others:
+                assert len(found) == len(grads)
+                assert all(map(torch.equal, found, grads))
+
     @pytest.mark.exhaustive
     def test_torchrun_runs_the_same_script(self) -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

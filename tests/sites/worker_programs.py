@@ -208,6 +208,35 @@ def train_alone(folder: Path, name: str) -> None:
     torch.save({"place": place, "weight": net.layers[0].weight}, folder / f"{name}.pt")
 
 
+def resume_two_models(folder: Path, name: str) -> None:
+    """Resume after a backward pass through two models; the next goes through one of them."""
+    for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
+        del os.environ[each]
+    _init_process_group()
+    site = sites.join(alone=True)
+    pairs = [_wrapped(build(seed)) for seed in (0, 1)]
+    site.synchronize([model for model, _ in pairs], [optimizer for _, optimizer in pairs])
+
+    def train(*models: DistributedDataParallel) -> list[torch.Tensor]:
+        for each in models:
+            each.zero_grad()
+        losses = [loss_of(each, 0, site.global_rank, 0, torch.float32) for each in models]
+        backward(torch.stack(losses).sum())
+        return [each.grad.clone() for model in models for each in model.parameters()]  # type: ignore[union-attr]
+
+    (first, _), (second, _) = pairs
+    train(first, second)
+    grads = train(first, second)
+    hook = site._replica_hook
+    assert hook is not None
+    saved = hook.buckets
+    hook.resume([*reversed(saved)])
+    found = [*train(first), *train(second)]
+    both = train(first, second)
+    torch.save([grads, found, both], folder / f"{name}.pt")
+    site.leave()
+
+
 def join_site() -> Site:
     """Join; torch.distributed is initialised before, from a file, which needs no port."""
     _init_process_group()
