@@ -134,8 +134,10 @@ class ReplicaHook(GradientHook):
         if is_summed:
             self._zeroed = ZeroedCheck(self._names)
         self._layouts: dict[tuple[int, ...], int] = {}
-        self.buckets: list[list[str]] = []
-        """Names of the parameters of each bucket of the latest round, in the order of crossing."""
+        self._buckets: list[list[list[str]]] = [[] for _ in models]
+        """By model, the names in each bucket of its latest round, in the order of crossing."""
+        self._crossed: set[str] = set()
+        """Names of what crossed in the latest round."""
         self._buckets_wanted: list[list[str]] = []
         """Those of models that no backward pass has gone through since `resume`."""
         self._held = [HeldBuckets() for _ in models]
@@ -145,6 +147,11 @@ class ReplicaHook(GradientHook):
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return all parameters with their names."""
         return ((name, each) for each, name in self._names.items())
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """Names of the parameters of each bucket of each model's latest round."""
+        return [names for each in self._buckets for names in each]
 
     def resume(self, buckets: list[list[str]]) -> None:
         """Cut each model's next gradients into these buckets, which the run had when it was saved.
@@ -157,8 +164,7 @@ class ReplicaHook(GradientHook):
 
     def gradients(self) -> list[torch.Tensor]:
         """Return each gradient of the latest round."""
-        crossed = {name for names in self.buckets for name in names}
-        parameters = [each for name, each in self.parameters() if name in crossed]
+        parameters = [each for name, each in self.parameters() if name in self._crossed]
         return [each.grad for each in parameters if each.grad is not None]
 
     def _trained(self) -> list[str]:
@@ -180,13 +186,16 @@ class ReplicaHook(GradientHook):
                 is_gradient=True,
                 is_summed=self._is_summed,
             )
-            self.buckets = []
+            self._crossed.clear()
+        if bucket.index() == 0:
+            self._buckets[model] = []
         if self._used is not None:
             self._used.note(bucket)
         names = [self._names[each] for each in bucket.parameters()]
+        self._crossed.update(names)
         if any(names[0] in each for each in self._buckets_wanted):
             return self._hold(model, bucket)
-        self.buckets = [*self.buckets, names]
+        self._buckets[model].append(names)
         layout, buffer = self._layout(bucket), bucket.buffer()
         if not self._exactness.is_lossy:
             return self._pipeline.submit([buffer], layout)
@@ -210,14 +219,14 @@ class ReplicaHook(GradientHook):
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._held_grads[self._names[parameter]] = parameter, grad, memory_of(grad, buffer)
         if bucket.is_last():
-            self._submit_wanted(self._held[model])
+            self._submit_wanted(model)
         return future
 
-    def _submit_wanted(self, held: HeldBuckets) -> None:
+    def _submit_wanted(self, model: int) -> None:
         grads = self._held_grads
         wanted = [each for each in self._buckets_wanted if all(name in grads for name in each)]
         self._buckets_wanted = [each for each in self._buckets_wanted if each not in wanted]
-        self.buckets = [*self.buckets, *wanted]
+        self._buckets[model] = wanted
         futures = []
         for names in wanted:
             layout = layout_of((name, grads[name][0]) for name in names)
@@ -228,7 +237,7 @@ class ReplicaHook(GradientHook):
                 futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
 
         # Buckets are completed in the order in which they were submitted.
-        held.complete_after(futures[-1])
+        self._held[model].complete_after(futures[-1])
 
     def _end_backward(self) -> None:
         self._is_backward = False

@@ -229,7 +229,9 @@ def resume_two_models(folder: Path, name: str) -> None:
     grads = train(first, second)
     hook = site._replica_hook
     assert hook is not None
+    train(first)
     saved = hook.buckets
+    assert len({each for names in saved for each in names}) == len(grads), "of both models"
     hook.resume([*reversed(saved)])
     found = [*train(first), *train(second)]
     both = train(first, second)
