@@ -39,11 +39,8 @@ def tell_all(
     halves = [len(data) >> 16, len(data) & 0xFFFF]
     lengths = torch.zeros(_PAIR * num_sites)
     lengths[_PAIR * site :][:_PAIR] = torch.tensor(halves, dtype=torch.float32)
-    told = (
-        _sum(pipeline, lengths, site, num_sites, device, speaks=speaks)
-        .reshape(num_sites, _PAIR)
-        .tolist()
-    )
+    sums, _ = _sum(pipeline, lengths, site, num_sites, device, speaks=speaks)
+    told = sums.reshape(num_sites, _PAIR).tolist()
     counts = [int(high) << 16 | int(low) for high, low in told]
     places = [0]
     for count in counts:
@@ -53,11 +50,12 @@ def tell_all(
     pairs = octets.view(-1, _PAIR).to(torch.float32)
     own = numbers[places[site] : places[site + 1]]
     own.copy_((pairs[:, 0] + 256.0 * pairs[:, 1])[: len(own)])
-    heard = _sum(pipeline, numbers, site, num_sites, device, speaks=speaks).to(torch.int32)
+    sums, spoke = _sum(pipeline, numbers, site, num_sites, device, speaks=speaks)
+    heard = sums.to(torch.int32)
     found = torch.stack([heard % 256, heard // 256], dim=1).to(torch.uint8).numpy().tobytes()
     return [
-        found[_PAIR * place : _PAIR * place + count]
-        for place, count in zip(places, counts, strict=False)
+        found[_PAIR * place : _PAIR * place + count] if has_spoken else b""
+        for place, count, has_spoken in zip(places, counts, spoke, strict=False)
     ]
 
 
@@ -69,8 +67,11 @@ def _sum(
     device: torch.device,
     *,
     speaks: bool,
-) -> torch.Tensor:
-    """Return the sum over sites of whole numbers below 65536, of which one at most is not 0."""
+) -> tuple[torch.Tensor, list[bool]]:
+    """Return the sum over sites of whole numbers below 65536, of which one at most is not 0.
+
+    And which sites took part.
+    """
     ones = torch.zeros(num_sites)
     ones[site] = 1.0
     means = torch.cat([ones, numbers]).to(device)
@@ -81,4 +82,5 @@ def _sum(
     for future in futures:
         future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
     found = means.cpu().double()
-    return (found[num_sites:] / found[:num_sites].max()).round()
+    ones = found[:num_sites]
+    return (found[num_sites:] / ones.max()).round(), (ones > 0).tolist()
