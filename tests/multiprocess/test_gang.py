@@ -58,15 +58,19 @@ def test_detach_cancel_wait(run: Bench) -> None:
     run.wait_for_nothing_left(30)
 
 
-def test_who_comes_while_a_run_is_being_launched_waits_for_it(run: Bench) -> None:
+@pytest.mark.parametrize("comes", ["launch", "cancel"])
+def test_who_comes_while_a_run_is_being_launched_waits_for_it(run: Bench, comes: str) -> None:
     job = run.write(topology_yaml([(1, 1), (1, 1)], emulate=False), job_yaml(steps=100_000))
-    arguments = ("launch", str(job), "--run-id", "r", "--detach", "--json")
-    launching = run.start(*arguments)
+    words = {
+        "launch": ("launch", str(job), "--run-id", "r", "--detach", "--json"),
+        "cancel": ("cancel", "r", "--json"),
+    }
+    launching = run.start(*words["launch"])
     claimed = run.home / "runs" / "r" / "job.yaml"
     run.wait_for("the run's folder", claimed.exists, 30)
-    again, cancelling = run.start(*arguments), run.start("cancel", "r", "--json")
-    for command in (launching, again, cancelling):
+    for command in (launching, run.start(*words[comes])):
         out, err = command.communicate(timeout=60)
         assert command.returncode == 0, (command.args, out, err)
+    run.isthmus("cancel", "r", "--json").check()
     ended = run.isthmus("wait", "r", "--timeout", "60s", "--json").check(6)
     assert ended.envelope["error"]["code"] == "CANCELLED"
