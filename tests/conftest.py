@@ -28,9 +28,9 @@ settings.register_profile("isthmus", deadline=None, derandomize=True, max_exampl
 settings.load_profile("isthmus")
 
 FEW_SEEDS = 3
-"""Of a test with many seeds, what a run without `--all` takes."""
+"""A run without `--all` takes so many seeds of a test."""
 FEW_SLOW_SEEDS = 2
-"""And of a slow test."""
+"""A run without `--all` takes so many seeds of a slow test."""
 RUNS = "tests/multiprocess/"
 SHARED = ("tests/topology/", "tests/fuzz/")
 """Where the tests of a file share what takes long to make."""

@@ -5,6 +5,7 @@ A coordinator that is started here outlives the command that started it.
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -28,6 +29,9 @@ START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""
 POLL_S = 0.02
 STOP_S = 10.0
+
+_WRITE_ERRNOS = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
+"""Errors of a write, which names no file, unlike the open before it."""
 
 
 def submit(
@@ -79,7 +83,11 @@ def submit(
                     _submit_to(address, pair, run_id)
         except BaseException as error:
             folder.give_back()
-            if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            if (
+                isinstance(error, OSError)
+                and error.errno in _WRITE_ERRNOS
+                and error.filename is None
+            ):
                 raise OSError(error.errno, error.strerror, str(folder.path)) from error
             raise
     return folder

@@ -26,9 +26,9 @@ class StateLockedError(IsthmusError):
 
 
 def is_abandoned(folder: Path, name: str = LOCK) -> bool:
-    """Whether no coordinator holds a state folder; one that was never locked is nobody's.
+    """Whether nobody holds a lock, the file `name` in a folder; one that is not there, nobody does.
 
-    Or nobody another lock, the file `name` in it.
+    Without `name` it is the lock by which a coordinator holds its state folder.
     """
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)

@@ -119,7 +119,7 @@ def test_numbers_beyond_their_range_are_usage(isthmus: Isthmus, arguments: tuple
 def test_a_port_that_cannot_be_dialled_is_usage(
     isthmus: Isthmus, files: Path, tmp_path: Path, option: str
 ) -> None:
-    """And not one of the process that the command becomes: that knows no envelope."""
+    """The command refuses it: the process that the command becomes knows no envelope."""
     addresses = {"--coordinator": "127.0.0.1:1", "--node": "127.0.0.1:1", option: "127.0.0.1:0"}
     given = [word for pair in addresses.items() for word in pair]
     place = ("--topology", files / "topology.yaml", "--state", tmp_path / "state")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from orchestrator.cli import run_submission
 from orchestrator.client import run_reader
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import run_folders
@@ -125,6 +126,17 @@ def test_a_full_disk_is_told_with_the_runs_folder_and_leaves_nothing(
     assert error["code"] == "FILE_ERROR"
     assert error["message"] == f"{home / 'runs' / 'mine'}: File too large"
     assert run_folders(home) == []
+
+
+def test_an_error_that_is_no_files_keeps_what_it_says(
+    isthmus: Isthmus, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TimeoutError("nobody has answered")
+
+    monkeypatch.setattr(run_submission, "_submit_to", refuse)
+    done = isthmus("launch", files / "job.yaml", "--coordinator", "127.0.0.1:1")
+    assert "nobody has answered" in done.err
 
 
 def test_the_same_run_id_is_the_same_run(

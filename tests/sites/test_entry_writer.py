@@ -29,7 +29,7 @@ from sites.local.entry_folder import (
 from tests.fakes.waiting import DEADLINE_S, wait_for
 
 NUMEL = 3 << 20
-"""Of each tensor: 12 MiB, three pieces."""
+"""Each tensor has so many elements: 12 MiB, three pieces."""
 
 
 class Told:
