@@ -74,6 +74,11 @@ class Launcher:
     the site's other nodes."""
 
 
+GATEWAY_PORTS = 2
+"""Ports next to each other that a gateway listens on: its calls', and the one after it for frames.
+Others are told the first alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRange:
     """Ports that a firewall lets through, both ends included."""
@@ -96,7 +101,7 @@ class Listening:
     interfaces: tuple[str, ...] = ()
     """Network interfaces whose addresses are bound instead, by a node's gateways in turn."""
     ports: PortRange | None = None
-    """Ports that are bound; None: any."""
+    """Ports that are bound, GATEWAY_PORTS by each gateway; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

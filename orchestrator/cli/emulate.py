@@ -48,7 +48,7 @@ _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "
     "served",
     metavar="SITE=HOST:PORT",
     multiple=True,
-    help="What the other sites reach at SITE through the relay. May be repeated.",
+    help="A port that the other sites reach at SITE through the relay. May be repeated.",
 )
 @click.option(
     "--enter",

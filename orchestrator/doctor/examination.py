@@ -44,7 +44,7 @@ from topology.errors import Problem
 from topology.job import Job
 from topology.machine_facts import Wanted
 from topology.models.topology_model import is_loopback
-from topology.world import Site, Topology
+from topology.world import GATEWAY_PORTS, Site, Topology
 
 _T = TypeVar("_T")
 ANSWER_S = 60.0
@@ -332,7 +332,9 @@ def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -
     """Try connections along each link between sites that were seen, in each direction.
 
     Of a site of several machines each is tried with the other site's first, and inside the site
-    each further one dials the first: torch's store is there.
+    each further one dials the first: torch's store is there. Where gateways bind ports of a range,
+    a firewall may let in some and not others, so each that they would take is tried, up to the
+    first that fails.
     """
     machines: dict[str, list[tuple[Examiner, Site]]] = {}
     for examiner, machine in seen:
@@ -346,31 +348,50 @@ def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -
     ]
     for first, *rest in machines.values():
         pairs += [(each, first) for each in rest]
-    found, ports = [], dict[str, int | str]()
+    found, ports = [], dict[str, list[int]]()
     for (asks, source), (answers, target) in pairs:
         if not target.inbound or not target.bound:
             continue  # nobody dials it, or nobody knows where before its gateways run
         try:
             if target.address not in ports:
-                ports[target.address] = answers.listen(
-                    target.bound, target.listening.ports, ANSWER_S
+                ports[target.address] = _listen(answers, target)
+            for port in ports[target.address]:
+                tried = Tried(
+                    source=source.name,
+                    target=target.name,
+                    source_address=source.bound,
+                    target_address=target.address,
+                    port=port,
+                    error=asks.reach(source.bound, target.address, port, REACH_S),
+                    ports=target.listening.ports,
                 )
-            port = ports[target.address]
-            if isinstance(port, str):
-                continue  # nothing can listen there: found already
-            tried = Tried(
-                source=source.name,
-                target=target.name,
-                source_address=source.bound,
-                target_address=target.address,
-                port=port,
-                error=asks.reach(source.bound, target.address, port, REACH_S),
-            )
+                if tried.error is not None:
+                    found += connection_findings(tried)
+                    break
         except NoAnswerError as error:
             found.append(_unexamined(source.name, str(error)))
-            continue
-        found += connection_findings(tried)
     return found
+
+
+def _listen(examiner: Examiner, site: Site) -> list[int]:
+    """Have a machine of a site listen on as many ports of a range as its gateways take.
+
+    Where the system chooses ports, on one, which stands for all.
+
+    Returns:
+        The ports: fewer where others are taken, none where nothing can listen on that address,
+        which has been found already.
+
+    Raises:
+        NoAnswerError: as of `Examiner.listen`.
+    """
+    given, ports = site.listening.ports, list[int]()
+    for _ in range(1 if given is None else GATEWAY_PORTS * site.gateways_per_node):
+        port = examiner.listen(site.bound, given, ANSWER_S)
+        if isinstance(port, str):
+            break
+        ports.append(port)
+    return ports
 
 
 def _pairs(sources: Sequence[_T], targets: Sequence[_T]) -> list[tuple[_T, _T]]:

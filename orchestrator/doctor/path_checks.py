@@ -14,7 +14,7 @@ from orchestrator.doctor.machine_checks import Machine
 from topology.channels import FLOWS_MAX
 from topology.job import Job
 from topology.units import format_duration, format_size
-from topology.world import Link, Topology
+from topology.world import GATEWAY_PORTS, Link, PortRange, Topology
 
 SEND_SHARE = 0.75
 """Share of a send buffer's limit that is payload; the rest is the kernel's bookkeeping."""
@@ -181,6 +181,8 @@ class Tried:
     port: int
     error: str | None
     """The reason why it does not work; None: it does."""
+    ports: PortRange | None = None
+    """Those that the target's gateways bind; None: the system chooses."""
 
 
 def connection_findings(tried: Tried) -> list[Finding]:
@@ -199,6 +201,9 @@ def connection_findings(tried: Tried) -> list[Finding]:
                 "sudo ip link set dev DEVICE mtu 1400",
             )
         ]
+    chosen = "that the system chooses"
+    if tried.ports is not None:
+        chosen = f"of {tried.ports.first}-{tried.ports.last}"
     return [
         Finding(
             severity=Severity.ERROR,
@@ -206,7 +211,7 @@ def connection_findings(tried: Tried) -> list[Finding]:
             site=tried.source,
             found=f"from {tried.source} ({tried.source_address}) to {tried.target} "
             f"({tried.target_address}), port {tried.port}: {tried.error}",
-            why="its gateways dial the other's, on ports that the system chooses",
+            why=f"its gateways dial the other's, each on {GATEWAY_PORTS} ports {chosen}",
             cure=f"at {tried.target}: sudo iptables -I INPUT -p tcp -s {tried.source_address} "
             f"-d {tried.target_address} -j ACCEPT; at {tried.source}: "
             f"ip route get {tried.target_address} from {tried.source_address}",

@@ -14,11 +14,12 @@ from orchestrator.emulator.packet_link import MTU_BYTES
 from topology.errors import ConfigError
 from topology.faults.script import KINDS, Change
 from topology.json_fields import read_json, to_json
-from topology.world import CrossTraffic, Topology
+from topology.world import GATEWAY_PORTS, CrossTraffic, Topology
 
 MAX_SITES = 64
 """The most sites of the packet emulator: their addresses share one network."""
 MAX_ENDPOINTS = 4096
+MAX_PORT = 65535
 MAX_CHANGES = 8192
 """The most changes at once: two for each link of the largest full mesh of a topology."""
 CROSS_TRAFFIC = "cross-traffic"
@@ -33,7 +34,8 @@ Message = TypeVar("Message")
 class RelayEndpoint:
     """Where gateway number `gateway` of site `target` is reached from site `source`.
 
-    In a configuration: where it listens. In what the relay answers: where to dial instead.
+    In a configuration: where it listens. In what the relay answers: where to dial instead, on as
+    many ports, in the same order.
     """
 
     source: str
@@ -41,10 +43,19 @@ class RelayEndpoint:
     gateway: int
     host: str
     port: int
+    """The first of its ports."""
+    num_ports: int = 1
+    """Ports next to each other that are reached."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.port < 1 << 16:
-            raise ConfigError(f"port: want 1 to 65535, got {self.port}")
+        if not 0 < self.port <= MAX_PORT:
+            raise ConfigError(f"port: want 1 to {MAX_PORT}, got {self.port}")
+        most = MAX_PORT - self.port + 1
+        if not 0 < self.num_ports <= most:
+            raise ConfigError(
+                f"num_ports: want 1 to {most}, as port {self.port} is the first; "
+                f"got {self.num_ports}"
+            )
         if self.gateway < 0:
             raise ConfigError(f"gateway: want 0 or more, got {self.gateway}")
 
@@ -223,8 +234,13 @@ def netns_config(topology: Topology, seed: int, folder: Path) -> NetnsConfig:
     )
 
 
-def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEndpoint, ...]:
-    """Return one endpoint for each gateway that can be dialled, and each site linked with it."""
+def dialled(
+    topology: Topology, listening: Iterable[Endpoint], num_ports: int = GATEWAY_PORTS
+) -> tuple[RelayEndpoint, ...]:
+    """Return one endpoint for each gateway that can be dialled, and each site linked with it.
+
+    `num_ports` is how many ports each listens on: 1 of a server that is none of our gateways.
+    """
     return tuple(
         RelayEndpoint(
             source=site.name,
@@ -232,6 +248,7 @@ def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEnd
             gateway=gateway.gateway,
             host=gateway.host,
             port=gateway.port,
+            num_ports=num_ports,
         )
         for gateway in listening
         for site in topology.sites

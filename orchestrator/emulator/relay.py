@@ -1,4 +1,7 @@
-"""The relay: one listening port for each way from a site to another site's gateway.
+"""The relay: a listening port for each way from a site to a port of another site's gateway.
+
+Of a gateway with several ports next to each other, those that lead there are next to each other,
+too, in the same order: who is told the first finds the others.
 
 It is used in a process's own event loop, `async with Relay(config) as relay`, or as a child
 process, `python -m orchestrator.emulator.relay`. The child reads one line of JSON
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import random
@@ -29,6 +33,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.emulator.emulator_config import (
+    MAX_ENDPOINTS,
+    MAX_PORT,
     RelayConfig,
     RelayEndpoint,
     Up,
@@ -45,9 +51,13 @@ from orchestrator.emulator.owner_pipes import (
 from orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
 from topology.errors import ConfigError
 from topology.faults.script import Change
+from topology.world import GATEWAY_PORTS
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""
+NEIGHBOUR_TRIES = 64
+"""How often ports next to each other are looked for. The first is the system's choice, so only a
+machine with hardly any port left needs more than a few."""
 _LOG = logging.getLogger("relay")
 
 
@@ -65,7 +75,7 @@ class Relay:
             for shape in config.links
         }
         self._listeners: list[tuple[RelayEndpoint, Listener]] = []
-        """Each with the gateway that it leads to."""
+        """Each with the gateway that it leads to, whose every port has one."""
         self._connections: set[Connection] = set()
         self.endpoints: tuple[RelayEndpoint, ...] = ()
         """Where to dial, in the order of the configuration; empty before entering."""
@@ -126,8 +136,8 @@ class Relay:
         told = []
         try:
             for endpoint in endpoints:
-                listener, port = self._listen(endpoint)
-                opened.append((endpoint, listener))
+                listeners, port = self._listen(endpoint)
+                opened += [(endpoint, listener) for listener in listeners]
                 told.append(replace(endpoint, host=self._config.bind_host, port=port))
         except BaseException:
             _close_all(opened)
@@ -157,18 +167,44 @@ class Relay:
                     else:
                         connection.half_open(change.source)
 
-    def _listen(self, endpoint: RelayEndpoint) -> tuple[Listener, int]:
-        gateway = _resolve(endpoint.host, endpoint.port)
+    def _listen(self, endpoint: RelayEndpoint) -> tuple[list[Listener], int]:
+        """Open a listener for each port of a gateway, and return the port of the first."""
+        for _ in range(NEIGHBOUR_TRIES):
+            if (opened := self._open_neighbours(endpoint)) is not None:
+                return opened
+        raise ConfigError(
+            f"bind_host: {self._config.bind_host}: no {endpoint.num_ports} ports next to each "
+            f"other were free in {NEIGHBOUR_TRIES} tries"
+        )
+
+    def _open_neighbours(self, endpoint: RelayEndpoint) -> tuple[list[Listener], int] | None:
+        """Try once what `_listen` does; None: one of the ports after the first is taken."""
+        gateway_family, gateway = _resolve(endpoint.host, endpoint.port)
         family, address = _resolve(self._config.bind_host, 0)
         there = self._links[endpoint.source, endpoint.target]
         back = self._links[endpoint.target, endpoint.source]
-        accepted = functools.partial(self._accepted, gateway, there, back)
-        listener = Listener(family, there, back, accepted)
-        try:
-            return listener, listener.open(address)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(f"bind_host: {self._config.bind_host}: {error.strerror}") from error
+        listeners: list[Listener] = []
+        first = 0  # the system chooses
+        with contextlib.ExitStack() as closing:
+            for index in range(endpoint.num_ports):
+                if first + index > MAX_PORT:
+                    return None
+                dialled = gateway_family, _with_port(gateway, endpoint.port + index)
+                accepted = functools.partial(self._accepted, dialled, there, back)
+                try:
+                    listener = Listener(family, there, back, accepted)
+                    closing.callback(listener.close)
+                    port = listener.open(_with_port(address, first + index))
+                except OSError as error:
+                    if index > 0 and error.errno == errno.EADDRINUSE:
+                        return None
+                    raise ConfigError(
+                        f"bind_host: {self._config.bind_host}: {error.strerror}"
+                    ) from error
+                first = first or port
+                listeners.append(listener)
+            closing.pop_all()
+        return listeners, first
 
     def _accepted(
         self, gateway: Address, there: SharedLink, back: SharedLink, dialler: socket.socket
@@ -220,8 +256,14 @@ def _resolve(host: str, port: int) -> Address:
     return family, address
 
 
-_MAX_DESCRIPTORS = 4 * MAX_CONNECTIONS
-"""Two a connection, and as many again for listeners."""
+def _with_port(address: tuple[object, ...], port: int) -> tuple[object, ...]:
+    """Return a socket's address, of IPv4 or IPv6, with another port."""
+    host, _, *rest = address
+    return host, port, *rest
+
+
+_MAX_DESCRIPTORS = 2 * MAX_CONNECTIONS + GATEWAY_PORTS * MAX_ENDPOINTS
+"""Two a connection, and those of the listeners of as many gateways as a relay leads to."""
 
 
 def main() -> int:

@@ -52,7 +52,7 @@ class Wanted:
     emulator: str
     """One of topology.world.EMULATORS."""
     served: tuple[Endpoint, ...] = ()
-    """What other sites reach through the relay."""
+    """What other sites reach through the relay: any server, one port each."""
     script: FaultScript
     seed: int
     command: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Standing:
         else:
             config = RelayConfig(
                 links=shapes_of(wanted.topology),
-                endpoints=dialled(wanted.topology, wanted.served),
+                endpoints=dialled(wanted.topology, wanted.served, num_ports=1),
                 seed=wanted.seed,
             )
         deadline_s = asyncio.get_running_loop().time() + START_S

@@ -38,7 +38,7 @@ from tests.fakes.sshd import sshd
 from topology.documents.load import load_job
 from topology.job import Job
 from topology.machine_facts import Accelerators, Facts, Folder, Wanted
-from topology.world import Launcher, Topology
+from topology.world import Launcher, Listening, PortRange, Topology
 
 NOBODY = 65534
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -319,6 +319,35 @@ def test_a_path_that_is_open() -> None:
         assert isinstance(port, int)
         assert examiner.reach("127.0.0.2", "127.0.0.3", port, 3.0) is None
         assert examiner.reach("127.0.0.2", "127.0.0.3", 1, 3.0) == "Connection refused"
+
+
+def test_each_port_that_gateways_take_of_a_range_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "REACH_S", 0.4)
+    asked = examined(tmp_path)
+    first, second = (
+        dataclasses.replace(site, address=f"10.9.0.{number}")
+        for number, site in enumerate(topology().sites, start=1)
+    )
+    ports = Listening(ports=PortRange(first=29500, last=29504))
+    sites = (first, dataclasses.replace(second, gateways_per_node=2, listening=ports))
+    asked = dataclasses.replace(asked, topology=dataclasses.replace(asked.topology, sites=sites))
+    with two_networks() as (one, other):
+        reached = {"a": [*one, sys.executable], "b": [*other, sys.executable]}
+
+        def unreachable() -> list[Finding]:
+            found = all_findings(asked, None, reached)
+            return [each for each in found if each.kind == "unreachable"]
+
+        assert unreachable() == []
+        shut = "ip rule add pref 5 to 10.9.0.2 ipproto tcp dport"
+        subprocess.run([*one, *f"{shut} 29504 prohibit".split()], check=True)
+        assert unreachable() == []  # two gateways take four ports
+        subprocess.run([*one, *f"{shut} 29503 prohibit".split()], check=True)
+        [told] = unreachable()
+        assert told.found.startswith("from a (10.9.0.1) to b (10.9.0.2), port 29503: ")
+        assert told.why == "its gateways dial the other's, each on 2 ports of 29500-29504"
 
 
 def test_two_machines_are_examined_and_the_ways_between_them(

@@ -19,6 +19,7 @@ from topology.models.topology_model import (
 from topology.text.yaml_document import Document
 from topology.units import format_duration
 from topology.world import (
+    GATEWAY_PORTS,
     Accelerator,
     CrossTraffic,
     Detection,
@@ -111,8 +112,12 @@ def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site,
     for written, site in zip(model.sites, sites, strict=True):
         ranks, gateways = site.accelerators_per_node, site.gateways_per_node
         ports = site.listening.ports
-        if ports is not None and len(ports) < gateways:
-            message = f"{len(ports)} ports are too few for the {gateways} gateways of a node"
+        wanted = GATEWAY_PORTS * gateways
+        if ports is not None and len(ports) < wanted:
+            message = (
+                f"want {wanted} ports or more, {GATEWAY_PORTS} for each gateway of a node; "
+                f"got {len(ports)}"
+            )
             document.add(("sites", site.index, "wan", "ports"), message)
         if ranks % gateways == 0:
             continue

@@ -269,7 +269,10 @@ class WanModel(Strict):
         Field(description="HTTP proxy through which the site's agent reaches the coordinator."),
     ] = None
     ports: Annotated[
-        Ports | None, Field(description="Gateways bind ports of this range. [any]")
+        Ports | None,
+        Field(
+            description="Gateways bind ports of this range, two next to each other for each. [any]"
+        ),
     ] = None
 
     def listening(self) -> Listening:
