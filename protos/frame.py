@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import numpy as np
 import xxhash
 
 from protos.errors import CorruptDataError, RemoteProtocolError
@@ -28,6 +29,10 @@ _CHECKSUM = struct.Struct("<Q")
 _ACK = struct.Struct("<QIIHBxId")
 ACK_BYTES = _ACK.size
 assert _HEADER.size + _CHECKSUM.size == HEADER_BYTES
+
+
+Packed = bytes | memoryview
+"""A frame's bytes, which nobody writes to any more."""
 
 
 class Kind(IntEnum):
@@ -77,13 +82,13 @@ class Frame:
     """float32 elements of the whole bucket."""
     weight: float
     """Tokens behind a contribution; of all contributors, for a result."""
-    payload: memoryview | bytes
-    packed: bytes | None = field(default=None, init=False, compare=False, repr=False)
+    payload: Packed
+    packed: Packed | None = field(default=None, init=False, compare=False, repr=False)
     """The whole of it, once it was packed, or as it came: one copy for all who get it."""
 
 
-def pack(frame: Frame) -> bytes:
-    """Return the frame's bytes: exactly `bytes`, for gRPC sends nothing else.
+def pack(frame: Frame) -> Packed:
+    """Return the frame's bytes.
 
     The first call copies the payload; what it is a view of may change afterwards.
     """
@@ -94,11 +99,11 @@ def pack(frame: Frame) -> bytes:
     return packed
 
 
-def _keep(frame: Frame, packed: bytes) -> None:
+def _keep(frame: Frame, packed: Packed) -> None:
     object.__setattr__(frame, "packed", packed)  # frozen: it changes nothing that a frame says
 
 
-def _pack(frame: Frame) -> bytes:
+def _pack(frame: Frame) -> Packed:
     key = frame.key
     fields = _HEADER.pack(
         _MAGIC,
@@ -117,10 +122,16 @@ def _pack(frame: Frame) -> bytes:
         frame.numel,
         frame.weight,
     )
-    return b"".join((fields, _CHECKSUM.pack(_checksum(fields, frame.payload)), frame.payload))
+    packed = np.empty(HEADER_BYTES + len(frame.payload), np.uint8)
+    packed[: _HEADER.size] = np.frombuffer(fields, np.uint8)
+    checksum = _CHECKSUM.pack(_checksum(fields, frame.payload))
+    packed[_HEADER.size : HEADER_BYTES] = np.frombuffer(checksum, np.uint8)
+    # Unlike bytes.join, numpy copies without the interpreter's lock.
+    packed[HEADER_BYTES:] = np.frombuffer(frame.payload, np.uint8)
+    return memoryview(packed.data)
 
 
-def unpack(data: bytes) -> Frame:
+def unpack(data: Packed) -> Frame:
     """Parse a frame.
 
     Raises:
@@ -148,7 +159,7 @@ def unpack(data: bytes) -> Frame:
     return frame
 
 
-def checksum_of(packed: bytes) -> int:
+def checksum_of(packed: Packed) -> int:
     """Return the checksum that a packed frame carries."""
     return int(_CHECKSUM.unpack_from(packed, _HEADER.size)[0])
 
@@ -158,7 +169,7 @@ def pack_ack(key: ChunkKey, epoch: int, left_s: float) -> bytes:
     return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, epoch, left_s)
 
 
-def unpack_ack(data: bytes) -> tuple[ChunkKey, int, float]:
+def unpack_ack(data: Packed) -> tuple[ChunkKey, int, float]:
     """Return the key and the epoch of an acknowledgement, and when it left by the peer's clock.
 
     Raises:
@@ -174,7 +185,7 @@ def unpack_ack(data: bytes) -> tuple[ChunkKey, int, float]:
     return ChunkKey(round_, bucket, chunk, site, Kind(kind)), epoch, left_s
 
 
-def _checksum(fields: bytes, payload: memoryview | bytes) -> int:
+def _checksum(fields: Packed, payload: Packed) -> int:
     """Return the xxh3-64 over both parts; of large ones without the interpreter's lock."""
     digest = xxhash.xxh3_64(fields)
     digest.update(payload)

@@ -16,8 +16,10 @@ LOG_LINE_BYTES = 8 << 10
 """A longer line of a log is cut, and says so."""
 EXCHANGE_CHANNEL_BYTES = MAX_FRAME_BYTES
 """The data channel's limit."""
+HANDSHAKE_S = 20.0
+"""A connection that has not made a call after so long is closed."""
 CONNECTION_LIMITS = (
-    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
     ("grpc.max_connection_idle_ms", 30_000),
 )
 """At every server a connection that has not become HTTP/2, or has no call, for so long is closed.

@@ -11,17 +11,18 @@ import contextlib
 import inspect
 import logging
 import os
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 import grpc.aio
 
-from protos.errors import IsthmusError
+from protos.errors import IsthmusError, PermissionDeniedError
 from protos.identities import CALLERS, Identity
 from protos.limits import CONNECTION_LIMITS
 from protos.private_files import UnsafeFileError, read_secret
@@ -37,12 +38,27 @@ NAME: Final = "{name}"
 WARN_DAYS: Final = 14
 WATCH_S: Final = 6 * 3600.0
 _DAY_S: Final = 86_400.0
+_ALPN: Final = "h2"
+"""What TLS says that is spoken: gRPC insists on it."""
 
 Options = Sequence[tuple[str, int | str]]
 OnRefused = Callable[[str], None]
 """Is told of each call that was refused, in one line."""
 
 log = logging.getLogger(__name__)
+
+
+class Caller(Protocol):
+    """What is known of who makes a call: gRPC's contexts have it, too."""
+
+    def invocation_metadata(self) -> Any:  # noqa: ANN401 - pairs, or None
+        """Return what the caller has said beside the method."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return whom the caller's certificate names, under `peer_uri`."""
+
+    def peer(self) -> str:
+        """Return where the caller is."""
 
 
 class CertificateError(IsthmusError):
@@ -85,6 +101,7 @@ class TlsSecurity:
         self._name = name
         self.files = files.of(name)
         self._warned_s = -_DAY_S
+        self._kept: tuple[list[int], Credentials] | None = None
 
     def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
         """Return a fresh connection to who is called `to`; the caller closes it.
@@ -145,6 +162,61 @@ class TlsSecurity:
             require_client_authentication=True,
         )
         return server.add_secure_port(address, credentials)
+
+    def shown(self) -> tuple[tuple[str, str], ...]:
+        """Return nothing: the certificate says who calls."""
+        return ()
+
+    def client_tls(self, to: str) -> tuple[ssl.SSLContext, str]:
+        """Return what a connection to `to` is encrypted by, and the name that `to` has to show.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+            OSError: they do not belong together; they may be being renewed just now.
+        """
+        server = Identity.of_name(self._current().identity.domain, to)
+        assert server is not None, to
+        return self._context(ssl.PROTOCOL_TLS_CLIENT), server.dns_name
+
+    def server_tls(self) -> ssl.SSLContext:
+        """Return what accepted connections are encrypted by; callers have to show a certificate.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+            OSError: as for `client_tls`.
+        """
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def admit(self, method: str, context: Caller) -> None:
+        """Let a call in whose caller's role may make it.
+
+        Raises:
+            PermissionDeniedError: it may not.
+        """
+        why = _refusal(self._current().identity.domain, method, context)
+        if why:
+            log.warning("%s; from %s", why, context.peer())
+            raise PermissionDeniedError(why)
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        self._current()
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([_ALPN])
+        context.load_verify_locations(self.files.ca)
+        key = os.path.realpath(self.files.key)
+        # Without a password OpenSSL asks for one at the terminal, and waits.
+        context.load_cert_chain(self.files.cert, key, password="")
+        return context
+
+    def _current(self) -> Credentials:
+        """Return what the files hold, read anew only where they have changed."""
+        changed_at = self._changed_at()
+        if self._kept is None or self._kept[0] != changed_at:
+            self._kept = changed_at, self.read()
+        return self._kept[1]
 
     def version(self) -> object:
         """Return a value that changes when files were renewed, so connections ought to be, too.
@@ -230,7 +302,7 @@ def identity_of(certificate: x509.Certificate) -> Identity | None:
     return None
 
 
-def caller_of(context: Context) -> Identity | None:
+def caller_of(context: Caller) -> Identity | None:
     """Return who makes a call, by its certificate; None without TLS, or if it names nobody."""
     uris = list(context.auth_context().get("peer_uri", ()))
     if len(uris) != 1:
@@ -260,14 +332,20 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
         return None if handler is None else _guarded(handler, lambda c: self._check(method, c))
 
     async def _check(self, method: str, context: Context) -> None:
-        caller = caller_of(context)
-        role = CALLERS.get(method)
-        if caller is not None and caller.domain == self._domain and caller.role == role:
-            return
-        who = "a certificate that names nobody" if caller is None else f"{caller} ({caller.uri})"
-        why = f"{method.rpartition('/')[2]} is not for {who}: want {role or 'nobody'}"
-        self._on_refused(f"{why}; from {context.peer()}")
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        why = _refusal(self._domain, method, context)
+        if why:
+            self._on_refused(f"{why}; from {context.peer()}")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+
+def _refusal(domain: str, method: str, context: Caller) -> str:
+    """Return why a caller may not make a call; empty if it may."""
+    caller = caller_of(context)
+    role = CALLERS.get(method)
+    if caller is not None and caller.domain == domain and caller.role == role:
+        return ""
+    who = "a certificate that names nobody" if caller is None else f"{caller} ({caller.uri})"
+    return f"{method.rpartition('/')[2]} is not for {who}: want {role or 'nobody'}"
 
 
 def _guarded(handler: Handler, check: Callable[[Context], Awaitable[None]]) -> Handler:

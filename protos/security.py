@@ -16,7 +16,7 @@ import ipaddress
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,10 +25,17 @@ import grpc
 import grpc.aio
 import platformdirs
 
-from protos.errors import IsthmusError, PermissionDeniedError
+from protos.errors import IsthmusError, PermissionDeniedError, UnauthenticatedError
 from protos.identities import GATEWAY, OPERATOR
 from protos.limits import CONNECTION_LIMITS
-from protos.mutual_tls import CertificateError, OnRefused, TlsFiles, TlsSecurity, caller_of
+from protos.mutual_tls import (
+    Caller,
+    CertificateError,
+    OnRefused,
+    TlsFiles,
+    TlsSecurity,
+    caller_of,
+)
 from protos.private_files import UnsafeFileError, make_secret, read_secret
 
 TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
@@ -41,7 +48,7 @@ log = logging.getLogger(__name__)
 Options = Sequence[tuple[str, int | str]]
 _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 if TYPE_CHECKING:
-    from protos.mutual_tls import Context, Handler
+    from protos.mutual_tls import Handler
 _METHOD_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -81,6 +88,26 @@ class LoopbackSecurity:
             maximum_concurrent_rpcs=num_rpcs,
         )
 
+    def shown(self) -> tuple[tuple[str, str], ...]:
+        """Return what a call says beside its method, so that it is let in."""
+        return ((HEADER, f"Bearer {self.secret}"),)
+
+    def client_tls(self, to: str) -> None:
+        """Return None: connections are not encrypted."""
+
+    def server_tls(self) -> None:
+        """Return None: connections are not encrypted."""
+
+    def admit(self, method: str, context: Caller) -> None:
+        """Let a call in.
+
+        Raises:
+            UnauthenticatedError: it did not show the secret.
+        """
+        if not _shows(self.secret, dict(context.invocation_metadata() or ())):
+            log.warning("%s", _unshown(method))
+            raise UnauthenticatedError(_show_it())
+
     async def watch(self) -> None:
         """Return at once: a secret does not expire."""
 
@@ -103,7 +130,7 @@ class LoopbackSecurity:
         cost more and end otherwise.
         """
         for kind in _METHOD_KINDS:
-            setattr(channel, kind, _presenting(getattr(channel, kind), self.secret))
+            setattr(channel, kind, _presenting(getattr(channel, kind), self.shown()))
         return channel
 
 
@@ -181,7 +208,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def require_own_site(context: Context, site: str) -> None:
+def require_own_site(context: Caller, site: str) -> None:
     """Refuse a caller that speaks in another site's name.
 
     Raises:
@@ -204,11 +231,11 @@ def _user_secret() -> str:
     return secret
 
 
-def _presenting(make: Callable[..., Any], secret: str) -> Callable[..., Any]:
-    """Wrap what makes a channel's callables, so that each call carries the secret."""
+def _presenting(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    """Wrap what makes a channel's callables, so that each call carries `shown`."""
 
     def made(*arguments: Any, **options: Any) -> _Presenting:  # noqa: ANN401 - gRPC's own
-        return _Presenting(make(*arguments, **options), ((HEADER, f"Bearer {secret}"),))
+        return _Presenting(make(*arguments, **options), shown)
 
     return made
 
@@ -232,7 +259,7 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
     """Refuses calls that do not show the secret, before a message of theirs is read."""
 
     def __init__(self, secret: str, on_refused: OnRefused) -> None:
-        self._wanted = f"Bearer {secret}".encode()
+        self._secret = secret
         self._on_refused = on_refused
 
     async def intercept_service(
@@ -241,17 +268,27 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Return the method's handler, or one that refuses."""
-        shown = dict(handler_call_details.invocation_metadata or ()).get(HEADER, "")
-        shown_bytes = shown if isinstance(shown, bytes) else shown.encode()
-        if hmac.compare_digest(shown_bytes, self._wanted):
+        if _shows(self._secret, dict(handler_call_details.invocation_metadata or ())):
             return await continuation(handler_call_details)
-        method = handler_call_details.method.rpartition("/")[2]
-        self._on_refused(f"{method[:80]!r} was asked for without this user's secret")
-        return _refusing(
-            grpc.StatusCode.UNAUTHENTICATED,
-            f"the secret in {token_path()} was not shown: be the user who started this process, "
-            f"or name a copy of that file in ${TOKEN_FILE}",
-        )
+        self._on_refused(_unshown(handler_call_details.method))
+        return _refusing(grpc.StatusCode.UNAUTHENTICATED, _show_it())
+
+
+def _shows(secret: str, metadata: Mapping[str, str | bytes]) -> bool:
+    shown = metadata.get(HEADER, "")
+    shown_bytes = shown if isinstance(shown, bytes) else shown.encode()
+    return hmac.compare_digest(shown_bytes, f"Bearer {secret}".encode())
+
+
+def _unshown(method: str) -> str:
+    return f"{method.rpartition('/')[2][:80]!r} was asked for without this user's secret"
+
+
+def _show_it() -> str:
+    return (
+        f"the secret in {token_path()} was not shown: be the user who started this process, or "
+        f"name a copy of that file in ${TOKEN_FILE}"
+    )
 
 
 def _refusing(status: grpc.StatusCode, why: str) -> Handler:

@@ -1,13 +1,15 @@
 """Which versions of the contracts this build speaks, and how two builds agree on one."""
 
+import functools
 from importlib import metadata
 
 CONTROL_PROTOCOL_MIN = 4
 CONTROL_PROTOCOL_MAX = 4
-EXCHANGE_PROTOCOL_MIN = 5
-EXCHANGE_PROTOCOL_MAX = 5
+EXCHANGE_PROTOCOL_MIN = 6
+EXCHANGE_PROTOCOL_MAX = 6
 
 
+@functools.cache
 def build() -> str:
     """Return the distribution's version, for messages to people."""
     try:

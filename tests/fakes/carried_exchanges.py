@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from protos.failure import Failure
-from protos.frame import Frame, pack, unpack
+from protos.frame import Frame, Packed, pack, unpack
 from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayId
 from sites.gateway.links.peer_links import Link
@@ -71,7 +71,7 @@ class CarriedLink:
         self.num_channels = world.num_streams
         self.ahead_bytes = world.ahead_bytes
         self.queue = SendQueue(world.window_bytes, 0.001)
-        self.streams: list[deque[bytes]] = [deque() for _ in range(world.num_streams)]
+        self.streams: list[deque[Packed]] = [deque() for _ in range(world.num_streams)]
         self.acks: list[deque[Name]] = [deque() for _ in range(world.num_streams)]
         self._pump = pump
         self._now_s = 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from protos.failure import Failure
-from protos.frame import Frame, pack, unpack
+from protos.frame import Frame, Packed, pack, unpack
 from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_links import Link
@@ -58,7 +58,7 @@ class Sent:
 
     source: int
     target: int
-    data: bytes
+    data: Packed
 
 
 class _Wire:
@@ -150,7 +150,7 @@ class Exchanges:
             request = request_of(numel, weight=weight, **changes)
             self.post(site, rank, request, part[start:end])
 
-    def deliver(self, source: int, target: int, data: bytes) -> None:
+    def deliver(self, source: int, target: int, data: Packed) -> None:
         """Give bytes to a site as from another one's gateway.
 
         Raises:

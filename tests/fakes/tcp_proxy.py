@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Self
 
+from tests.fakes.sockets import neighbours
+
 _READ_BYTES = 1 << 16
 _JOIN_S = 10.0
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -17,12 +19,13 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class TcpProxy:
-    """Forwards connections to a local port, one thread for all."""
+    """Forwards connections to a local port, or to some next to each other, one thread for all."""
 
     def __init__(
         self,
         target_port: int,
         *,
+        num_ports: int = 1,
         cut_after_bytes: int | None = None,
         damage: bytes | None = None,
         accept_after_s: float = 0.0,
@@ -31,6 +34,8 @@ class TcpProxy:
 
         Args:
             target_port: on 127.0.0.1.
+            num_ports: which the target has next to each other, and the proxy as well: its
+                `port + 1` leads to the port after `target_port`.
             cut_after_bytes: each connection is reset after so many bytes to the target.
             damage: wherever these bytes pass to the target, the first bit of them is flipped.
             accept_after_s: what has come of a connection is passed on so late, as if the target
@@ -39,13 +44,14 @@ class TcpProxy:
         self.num_accepted = 0
         self._accept_after_s = accept_after_s
         self.num_cuts = 0
-        self._target_port = target_port
         self._cut_after_bytes = cut_after_bytes
         self._damage = damage
         self._swallowing = False
         self._injected = b""
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
+        self._open = contextlib.ExitStack()
+        listeners = self._open.enter_context(neighbours(num_ports=num_ports))
+        self._targets = {each: target_port + index for index, each in enumerate(listeners)}
+        self.port = int(listeners[0].getsockname()[1])
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._partner: dict[socket.socket, socket.socket] = {}
@@ -54,7 +60,8 @@ class TcpProxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
 
     def __enter__(self) -> Self:
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._targets:
+            self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread.start()
         return self
@@ -92,17 +99,19 @@ class TcpProxy:
                             self._inject()
                         case _:
                             self._drop_all()
-                elif source is self._listener:
-                    self._accept()
+                elif source in self._targets:
+                    self._accept(source)
                 elif source in self._partner:
                     self._forward(source)
 
-    def _accept(self) -> None:
-        client, _ = self._listener.accept()
+    def _accept(self, listener: socket.socket) -> None:
+        client, _ = listener.accept()
         self.num_accepted += 1
         time.sleep(self._accept_after_s)
         try:
-            target = socket.create_connection(("127.0.0.1", self._target_port), timeout=_JOIN_S)
+            target = socket.create_connection(
+                ("127.0.0.1", self._targets[listener]), timeout=_JOIN_S
+            )
         except OSError:
             client.close()
             return
@@ -156,5 +165,5 @@ class TcpProxy:
     def _end(self) -> None:
         self._drop_all()
         self._selector.close()
-        self._listener.close()
+        self._open.close()
         self._wake.close()

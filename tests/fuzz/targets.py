@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.document_targets import DOCUMENT_TARGETS
 from tests.fuzz.facts_targets import FACTS_TARGETS
+from tests.fuzz.http2_targets import HTTP2_TARGETS
 from tests.fuzz.line_targets import LINE_TARGETS
 from tests.fuzz.local_targets import LOCAL_TARGETS
 from tests.fuzz.message_targets import MESSAGE_TARGETS
@@ -14,6 +15,7 @@ from tests.fuzz.wire_targets import WIRE_TARGETS
 
 _ALL = (
     *WIRE_TARGETS,
+    *HTTP2_TARGETS,
     *LINE_TARGETS,
     *LOCAL_TARGETS,
     *NODE_TARGETS,

@@ -101,7 +101,7 @@ def _frame_samples() -> list[bytes]:
         ChunkKey(2**40, 70_000, 12, 3, Kind.RESULT),
     ]
     frames = [Frame(key, 9, 4, 1, 0xDEADBEEF, 2**33, 12345.5, bytes(range(40))) for key in keys]
-    return [pack(each) for each in (*frames, Frame(keys[0], 1, 1, 0, 0, 0, 0.0, b""))]
+    return [bytes(pack(each)) for each in (*frames, Frame(keys[0], 1, 1, 0, 0, 0, 0.0, b""))]
 
 
 _PLANS = {
@@ -148,7 +148,8 @@ def _sealed_target(plan: str, codec: str) -> Target:
             tree = 0 if plan == "gather" else _PLANS[plan].tree_index(cut.num_chunks + chunk)
             kind = Kind.RESULT if plan == "star" and tree == 1 else Kind.CONTRIBUTION
             key = ChunkKey(4, 1, chunk, sender, kind)
-            found.append(pack(Frame(key, 1, BY_NAME[codec].number, tree, 7, _NUMEL, 5.0, payload)))
+            frame = Frame(key, 1, BY_NAME[codec].number, tree, 7, _NUMEL, 5.0, payload)
+            found.append(bytes(pack(frame)))
         return found
 
     return Target(

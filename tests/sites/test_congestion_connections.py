@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,9 +29,8 @@ from sites.gateway.links.congestion.connections import (
 )
 from sites.gateway.links.congestion.kernel import (
     Segments,
-    addresses_of,
     begin_bbr_anew,
-    segments_to,
+    segments_of,
 )
 from sites.gateway.links.congestion.window import Path as LinkPath
 from sites.gateway.links.peer_watch import PeerWatch
@@ -102,29 +101,25 @@ def test_who_is_held_back_by_losses() -> None:
     assert not is_held_back(0.0, "cubic", 10e6, 125e6)
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_connections_are_found_by_where_they_lead(family: socket.AddressFamily) -> None:
-    """gRPC's sockets are IPv6 ones that lead to IPv4 addresses, wrapped."""
+def test_connections_are_asked_and_not_touched() -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        port = listener.getsockname()[1]
-        addresses = addresses_of("localhost", port) | addresses_of("127.0.0.1", port)
-        assert segments_to(addresses) == Segments()
-        client = stack.enter_context(socket.socket(family))
-        client.settimeout(10)
-        host = "127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1"
-        client.connect((host, port))
-        served = stack.enter_context(listener.accept()[0])
-        served.settimeout(10)
-        client.sendall(b"x")
-        assert served.recv(1) == b"x"
-        found = segments_to(addresses)
-        assert found.sent == 1
+        assert segments_of(()) == Segments()
+        clients, served = [], []
+        for _ in range(2):
+            clients.append(stack.enter_context(socket.socket()))
+            clients[-1].settimeout(10)
+            clients[-1].connect(listener.getsockname())
+            served.append(stack.enter_context(listener.accept()[0]))
+            served[-1].settimeout(10)
+            clients[-1].sendall(b"x")
+            assert served[-1].recv(1) == b"x"
+        assert [segments_of(each).sent for each in ((), clients[:1], clients)] == [0, 1, 2]
+        found = segments_of(clients)
         assert found.sent_again == 0
         assert found.congestion_control
-        client.sendall(b"y")
-        assert served.recv(1) == b"y", "it was asked, not closed"
-    assert segments_to(addresses) == Segments()
+        clients[0].sendall(b"y")
+        assert served[0].recv(1) == b"y", "it was asked, not closed"
 
 
 def has_bbr() -> bool:
@@ -147,7 +142,6 @@ def test_bbr_begins_anew_where_the_path_is_as_long_as_ever(
 ) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        addresses = addresses_of(*listener.getsockname())
         client = stack.enter_context(socket.socket())
         client.settimeout(10)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
@@ -160,22 +154,9 @@ def test_bbr_begins_anew_where_the_path_is_as_long_as_ever(
             served.sendall(b"x")
             assert client.recv(1) == b"x", "so everything is acknowledged"
         assert (bandwidth_known_to_bbr(client) > 0) == (algorithm == b"bbr")
-        assert begin_bbr_anew(addresses, rtt_s) == begins
+        assert begin_bbr_anew((client,), rtt_s) == begins
         assert (bandwidth_known_to_bbr(client) > 0) == (algorithm == b"bbr" and not begins)
-        assert segments_to(addresses).congestion_control == algorithm.decode()
-
-
-def test_sockets_of_other_families_are_passed_over() -> None:
-    """glibc's resolver opens one of netlink for a moment, on any thread.
-
-    Its address is two numbers.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
-        for pair in (socket.socketpair(), socket.socketpair(type=socket.SOCK_SEQPACKET)):
-            for each in pair:
-                stack.enter_context(each)
-        assert segments_to(addresses_of("127.0.0.1", 1)) == Segments()
+        assert segments_of((client,)).congestion_control == algorithm.decode()
 
 
 @pytest.mark.parametrize(
@@ -200,6 +181,13 @@ LINK = PeerLink(site="birch", bytes_per_s=125e6, rtt_s=0.08, max_flows=16)
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 
 
+@pytest.fixture
+def connection() -> Iterator[socket.socket]:
+    """One that nobody asks."""
+    with socket.socket() as found:
+        yield found
+
+
 class CountedStreams(Streams):
     """Are counted, and not run."""
 
@@ -217,7 +205,7 @@ def growing(
         outbox,
         PeerWatch(config, PEER, outbox),
         config=config,
-        set_up=lambda: None,
+        set_up=lambda _connection: None,
         on_failure=lambda _error: None,
         on_broken=lambda: None,
         on_progress=lambda: None,
@@ -263,8 +251,8 @@ def follow(
 ) -> None:
     """Look at a link, of which the kernel says this."""
     for each in found:
-        monkeypatch.setattr(connections, "segments_to", lambda _addresses, each=each: each)
-        growth._follow_path(frozenset())
+        monkeypatch.setattr(connections, "segments_of", lambda _connections, each=each: each)
+        growth._follow_path(())
 
 
 def test_what_a_kernel_does_not_count_limits_nothing(
@@ -280,30 +268,33 @@ def test_what_a_kernel_does_not_count_limits_nothing(
 def test_connections_that_are_new_to_the_count_make_no_link_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have carried a terabyte, at addresses that a name server did not name for a while."""
-    growth, _, outbox = growing(tmp_path, 2)
+    """They have carried a terabyte since they were last counted."""
+    growth, streams, outbox = growing(tmp_path, 2)
     growth.begin()
     pushed(outbox, range(1))
     clock = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: 0.02 * next(clock))
     monkeypatch.setattr(connections, "_LOOK_S", 0.0)
-    for delivered, port in [(10_000, 1), (700_000_000, 2), (700_010_000, 2)]:
-        led, found = frozenset({("", port)}), Segments(9, 0, "", 0.08, 0.08, False, delivered, 1448)
-        monkeypatch.setattr(connections, "addresses_now", lambda _peer, led=led: led)
-        monkeypatch.setattr(connections, "segments_to", lambda _addresses, found=found: found)
-        assert not growth._is_over_after(1.0)
+    with socket.socket() as first, socket.socket() as later:
+        for delivered, connection in [(10_000, first), (700_000_000, later), (700_010_000, later)]:
+            found = Segments(9, 0, "", 0.08, 0.08, False, delivered, 1448)
+            streams._connections = {0: connection}
+            monkeypatch.setattr(connections, "segments_of", lambda _connections, found=found: found)
+            assert not growth._is_over_after(1.0)
     assert growth._pace.bytes_per_s == 1.25 * 125e6
 
 
 def test_a_share_of_the_pace_is_told_anew_when_frames_turn_out_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connection: socket.socket
 ) -> None:
     """Before the first is acknowledged nobody knows that the window holds but one of them."""
     growth, _, outbox = growing(tmp_path, 4, dataclasses.replace(LINK, is_shared=True))
     shares: list[float] = []
-    monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
+    monkeypatch.setattr(
+        connections, "set_up", lambda _connections, _link, pace: shares.append(pace)
+    )
     growth.begin()
-    growth.set_up()
+    growth.set_up(connection)
     pushed(outbox, range(1))
     item = outbox.take(0)
     assert item is not None
@@ -313,59 +304,64 @@ def test_a_share_of_the_pace_is_told_anew_when_frames_turn_out_long(
     assert shares == [125e6 / 4, 125e6]
 
 
-def test_who_looks_up_a_name_for_long_does_not_set_an_older_pace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_sets_a_connection_up_slowly_does_not_leave_it_an_older_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connection: socket.socket
 ) -> None:
+    """Others are told a newer one by another thread, just then."""
     growth, _, _ = growing(tmp_path, 1)
     growth.begin()
     told: list[float] = []
-    is_looking, is_told = threading.Event(), threading.Event()
+    is_setting, is_told = threading.Event(), threading.Event()
 
-    def slow(_peer: Peer, _link: PeerLink, pace_bytes_per_s: float) -> None:
-        is_first = not is_looking.is_set()
-        is_looking.set()
+    def slow(_connections: object, _link: PeerLink, pace_bytes_per_s: float) -> None:
+        is_first = not is_setting.is_set()
+        is_setting.set()
         if is_first:
             assert is_told.wait(10), "who is quicker waits for nobody"
         told.append(pace_bytes_per_s)
         is_told.set()
 
     monkeypatch.setattr(connections, "set_up", slow)
-    threads = [threading.Thread(target=growth.set_up) for _ in range(2)]
-    threads[0].start()
-    assert is_looking.wait(10)
+    setting = threading.Thread(target=growth.set_up, args=(connection,))
+    setting.start()
+    assert is_setting.wait(10)
     growth._pace.bytes_per_s = 7.0
-    threads[1].start()
-    for each in threads:
-        each.join(10)
+    growth._tell_pace()
+    setting.join(10)
     assert told == [7.0, 1.25 * 125e6, 7.0]
-    assert growth._told_bytes_per_s == 7.0
 
 
-def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_share_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connection: socket.socket
+) -> None:
     growth, streams, _ = growing(tmp_path, 4)
     shares: list[float] = []
-    monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
+    monkeypatch.setattr(
+        connections, "set_up", lambda _connections, _link, pace: shares.append(pace)
+    )
     growth.begin()
-    growth.set_up()
+    growth.set_up(connection)
     assert shares == [1.25 * 125e6 / 4]
     for look in range(5):
         growth._pace.follow(20_000 * look, 1000, 0.1 * look, 0.05)
-    growth.set_up()
+    growth.set_up(connection)
     assert shares[1:] == [math.inf], "faster than described"
     streams.grow(5)
     for look in range(5, 15):
         growth._pace.follow(16_000 * look, 1000, 0.1 * look, 0.05)
-    growth.set_up()
+    growth.set_up(connection)
     assert shares[2:] == pytest.approx([1.25 * 200e6 / 5])
 
 
 def test_connections_without_a_frame_have_no_share_of_the_pace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connection: socket.socket
 ) -> None:
     """With 64 of them and a window of ten frames, a link carried a sixth of its rate."""
     growth, _, outbox = growing(tmp_path, 4)
     shares: list[float] = []
-    monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
+    monkeypatch.setattr(
+        connections, "set_up", lambda _connections, _link, pace: shares.append(pace)
+    )
     growth.begin()
     pushed(outbox, range(1))
     item = outbox.take(0)
@@ -373,7 +369,7 @@ def test_connections_without_a_frame_have_no_share_of_the_pace(
     outbox.acknowledge(item.key, item.epoch, 0.0)
     for num_frames, num_abreast in [(10, 4), (3, 3), (0, 1)]:
         outbox.limit(num_frames * len(item.data))
-        growth.set_up()
+        growth.set_up(connection)
         assert shares.pop() == 1.25 * 125e6 / num_abreast
 
 
@@ -472,18 +468,18 @@ def test_where_nothing_leaves_the_host_nothing_is_lost(
     growth._link = dataclasses.replace(LINK, rtt_s=rtt_s)
     asked, counted = [], []
 
-    def stay_local(addresses: frozenset[tuple[str, int]]) -> bool:
-        asked.append(addresses)
+    def stay_local(found: tuple[socket.socket, ...]) -> bool:
+        asked.append(found)
         outbox.close()
         return True
 
-    def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
-        counted.append(addresses)
+    def segments_of(found: tuple[socket.socket, ...]) -> Segments:
+        counted.append(found)
         outbox.close()
         return Segments(1000, 10, "cubic")
 
     monkeypatch.setattr(connections, "stay_local", stay_local)
-    monkeypatch.setattr(connections, "segments_to", segments_to)
+    monkeypatch.setattr(connections, "segments_of", segments_of)
     monkeypatch.setattr(connections, "_EVERY_S", 0.0)
     growth.run()
     assert (len(asked), len(counted)) == ((1, 0) if rtt_s < 1e-3 else (0, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -18,17 +17,16 @@ from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion import kernel
 from sites.gateway.links.congestion.kernel import (
-    addresses_of,
-    segments_to,
+    Segments,
+    begin_bbr_anew,
+    segments_of,
     set_up,
     stay_local,
     use_pauses,
 )
 from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import Peer
 from tests.fakes.looks import Looks, outbox_with
 
-PEER = Peer("birch", 0, "127.0.0.1", 1)
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
 UNPACED = 2**64 - 1
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
@@ -67,24 +65,20 @@ def link(congestion: str = "", rtt_s: float = 0.05) -> PeerLink:
     return PeerLink(site="birch", bytes_per_s=1e8, rtt_s=rtt_s, congestion=congestion)
 
 
-def peer_at(listener: socket.socket) -> Peer:
-    return Peer("birch", 0, *listener.getsockname())
-
-
 @pytest.mark.parametrize("wanted", ["reno", "", "bbr"])
 def test_a_connection_follows_what_its_link_asks_for(listener: socket.socket, wanted: str) -> None:
     if wanted != "reno" and "bbr" not in ALLOWED:
         pytest.skip("this kernel has no BBR for everybody")
     with ExitStack() as stack:
         client = connected(stack, listener, "127.0.0.2")
-        set_up(peer_at(listener), link(wanted), 1e7)
+        set_up((client,), link(wanted), 1e7)
         assert congestion_of(client) == (wanted or "bbr")
         assert most_paced(client) == 10_000_000
-        set_up(peer_at(listener), link(wanted), math.inf)
+        set_up((client,), link(wanted), math.inf)
         assert 10**11 < most_paced(client) < UNPACED, "a limit all the same"
         low = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
         assert low == kernel._UNSENT_BYTES
-        assert not stay_local(addresses_of(*listener.getsockname()))
+        assert not stay_local((client,))
 
 
 def test_what_the_kernel_does_not_have_is_told_and_ends_nothing(
@@ -94,7 +88,7 @@ def test_what_the_kernel_does_not_have_is_told_and_ends_nothing(
         client = connected(stack, listener, "127.0.0.2")
         before = congestion_of(client)
         with caplog.at_level(logging.WARNING):
-            set_up(peer_at(listener), link("nosuch"), 1e7)
+            set_up((client,), link("nosuch"), 1e7)
         assert congestion_of(client) == before
         assert "TCP to site birch cannot follow nosuch" in caplog.text
 
@@ -108,18 +102,15 @@ def test_connections_that_stay_on_the_host_are_left_alone_but_for_bbr(
     with ExitStack() as stack:
         client = connected(stack, listener, "127.0.0.1")
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        set_up(peer_at(listener), link(rtt_s=rtt_s), 1e7)
+        set_up((client,), link(rtt_s=rtt_s), 1e7)
         assert congestion_of(client) == left
         assert most_paced(client) == UNPACED
-        assert stay_local(addresses_of(*listener.getsockname()))
+        assert stay_local((client,))
 
 
 @pytest.mark.parametrize(("info_bytes", "is_counted"), [(196, True), (160, False)])
 def test_an_older_kernel_counts_what_it_does(
-    listener: socket.socket,
-    monkeypatch: pytest.MonkeyPatch,
-    info_bytes: int,
-    is_counted: bool,
+    listener: socket.socket, info_bytes: int, is_counted: bool
 ) -> None:
     """Before Linux 4.18 it does not say what has arrived, but what was sent, and sent again."""
 
@@ -129,52 +120,34 @@ def test_an_older_kernel_counts_what_it_does(
             return found[:info_bytes] if option == socket.TCP_INFO else found
 
     with ExitStack() as stack:
-        connected(stack, listener, "127.0.0.2").sendall(b"1234")
-        monkeypatch.setattr(socket, "socket", Connection)
-        found = segments_to(addresses_of(*listener.getsockname()))
-        monkeypatch.undo()
+        client = connected(stack, listener, "127.0.0.2")
+        older = stack.enter_context(Connection(fileno=client.detach()))
+        older.sendall(b"1234")
+        found = segments_of((older,))
     assert found.sent == 1
     assert 0 < found.shortest_rtt_s < 10
     assert (found.delivered > 0) == is_counted
 
 
-def test_a_connection_that_another_thread_looks_at_counts_once(listener: socket.socket) -> None:
-    """Each peer's thread has a duplicate open of the socket that it asks."""
+def test_connections_that_have_ended_meanwhile_are_left_out(listener: socket.socket) -> None:
+    """The event loop closes them when streams break; threads ask for those that there were."""
     with ExitStack() as stack:
-        connection = connected(stack, listener, "127.0.0.2")
-        connection.sendall(b"1234")
-        stack.enter_context(connection.dup())
-        assert segments_to(addresses_of(*listener.getsockname())).sent == 1
-
-
-def test_a_connection_counts_though_another_thread_closes_its_duplicate_just_now(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one look that misses it, all it has ever carried would be new in the next one."""
-    with ExitStack() as stack:
-        earlier = stack.enter_context(socket.socket())  # its number comes before the connection's
-        connection = connected(stack, listener, "127.0.0.2")
-        connection.sendall(b"1234")
-        number = os.dup2(connection.fileno(), earlier.detach())
-        duplicate = os.dup
-
-        def dup(file: int) -> int:
-            if file == number:
-                os.close(file)
-            return duplicate(file)
-
-        monkeypatch.setattr(os, "dup", dup)
-        assert segments_to(addresses_of(*listener.getsockname())).sent == 1
-
-
-def test_a_name_that_is_not_known_for_a_while_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unknown(_host: str, _port: int) -> frozenset[tuple[str, int]]:
-        raise OSError("no such name")
-
-    monkeypatch.setattr(kernel, "addresses_of", unknown)
-    set_up(PEER, link(), 1e7)
+        ended, refused, lives = (connected(stack, listener, "127.0.0.2") for _ in range(3))
+        served = [stack.enter_context(listener.accept()[0]) for _ in range(3)]
+        for each in (ended, refused, lives):
+            each.sendall(b"1234")
+        ended.close()
+        served[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        served[1].close()
+        with pytest.raises(ConnectionResetError):
+            refused.recv(1)
+        found = (ended, refused, lives)
+        assert segments_of(found).sent == 1
+        set_up(found, link(), 1e7)
+        assert most_paced(lives) == 10_000_000
+        assert not stay_local(found)
+        begin_bbr_anew(found, 0.0)
+    assert segments_of(found) == Segments()
 
 
 def most_paced(connection: socket.socket) -> int:
@@ -187,7 +160,7 @@ def most_paced(connection: socket.socket) -> int:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the round trips with which BBR was had begin anew."""
     found: list[float] = []
-    monkeypatch.setattr(kernel, "begin_bbr_anew", lambda _addresses, rtt_s: found.append(rtt_s))
+    monkeypatch.setattr(kernel, "begin_bbr_anew", lambda _connections, rtt_s: found.append(rtt_s))
     return found
 
 
@@ -209,7 +182,7 @@ def test_pauses_are_used_and_only_pauses(
         far_outbox.acknowledge(KEY, 1, 0.0)
 
     looks.turns = [nothing, send, nothing, arrive]
-    use_pauses(PEER, far_outbox, 0.08)
+    use_pauses(tuple, far_outbox, 0.08)
     assert begun == [0.08, 0.08]
     assert max(looks.waited_s) < 2.5, "of BBR's ten seconds, and its third version's five"
     assert min(looks.waited_s) > 0.05
@@ -219,18 +192,5 @@ def test_a_measured_round_trip_counts_more_than_the_configured(
     begun: list[float], far_outbox: Outbox, looks: Looks
 ) -> None:
     looks.turns = [lambda: far_outbox.note_round_trip(0.05, is_idle=True)]
-    use_pauses(PEER, far_outbox, 0.08)
+    use_pauses(tuple, far_outbox, 0.08)
     assert begun == [0.05]
-
-
-def test_a_pause_that_is_over_once_the_name_is_known_is_left_alone(
-    begun: list[float], far_outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(host: str, port: int) -> frozenset[tuple[str, int]]:
-        far_outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
-        return frozenset({(host, port)})
-
-    monkeypatch.setattr(kernel, "addresses_of", slow)
-    looks.turns = [nothing]
-    use_pauses(PEER, far_outbox, 0.08)
-    assert not begun

@@ -19,6 +19,7 @@ from protos.frame import (
     ChunkKey,
     Frame,
     Kind,
+    Packed,
     pack,
     unpack,
 )
@@ -64,7 +65,7 @@ def undisturbed(plan: ReductionPlan, codec: str, seed: int) -> bytes:
     return parts[0].tobytes()
 
 
-def flipped(data: bytes, chance: random.Random, bits: int = 1) -> bytes:
+def flipped(data: Packed, chance: random.Random, bits: int = 1) -> bytes:
     """Return a copy with that many bits changed: half of the time in the header."""
     damaged = bytearray(data)
     most = HEADER_BYTES if chance.random() < 0.5 or len(data) == HEADER_BYTES else len(data)
@@ -238,7 +239,7 @@ def test_what_is_too_large_is_refused_before_anything_is_allocated(codec: Codec)
     most = codec.max_bytes(NUMEL)
     huge = bytes(MAX_PAYLOAD_BYTES)
     largest = pack(replace(frame, payload=huge))
-    claims = [largest, pack(replace(frame, payload=bytes(most + 1))), largest + b"x"]
+    claims = [largest, pack(replace(frame, payload=bytes(most + 1))), bytes(largest) + b"x"]
     claims += [pack(replace(frame, numel=numel)) for numel in (2**40, 2**63)]
     claims += [pack(replace(frame, key=replace(frame.key, chunk=2**32 - 1)))]
     tracemalloc.start()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from protos.errors import DeadlineExceededError, PeerLostError
-from protos.frame import HEADER_BYTES, Frame, Kind, pack
+from protos.frame import HEADER_BYTES, Frame, Kind, Packed, pack
 from sites.codecs.codec import Floats
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction import executor
@@ -47,8 +47,8 @@ class NarrowLink:
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
-        self.unsent: list[tuple[tuple[int, int, int, int], bytes]] = []
-        self.under_way: deque[bytes] = deque()
+        self.unsent: list[tuple[tuple[int, int, int, int], Packed]] = []
+        self.under_way: deque[Packed] = deque()
 
     @property
     def unsent_bytes(self) -> int:

@@ -21,6 +21,7 @@ from tests.fakes.gateway_sites import (
 )
 from tests.fakes.tcp_proxy import TcpProxy
 from topology.trees.trees import ReductionPlan, star
+from topology.world import GATEWAY_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -77,7 +78,7 @@ def test_a_silent_peer_is_suspected_until_it_is_heard_again(tmp_path: Path) -> N
         made: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            made.append(proxies.enter_context(TcpProxy(peer.port)))
+            made.append(proxies.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
             return replace(peer, port=made[-1].port)
 
         with gateways(configs, through_proxy) as members, ExitStack() as stack:

@@ -28,7 +28,6 @@ def frame() -> Frame:
 
 def test_round_trip() -> None:
     data = pack(frame())
-    assert type(data) is bytes
     assert len(data) == HEADER_BYTES + 256
     assert unpack(data) == frame()
     ack = pack_ack(frame().key, 9, 12.25)

@@ -32,6 +32,7 @@ from tests.fakes.gateway_sites import (
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 from topology.trees.trees import ReductionPlan, star
+from topology.world import GATEWAY_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -85,7 +86,7 @@ def test_broken_connections_are_dialled_again(tmp_path: Path) -> None:
         def dial(member: Member, peer: Peer) -> Peer:
             if not peer.port:
                 return peer
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
             return replace(peer, port=proxies[0].port)
 
         members = stack.enter_context(gateways(configs, dial))
@@ -106,7 +107,7 @@ def test_silence_is_suspected_and_the_end_of_it_told(tmp_path: Path) -> None:
         def dial(member: Member, peer: Peer) -> Peer:
             if not peer.port:
                 return peer
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
             return replace(peer, port=proxies[0].port)
 
         members = stack.enter_context(gateways(configs, dial))

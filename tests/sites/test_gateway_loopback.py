@@ -22,6 +22,7 @@ from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 from topology.trees.shapes import ring_paths
 from topology.trees.trees import ReductionPlan, Tree, star
+from topology.world import GATEWAY_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -182,7 +183,11 @@ def test_broken_connections_are_mended_and_frames_resent(tmp_path: Path) -> None
         made: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            made.append(proxies.enter_context(TcpProxy(peer.port, cut_after_bytes=700_000)))
+            made.append(
+                proxies.enter_context(
+                    TcpProxy(peer.port, num_ports=GATEWAY_PORTS, cut_after_bytes=700_000)
+                )
+            )
             return replace(peer, port=made[-1].port)
 
         with gateways(configs, through_proxy) as members, ExitStack() as stack:

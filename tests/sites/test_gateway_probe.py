@@ -17,7 +17,7 @@ from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
 from sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
-from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
+from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD
 from sites.gateway.probing.probing_gateway import ProbingGateway
 from sites.node.gateway_configs import probing_config
 from tests.fakes.gateway_sites import SITES, gateway_config
@@ -118,7 +118,7 @@ def test_a_peer_that_is_not_there_fails_the_gateway(tmp_path: Path) -> None:
 
 
 def dialled(folder: Path, port: int) -> grpc.Channel:
-    """Return a channel to a gateway, as a peer of the same user has it."""
+    """Return a channel to a port of a gateway, as a peer of the same user has it."""
     return Peer(SITES[1], 0, "127.0.0.1", port).channel(probe_config(folder, 2, 0))
 
 
@@ -134,14 +134,16 @@ def caller(
         yield channel, ((SESSION_KEY, session),)
 
 
-def pour(channel: grpc.Channel, metadata: Any, pieces: list[bytes]) -> grpc.StatusCode:  # noqa: ANN401
-    """Return how a Pour ends."""
-    method: Any = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
-    try:
-        method(iter(pieces), metadata=metadata, timeout=DEADLINE_S)
-    except grpc.RpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+def pour(folder: Path, port: int, metadata: Any, pieces: list[bytes]) -> grpc.StatusCode:  # noqa: ANN401
+    """Return how a Pour to the gateway whose port this is ends."""
+    with dialled(folder, port + 1) as channel:
+        method: Any = channel.stream_stream(POUR_METHOD)
+        try:
+            assert not list(method(iter(pieces), metadata=metadata, timeout=DEADLINE_S))
+        except grpc.RpcError as error:
+            status: grpc.StatusCode = error.code()
+            return status
+        return grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("metadata", [(), ((SESSION_KEY, "guessed"),)])
@@ -158,52 +160,62 @@ def test_strangers_are_refused(tmp_path: Path, metadata: tuple[tuple[str, str], 
         with pytest.raises(grpc.RpcError) as turn:
             next(stub.Turn(iter(()), metadata=metadata, timeout=DEADLINE_S))
         codes = {each.value.code() for each in (echo, finish, turn)}
-        assert codes == {pour(channel, metadata, [b"x"])} == {grpc.StatusCode.ABORTED}
+        ended = pour(tmp_path, found[1].port, metadata, [b"x"])
+        assert codes == {ended} == {grpc.StatusCode.ABORTED}
 
 
 def test_bytes_are_taken_in_the_callers_turn_only_and_bounded(tmp_path: Path) -> None:
     refused = grpc.StatusCode.INVALID_ARGUMENT
     with members(tmp_path, 2) as found, caller(tmp_path, found[1]) as (channel, metadata):
-        assert pour(channel, metadata, [b"x"]) is refused
+
+        def poured(*pieces: bytes) -> grpc.StatusCode:
+            return pour(tmp_path, found[1].port, metadata, list(pieces))
+
+        assert poured(b"x") is refused
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
         turn = probe_pb2_grpc.ProbeStub(channel).Turn(
             iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S
         )
         assert next(turn).received_bytes == 0
-        assert pour(channel, metadata, [b"abc", b"d" * PIECE_BYTES_MAX]) is grpc.StatusCode.OK
+        assert poured(b"abc", b"d" * PIECE_BYTES_MAX) is grpc.StatusCode.OK
         requests.put(probe_pb2.TurnRequest())
         assert next(turn).received_bytes == 3 + PIECE_BYTES_MAX
-        assert pour(channel, metadata, [b"d" * (PIECE_BYTES_MAX + 1)]) is refused
+        assert poured(b"d" * (PIECE_BYTES_MAX + 1)) is refused
         requests.put(None)
         assert list(turn) == []
-        assert pour(channel, metadata, [b"x"]) is refused
+        assert poured(b"x") is refused
 
 
 def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None:
     held = threading.Event()
-    with members(tmp_path, 2) as found, caller(tmp_path, found[1]) as (channel, metadata):
+    with (
+        members(tmp_path, 2) as found,
+        caller(tmp_path, found[1]) as (channel, metadata),
+        ExitStack() as stack,
+    ):
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
         turn = probe_pb2_grpc.ProbeStub(channel).Turn(
             iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S
         )
         next(turn)
-        method: Any = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
 
         def piece_then_wait() -> Iterator[bytes]:
             yield b"x"
             held.wait(DEADLINE_S)
 
-        calls = [
-            method.future(piece_then_wait(), metadata=metadata, timeout=DEADLINE_S)
-            for _ in range(2 * max(PROBE.connections))
-        ]
+        calls = []
+        for _ in range(2 * max(PROBE.connections)):
+            frames = stack.enter_context(dialled(tmp_path, found[1].port + 1))
+            method: Any = frames.stream_stream(POUR_METHOD)
+            calls.append(method(piece_then_wait(), metadata=metadata, timeout=DEADLINE_S))
         received = 0
         while received < len(calls):
             requests.put(probe_pb2.TurnRequest())
             received = next(turn).received_bytes
-        assert pour(channel, metadata, [b"x"]) is grpc.StatusCode.INVALID_ARGUMENT
+        ended = pour(tmp_path, found[1].port, metadata, [b"x"])
+        assert ended is grpc.StatusCode.INVALID_ARGUMENT
         held.set()
-        assert [call.result(DEADLINE_S) for call in calls] == [b""] * len(calls)
+        assert [list(call) for call in calls] == [[]] * len(calls)
         requests.put(None)
         list(turn)
 
@@ -219,7 +231,7 @@ def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
                 channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S
             ).session
             metadata = ((SESSION_KEY, session),)
-            assert pour(channel, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
+            assert pour(tmp_path, port, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
     finally:
         gateway.stop()
         gateway.close()

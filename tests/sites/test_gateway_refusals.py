@@ -18,6 +18,7 @@ from tests.fakes.gateway_sites import (
 )
 from tests.fakes.tcp_proxy import TcpProxy
 from topology.trees.trees import ReductionPlan
+from topology.world import GATEWAY_PORTS
 
 ALONE = ReductionPlan(1, (), "")
 
@@ -134,7 +135,9 @@ def test_a_damaged_frame_is_fetched_again_and_a_damaged_link_given_up(tmp_path: 
     with ExitStack() as proxies:
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxy = proxies.enter_context(TcpProxy(peer.port, damage=b"\x77\x77\x77\x77\x77\x77"))
+            proxy = proxies.enter_context(
+                TcpProxy(peer.port, num_ports=GATEWAY_PORTS, damage=b"\x77\x77\x77\x77\x77\x77")
+            )
             return replace(peer, port=proxy.port)
 
         with gateways(configs, through_proxy) as members, ExitStack() as stack:

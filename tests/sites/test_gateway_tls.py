@@ -18,6 +18,7 @@ import pytest
 from orchestrator.certificates import issue, make_authority
 from protos import mutual_tls
 from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
+from sites.gateway.links import frame_calls
 from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.gateway_sites import (
@@ -30,6 +31,7 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.tcp_proxy import TcpProxy
+from topology.world import GATEWAY_PORTS
 
 SITES = ("ash", "birch")
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -59,6 +61,13 @@ def hello(channel: grpc.Channel, folder: Path, site: int = 0) -> str:
     return say_hello(channel, gateway_config(folder, GATHER_2, site), DEADLINE_S).session
 
 
+def push(channel: grpc.Channel, session: str) -> grpc.StatusCode:
+    """Return how a Push of what is no frame fails."""
+    method: Any = channel.stream_stream(PUSH_METHOD)
+    answers = method(iter([b"x" * 64]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
+    return status_of(lambda: next(answers))
+
+
 def status_of(begin: Callable[[], object]) -> grpc.StatusCode:
     """Return how a call fails."""
     with pytest.raises(grpc.RpcError) as caught:
@@ -86,15 +95,22 @@ def test_only_gateways_of_the_deployment_get_in_and_only_as_themselves(
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members:
         port = members[1].peer.port
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert status_of(lambda: hello(channel, tmp_path)) is UNAVAILABLE
-        with dialled(port, held_by(foreign, "ash.gateway", ca=ca)) as channel:
-            assert status_of(lambda: hello(channel, tmp_path)) is UNAVAILABLE
-        for name in ("ash.agent", "coordinator", "operator"):
-            with dialled(port, held_by(certs, name)) as channel:
-                assert status_of(lambda: hello(channel, tmp_path)) is DENIED, name
-        with dialled(port, held_by(certs, "birch.gateway")) as channel:
-            assert status_of(lambda: hello(channel, tmp_path)) is DENIED
+        with dialled(port, held_by(certs, "ash.gateway")) as own:
+            session = hello(own, tmp_path)
+        calls: tuple[tuple[int, Callable[[grpc.Channel], grpc.StatusCode]], ...] = (
+            (port, lambda channel: status_of(lambda: hello(channel, tmp_path))),
+            (port + 1, lambda channel: push(channel, session)),
+        )
+        for at, call in calls:
+            with grpc.insecure_channel(f"127.0.0.1:{at}") as channel:
+                assert call(channel) is UNAVAILABLE
+            with dialled(at, held_by(foreign, "ash.gateway", ca=ca)) as channel:
+                assert call(channel) is UNAVAILABLE
+            for name in ("ash.agent", "coordinator", "operator"):
+                with dialled(at, held_by(certs, name)) as channel:
+                    assert call(channel) is DENIED, name
+            with dialled(at, held_by(certs, "birch.gateway")) as channel:
+                assert call(channel) is DENIED
 
 
 def test_a_session_is_of_no_use_to_another_site(tmp_path: Path, certs: Path) -> None:
@@ -104,11 +120,10 @@ def test_a_session_is_of_no_use_to_another_site(tmp_path: Path, certs: Path) -> 
         with (
             dialled(port, held_by(certs, "ash.gateway")) as own,
             dialled(port, held_by(certs, "birch.gateway")) as other,
+            dialled(port + 1, held_by(certs, "birch.gateway")) as frames,
         ):
             session = hello(own, tmp_path)
-            push: Any = other.stream_stream(PUSH_METHOD)
-            frames = push(iter([b"x" * 64]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
-            assert status_of(lambda: next(frames)) is DENIED
+            assert push(frames, session) is DENIED
             request = exchange_pb2.LeaveRequest(session=session, code="RANK_LOST", message="forged")
             stub = exchange_pb2_grpc.ExchangeStub(other)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is DENIED
@@ -125,7 +140,7 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
         proxies: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
             return dataclasses.replace(peer, port=proxies[-1].port)
 
         members = stack.enter_context(gateways(configs, through_proxy))
@@ -142,12 +157,14 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
         leave(members, ranks)
 
 
+@pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])
 def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
-    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """It says something all the time, and so is never idle; and it never gets anywhere."""
     limits = (("grpc.server_handshake_timeout_ms", 1000), ("grpc.max_connection_idle_ms", 1000))
     monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
+    monkeypatch.setattr(frame_calls, "HANDSHAKE_S", 1.0)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     outgoing = ssl.MemoryBIO()
     greeting = client.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="x")
@@ -156,7 +173,7 @@ def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members, ExitStack() as stack:
         slow = stack.enter_context(
-            socket.create_connection(("127.0.0.1", members[1].peer.port), timeout=DEADLINE_S)
+            socket.create_connection(("127.0.0.1", members[1].peer.port + at), timeout=DEADLINE_S)
         )
         slow.settimeout(0.1)
         ended_s = time.monotonic() + DEADLINE_S
@@ -180,33 +197,44 @@ def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
 def test_on_loopback_a_frame_of_a_stranger_is_not_taken(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members:
-        target = f"127.0.0.1:{members[1].peer.port}"
+        port = members[1].peer.port
         with members[1].peer.channel(configs[0]) as own:
             session = hello(own, tmp_path)
-        with grpc.insecure_channel(target) as stranger:
+        with (
+            grpc.insecure_channel(f"127.0.0.1:{port}") as stranger,
+            grpc.insecure_channel(f"127.0.0.1:{port + 1}") as frames,
+        ):
             assert status_of(lambda: hello(stranger, tmp_path)) is UNAUTHENTICATED
-            push: Any = stranger.stream_stream(PUSH_METHOD)
-            frames = push(iter([b"x" * 64]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
-            assert status_of(lambda: next(frames)) is UNAUTHENTICATED
+            assert push(frames, session) is UNAUTHENTICATED
             request = exchange_pb2.LeaveRequest(session=session, code="RANK_LOST", message="forged")
             stub = exchange_pb2_grpc.ExchangeStub(stranger)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is UNAUTHENTICATED
     assert not [each for each in members[1].messages if each["op"] == "failed"]
 
 
+@pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])
 def test_what_never_speaks_http_is_closed_and_locks_nobody_out(
-    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    limits = (("grpc.server_handshake_timeout_ms", 500), ("grpc.max_connection_idle_ms", 500))
+    limits = (("grpc.server_handshake_timeout_ms", 3000), ("grpc.max_connection_idle_ms", 3000))
     monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
+    monkeypatch.setattr(frame_calls, "HANDSHAKE_S", 3.0)
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
-    with gateways(configs) as members, ExitStack() as stack:
-        where = ("127.0.0.1", members[1].peer.port)
-        mute = [stack.enter_context(socket.create_connection(where)) for _ in range(200)]
+    with ExitStack() as stack:
+        mute: list[socket.socket] = []
+        began_s = time.monotonic()
+
+        def before_others(_member: Member, peer: Peer) -> Peer:
+            for _ in range(200):
+                where = (peer.host, peer.port + at)
+                mute.append(stack.enter_context(socket.create_connection(where, DEADLINE_S)))
+            return peer
+
+        members = stack.enter_context(gateways(configs, before_others))
         ranks = [join(stack, member) for member in members]
         reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        assert time.monotonic() - began_s < 3.0, "others wait until they are closed"
         for each in mute:
-            each.settimeout(DEADLINE_S)
             assert each.recv(1) == b""
         leave(members, ranks)
 

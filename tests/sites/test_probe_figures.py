@@ -35,7 +35,7 @@ def test_jitter_is_what_one_direction_has(jitter_s: float) -> None:
 def test_what_is_not_known_is_not_said() -> None:
     figures = LinkFigures(rtt_s=[0.02])
     assert set(figures.values()) == {metrics.RTT_S_P50, metrics.RTT_S_P99, metrics.JITTER_S}
-    figures.before, figures.after = Segments(100, 3), Segments(1100, 8)
+    figures.segments = Segments(1000, 5)
     figures.bytes_per_s = {1: 5.0, 16: 9.0}
     values = figures.values()
     assert (values[metrics.SEGMENTS], values[metrics.LOST_SEGMENTS]) == (1000, 5)
@@ -75,9 +75,3 @@ def test_a_peer_whose_clock_or_count_runs_back_is_refused(
 ) -> None:
     with pytest.raises(RemoteProtocolError, match="want time to pass, and bytes to come"):
         rate_between(counts, times)
-
-
-def test_a_connection_that_has_ended_makes_no_losses() -> None:
-    before, after = Segments(sent=10, sent_again=5), Segments(sent=40, sent_again=2)
-    values = LinkFigures(rtt_s=[0.1], before=before, after=after).values()
-    assert (values[metrics.SEGMENTS], values[metrics.LOST_SEGMENTS]) == (30, 0)

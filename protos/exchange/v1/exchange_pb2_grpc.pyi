@@ -4,7 +4,8 @@ isort:skip_file
 The data plane's contract: gateways of different sites talk to each other.
 
 Tensors travel on a second method of this service, which protobuf does not describe because its
-messages are raw bytes (a protobuf bytes field costs up to four times more at these sizes):
+messages are raw bytes (a protobuf bytes field costs up to four times more at these sizes). It, and
+its reverse, are served at the gateway's next port:
 
   /isthmus.exchange.v1.Exchange/Push   stream of frames up, stream of acknowledgements down
 

@@ -4,9 +4,10 @@ isort:skip_file
 Measuring a link between two gateways. Served only in a run whose job says so; every call names the
 session that Exchange.Hello answered, in its metadata under "isthmus-session"; an unknown one is ABORTED.
 
-Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw:
+Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw.
+It is served at the gateway's next port:
 
-  /isthmus.exchange.v1.Probe/Pour      stream of pieces up, one empty answer at the end
+  /isthmus.exchange.v1.Probe/Pour      stream of pieces up, nothing down
 
 A gateway takes part in one measurement at a time. INVALID_ARGUMENT is the answer to a Pour without a
 turn, to a piece that is too large, and to more connections or bytes than the run's job allows.

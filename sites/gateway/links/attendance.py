@@ -23,7 +23,7 @@ from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.failure import one_line
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
-from sites.gateway.links.entrance import CarriedError
+from sites.gateway.links.frame_calls import CallError
 from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -51,10 +51,10 @@ class Servant(Protocol):
         """Return the serialised response to a call.
 
         Raises:
-            CarriedError: it is refused.
+            CallError: it is refused.
         """
 
-    def take(self, sender: GatewayId, message: bytes) -> bytes:
+    def take(self, sender: GatewayId, message: memoryview) -> bytes:
         """Take a frame over without waiting, and return its acknowledgement.
 
         Raises:
@@ -99,7 +99,7 @@ class Attendance:
 
     # ---------------------------------------------------------------- on the loop's thread
 
-    def _keep(self, serve: Callable[[grpc.aio.Channel], Awaitable[bool]]) -> None:
+    def _keep(self, serve: Callable[[], Awaitable[bool]]) -> None:
         self._tasks.append(asyncio.create_task(self._again_and_again(serve)))
 
     async def _end(self) -> None:
@@ -107,24 +107,27 @@ class Attendance:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _again_and_again(self, serve: Callable[[grpc.aio.Channel], Awaitable[bool]]) -> None:
+    async def _again_and_again(self, serve: Callable[[], Awaitable[bool]]) -> None:
         backoff_s = BACKOFF_FIRST_S
         while True:
-            async with self._peer.aio_channel(self._config) as channel:
-                try:
-                    if await serve(channel):
-                        backoff_s = BACKOFF_FIRST_S
-                except* grpc.RpcError as group:
-                    error = _first(group)
-                    _log.warning("a stream from %s broke: %s", self._peer, details(error))
-                except* asyncio.InvalidStateError:
-                    _log.warning("a stream from %s ended before an answer", self._peer)
+            try:
+                if await serve():
+                    backoff_s = BACKOFF_FIRST_S
+            except* grpc.RpcError as group:
+                error = _first(group)
+                _log.warning("a stream from %s broke: %s", self._peer, details(error))
+            except* asyncio.InvalidStateError:
+                _log.warning("a stream from %s ended before an answer", self._peer)
             # Full jitter, so that streams which broke together do not come back together.
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _attend(self, channel: grpc.aio.Channel) -> bool:
+    async def _attend(self) -> bool:
         """Serve one Attend stream until it ends; return whether anything came."""
+        async with self._peer.aio_channel(self._config) as channel:
+            return await self._attend_over(channel)
+
+    async def _attend_over(self, channel: grpc.aio.Channel) -> bool:
         stub: ExchangeAsyncStub = ExchangeStub(channel)  # type: ignore[assignment]
         call = stub.Attend(metadata=self._metadata)
         came = False
@@ -152,7 +155,7 @@ class Attendance:
     async def _answer(self, ask: Ask) -> Answer:
         try:
             response = await self._servant.answer(self._sender, ask.method, ask.request)
-        except CarriedError as error:
+        except CallError as error:
             _log.warning("refused %s of %s: %s", ask.method, self._peer, error)
             status: int = error.code().value[0]
             return Answer(number=ask.number, status=status, details=error.details())
@@ -162,19 +165,17 @@ class Attendance:
             return Answer(number=ask.number, status=unknown, details=one_line(str(error)))
         return Answer(number=ask.number, response=response)
 
-    async def _pull(self, channel: grpc.aio.Channel) -> bool:
-        """Serve one Pull stream until it ends; return whether anything came."""
-        pull: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(PULL_METHOD)
-        call = pull(metadata=self._metadata)
+    async def _pull(self) -> bool:
+        """Serve one Pull until it ends; return whether anything came."""
         came = False
-        while isinstance(message := await call.read(), bytes):
-            came = True
-            try:
-                acknowledgement = self._servant.take(self._sender, message)
-            except IsthmusError:
-                call.cancel()  # the peer sends it again, unless this was the run's end
-                return came
-            await call.write(acknowledgement)
+        async with self._peer.dial(self._config, self._session(), PULL_METHOD) as call:
+            while (message := await call.read()) is not None:
+                came = True
+                try:
+                    acknowledgement = self._servant.take(self._sender, message)
+                except IsthmusError:
+                    return came  # the peer sends it again, unless this was the run's end
+                await call.write(acknowledgement)
         return came
 
     @property

@@ -8,12 +8,11 @@ it does with an `Entrance` alike.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import urllib.parse
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Never, Self, cast
 
 import grpc
@@ -23,7 +22,8 @@ from google.protobuf.message import DecodeError
 from protos.exchange.v1.exchange_pb2 import Answer, Ask
 from protos.identities import GATEWAY, Identity
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.transport import SESSION_KEY, FrameStream
+from sites.gateway.links.frame_calls import CallError, FrameCall
+from sites.gateway.links.transport import SESSION_KEY
 from sites.gateway.links.wire_loop import WireLoop
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,22 +31,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _ASKS_MAX = 256
 """Calls that may wait for an answer: some greetings, and one farewell."""
 _STATUS = {each.value[0]: each for each in grpc.StatusCode}
-
-
-class CarriedError(grpc.RpcError):
-    """A call to a gateway that attends was not answered, or refused."""
-
-    def __init__(self, status: grpc.StatusCode, why: str) -> None:
-        super().__init__(why)
-        self._status, self._why = status, why
-
-    def code(self) -> grpc.StatusCode:
-        """Return what gRPC would have said."""
-        return self._status
-
-    def details(self) -> str:
-        """Return why, in one line."""
-        return self._why
 
 
 class Entrance:
@@ -63,7 +47,6 @@ class Entrance:
         self._attending: asyncio.Task[None] | None = None
         self._num_streams = 0
         self._waiting: asyncio.Queue[_Pulled] = asyncio.Queue()
-        self._pulled: set[_Pulled] = set()
 
     def __str__(self) -> str:
         return f"site {self.site} (gateway {self.gateway}, which dials in)"
@@ -75,22 +58,16 @@ class Entrance:
         return cast("grpc.Channel", _CarriedChannel(self))
 
     @asynccontextmanager
-    async def stream(
-        self,
-        config: GatewayConfig,
-        session: str,
-        set_up: Callable[[], None],
-    ) -> AsyncIterator[FrameStream]:
-        """Give a stream that carries frames, once the other side has opened one."""
+    async def stream(self, config: GatewayConfig, session: str) -> AsyncIterator[FrameCall]:
+        """Give a call that carries frames, once the other side has made one."""
         self._num_streams += 1
         try:
             self._tell(Ask(streams=self._num_streams))
             pulled = await self._next()
             try:
-                await asyncio.to_thread(set_up)
-                yield pulled
+                yield pulled.call
             finally:
-                pulled.ended.set()
+                pulled.is_done.set()
         finally:
             self._num_streams -= 1
 
@@ -98,27 +75,23 @@ class Entrance:
         """Return False: nobody can tell, for the gateway is not dialled."""
         return False
 
-    def addresses(self) -> list[tuple[str, int]]:
-        """Return where its connections come from that carry frames, hosts as numbers."""
-        return [_address(each.peer) for each in list(self._pulled)]
-
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a call, and return the serialised response; for any thread but the loop's.
 
         Raises:
-            CarriedError: it was refused, or not answered in time.
+            CallError: it was refused, or not answered in time.
         """
         answering: Future[Answer] = self._wire.run(self._ask(method, request))
         try:
             answer = answering.result(timeout_s)
         except TimeoutError:
             answering.cancel()
-            raise CarriedError(
+            raise CallError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"{self} did not answer for {timeout_s:.1f} s"
             ) from None
         if answer.status:
             status = _STATUS.get(answer.status, grpc.StatusCode.UNKNOWN)
-            raise CarriedError(status, answer.details)
+            raise CallError(status, answer.details)
         return answer.response
 
     # ---------------------------------------------------------------- what the server hands over
@@ -135,24 +108,20 @@ class Entrance:
             if self._attending is own:
                 self._attending = None
 
-    async def pull(self, context: Context) -> None:
-        """Serve a Pull stream until it breaks, or its link has no use for it any more."""
-        pulled = _Pulled(context)
-        reading = asyncio.create_task(pulled.receive(), name="pull")
-        ending = asyncio.create_task(pulled.ended.wait(), name="pull-ended")
-        self._pulled.add(pulled)
+    async def pull(self, call: FrameCall) -> None:
+        """Serve a Pull until it breaks, or its link has no use for it any more."""
+        pulled = _Pulled(call, asyncio.Event())
         self._waiting.put_nowait(pulled)
+        ends = [asyncio.create_task(each.wait()) for each in (pulled.is_done, call.over)]
         try:
-            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._pulled.discard(pulled)
-            pulled.break_off()
-            reading.cancel()
-            ending.cancel()
+            for each in ends:
+                each.cancel()
 
     async def _next(self) -> _Pulled:
-        """Return a stream that waits for a link, and has not broken meanwhile."""
-        while (pulled := await self._waiting.get()).is_broken:
+        """Return a Pull that waits for a link, and has not broken meanwhile."""
+        while (pulled := await self._waiting.get()).call.over.is_set():
             pass
         return pulled
 
@@ -191,39 +160,13 @@ class Entrance:
         self._asks.put_nowait(ask)
 
 
+@dataclass(frozen=True, slots=True)
 class _Pulled:
-    """One Pull stream, as a link uses it."""
+    """One Pull, as a link uses it."""
 
-    def __init__(self, context: Context) -> None:
-        self.peer = context.peer()
-        self.ended = asyncio.Event()
-        """The link has no use for it any more."""
-        self.is_broken = False
-        self._context = context
-        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    async def receive(self) -> None:
-        """Take acknowledgements in until the other side ends the stream."""
-        while isinstance(message := await self._context.read(), bytes):
-            self._answers.put_nowait(message)
-
-    def break_off(self) -> None:
-        """Nothing comes any more."""
-        self.is_broken = True
-        self._answers.put_nowait(None)
-
-    async def read(self) -> bytes | None:
-        """Return the next acknowledgement; None at the end."""
-        return await self._answers.get()
-
-    async def write(self, request: bytes) -> None:
-        """Send a frame."""
-        if self.is_broken:
-            raise asyncio.InvalidStateError("the stream has broken")
-        try:
-            await self._context.write(request)
-        except grpc.aio.BaseError as error:
-            raise asyncio.InvalidStateError(str(error)) from error
+    call: FrameCall
+    is_done: asyncio.Event
+    """The link has no use for it any more."""
 
 
 class CarriedContext:
@@ -245,7 +188,7 @@ class CarriedContext:
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> Never:
         """Refuse the call."""
-        raise CarriedError(code, details)
+        raise CallError(code, details)
 
 
 class _CarriedChannel:
@@ -270,7 +213,7 @@ class _CarriedChannel:
                 return response_deserializer(answer)
             except DecodeError as error:
                 why = f"the answer to {name} cannot be read"
-                raise CarriedError(grpc.StatusCode.INTERNAL, why) from error  # as gRPC has it
+                raise CallError(grpc.StatusCode.INTERNAL, why) from error  # as gRPC has it
 
         return call
 
@@ -286,11 +229,3 @@ class _CarriedChannel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _address(peer: str) -> tuple[str, int]:
-    """Return host and port of a peer as gRPC names it, `ipv4:10.0.0.7:4321` say."""
-    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
-    with contextlib.suppress(ValueError):
-        return host.strip("[]"), int(port)
-    return "", 0

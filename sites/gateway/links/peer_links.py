@@ -73,6 +73,12 @@ class Link:
         self.peer = peer
         self.rtt_s = link.rtt_s
         self.bytes_per_s = link.bytes_per_s
+        self.ahead_bytes = max(int(_BDP_AHEAD * link.bytes_per_s * link.rtt_s), _AHEAD_MIN_BYTES)
+        """Bytes of frames that may be made before the link can take them.
+
+        Chunks are admitted in order. So once so much waits for a link that has fallen behind, it
+        holds up the others. On narrow links the recovery of a lost packet takes many round trips.
+        """
         self._config = config
         self._on_failure = on_failure
         self._on_progress = on_progress
@@ -86,7 +92,7 @@ class Link:
             self._outbox,
             self._watch,
             config=config,
-            set_up=lambda: self._growth.set_up(),
+            set_up=lambda connection: self._growth.set_up(connection),
             on_failure=self._stream_failed,
             on_broken=functools.partial(self._start, self._look, "look"),
             on_progress=on_progress,
@@ -107,15 +113,6 @@ class Link:
             self._attendance = Attendance(config, peer, servant, lambda: self._watch.session)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-
-    @property
-    def ahead_bytes(self) -> int:
-        """Bytes of frames that may be made before the link can take them.
-
-        Chunks are admitted in order. So once so much waits for a link that has fallen behind, it
-        holds up the others. On narrow links the recovery of a lost packet takes many round trips.
-        """
-        return max(int(_BDP_AHEAD * self.bytes_per_s * self.rtt_s), _AHEAD_MIN_BYTES)
 
     @property
     def unsent_bytes(self) -> int:
@@ -144,7 +141,10 @@ class Link:
         self._growth.begin()
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
-        self._start(functools.partial(use_pauses, self.peer, self._outbox, self.rtt_s), "pauses")
+        pauses = functools.partial(
+            use_pauses, lambda: self._streams.connections, self._outbox, self.rtt_s
+        )
+        self._start(pauses, "pauses")
 
     def _padding(self) -> Iterator[Outgoing]:
         """Yield what brings connections up to the link's speed, while ranks are not ready yet."""

@@ -1,7 +1,8 @@
-"""The receiving side of all links: serves Hello, Push and Leave to the gateways of other sites.
+"""The receiving side of all links: what a gateway serves to the gateways of other sites.
 
-Each call is a task of the gateway's event loop (`wire_loop.py`), which never waits for anything but
-peers.
+gRPC's library serves Hello, Leave and Attend. Push and Pull, which carry frames, come in at the
+next port, the frames port (`frame_calls.py`). Each call is a task of the gateway's event loop
+(`wire_loop.py`), which never waits for anything but peers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import wait
+from contextlib import ExitStack
 from typing import Any, Final, Never, Protocol
 
 import grpc
@@ -39,6 +41,7 @@ from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeS
 from protos.failure import Failure
 from protos.frame import Frame, Kind, pack_ack, unpack
 from protos.limits import CONTROL_MESSAGE_BYTES
+from protos.mutual_tls import Caller
 from protos.security import Security, exchange_security, require_own_site, require_protected
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
@@ -48,11 +51,18 @@ from protos.versions import (
 )
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
-from sites.gateway.links.entrance import CarriedContext, CarriedError, Entrance
-from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
+from sites.gateway.links.entrance import CarriedContext, Entrance
+from sites.gateway.links.frame_calls import CallError, FrameCall, FrameListener, Serve
+from sites.gateway.links.transport import (
+    PULL_METHOD,
+    PUSH_METHOD,
+    SESSION_KEY,
+    patience,
+    server_options,
+)
 from sites.gateway.links.wire_loop import WireLoop
 from sites.interfaces import address_of
-from topology.world import Endpoint
+from topology.world import GATEWAY_PORTS, Endpoint
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +82,8 @@ _BROKEN_PROMISES: Final = frozenset(
 _STOP_GRACE_S = 0.2
 _START_S = 10.0
 _STOP_S = 5.0
+_PAIRS_MAX = 64
+"""So many times it is tried to find two neighbouring ports, where any will do."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -103,7 +115,9 @@ class ExchangeServer(ExchangeServicer):
         self._receiver = receiver
         self._wire: WireLoop | None = None
         self._server: grpc.aio.Server | None = None
+        self._listener: FrameListener | None = None
         self._servicers: list[Callable[[grpc.aio.Server], None]] = []
+        self._frame_methods: dict[str, Serve] = {PUSH_METHOD: self._push, PULL_METHOD: self._pull}
         self._sessions: dict[str, GatewayId] = {}
         self._entrances: dict[GatewayId, Entrance] = {}
         self._carried: dict[str, tuple[Callable[..., Any], Callable[[bytes], Any]]] = {}
@@ -123,8 +137,14 @@ class ExchangeServer(ExchangeServicer):
         """Have another service registered, before `start`."""
         self._servicers.append(register)
 
+    def serve(self, method: str, serve: Serve) -> None:
+        """Have another method served at the frames port, before `start`."""
+        self._frame_methods[method] = serve
+
     def start(self) -> Endpoint:
         """Listen as configured; return where others dial: port 0 where they cannot.
+
+        The frames port is the next one.
 
         Raises:
             InsecureAddressError: others could reach it, without TLS.
@@ -158,42 +178,52 @@ class ExchangeServer(ExchangeServicer):
         guard = exchange_security(config.site)
         server = self._server = guard.server(server_options(config), num_rpcs)
         add_ExchangeServicer_to_server(self, server)
-        # Raw bytes both ways: no serializers, so gRPC hands over what is on the wire.
-        push: grpc.RpcMethodHandler[bytes, bytes]
-        push = grpc.stream_stream_rpc_method_handler(self._push)
-        pull: grpc.RpcMethodHandler[bytes, bytes]
-        pull = grpc.stream_stream_rpc_method_handler(self._pull)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Push": push, "Pull": pull}),)
-        )
         for register in self._servicers:
             register(server)
         host = config.bind_host
         if not host:
             host = address_of(config.interface)
             require_protected(host)
-        port = self._listen(guard, server, host)
+        port, frames = self._listen(guard, server, host)
+        self._listener = FrameListener(
+            frames, self._frame_methods, guard, patience(config), num_rpcs
+        )
+        self._listener.begin()
         await server.start()
         return Endpoint(host=config.told_host or host, port=port)
 
-    def _listen(self, guard: Security, server: grpc.aio.Server, host: str) -> int:
-        """Bind the first port that is free, and return it; gateways of a node begin apart."""
+    def _listen(
+        self, guard: Security, server: grpc.aio.Server, host: str
+    ) -> tuple[int, socket.socket]:
+        """Bind the first two neighbouring ports that are free; gateways of a node begin apart.
+
+        The lower one is gRPC's, and told; return it, and a socket at the frames port.
+        """
         ports, family = self._config.ports, socket.AF_INET6 if ":" in host else socket.AF_INET
-        wanted = [0] if ports is None else list(range(ports.first, ports.last + 1))
-        begin = self._config.gateway % len(wanted)
-        for port in wanted[begin:] + wanted[:begin]:
-            with contextlib.suppress(RuntimeError):
-                # gRPC tells on stderr of each that it cannot bind, so it is asked for first.
-                if port == 0 or _is_free(family, host, port):
-                    return guard.listen(server, str(Endpoint(host=host, port=port)))
+        wanted = [0] * _PAIRS_MAX
+        if ports is not None:
+            wanted = list(range(ports.first, ports.last, GATEWAY_PORTS))
+        begin = self._config.gateway % max(1, len(wanted))
+        for first in wanted[begin:] + wanted[:begin]:
+            with contextlib.suppress(OSError, OverflowError, RuntimeError), ExitStack() as stack:
+                # gRPC tells on stderr of each that it cannot bind, so it is tried before.
+                tried = stack.enter_context(_bound(family, host, first))
+                port = tried.getsockname()[1]
+                frames = stack.enter_context(_bound(family, host, port + 1))
+                tried.close()
+                guard.listen(server, str(Endpoint(host=host, port=port)))
+                stack.pop_all()
+                return port, frames
         if ports is not None:
             raise OSError(
-                f"cannot listen on {host}: no port from {ports.first} to {ports.last} is free, or "
-                "it is no address of this machine"
+                f"cannot listen on {host}: no two neighbouring ports from {ports.first} to "
+                f"{ports.last} are free, or it is no address of this machine"
             )
         raise OSError(f"cannot listen on {host}: is it an address of this machine?")
 
     async def _stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
 
@@ -247,19 +277,15 @@ class ExchangeServer(ExchangeServicer):
         """A gateway that cannot be dialled is there for calls to it."""
         await self.entrance(await self._sender(session_of(context), context)).attend(context)
 
-    async def _pull(self, _: AsyncIterator[bytes], context: Context) -> None:
+    async def _pull(self, call: FrameCall) -> None:
         """A gateway that cannot be dialled takes frames."""
-        await self.entrance(await self._sender(session_of(context), context)).pull(context)
+        await self.entrance(self._sender_of(session_of(call), call)).pull(call)
 
-    async def _push(self, _: AsyncIterator[bytes], context: Context) -> None:
+    async def _push(self, call: FrameCall) -> None:
         """Take frames over, one after another, and acknowledge each."""
-        sender = await self._sender(session_of(context), context)
-        while isinstance(message := await context.read(), bytes):  # else: the end
-            try:
-                acknowledgement = self.take(sender, message)
-            except IsthmusError as error:
-                await abort(context, error)
-            await context.write(acknowledgement)
+        sender = self._sender_of(session_of(call), call)
+        while (message := await call.read()) is not None:
+            await call.write(self.take(sender, message))
 
     # ---------------------------------------------------------------- what a peer wants
 
@@ -267,20 +293,20 @@ class ExchangeServer(ExchangeServicer):
         """Return the serialised response to a call that was carried here.
 
         Raises:
-            CarriedError: it is refused.
+            CallError: it is refused.
         """
         if method not in self._carried:
-            raise CarriedError(grpc.StatusCode.UNIMPLEMENTED, f"{method[:80]!r} is not carried")
+            raise CallError(grpc.StatusCode.UNIMPLEMENTED, f"{method[:80]!r} is not carried")
         handler, read = self._carried[method]
         try:
             asked = read(request)
         except DecodeError as error:
-            raise CarriedError(grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error}") from error
+            raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error}") from error
         context = CarriedContext(self._config.sites[sender[0]], self._session_of(sender))
         answered: bytes = (await handler(asked, context)).SerializeToString()
         return answered
 
-    def take(self, sender: GatewayId, message: bytes) -> bytes:
+    def take(self, sender: GatewayId, message: memoryview) -> bytes:
         """Take a frame over, and return its acknowledgement.
 
         Raises:
@@ -352,6 +378,15 @@ class ExchangeServer(ExchangeServicer):
         sender = await self._sender(session_of(context), context)
         return self._config.sites[sender[0]]
 
+    def caller_site(self, call: FrameCall) -> str:
+        """Return the site whose session a call for frames names.
+
+        Raises:
+            StaleGenerationError: an unknown one.
+            PermissionDeniedError: it is another site's.
+        """
+        return self._config.sites[self._sender_of(session_of(call), call)[0]]
+
     def _session_of(self, sender: GatewayId) -> str:
         for session, known in self._sessions.items():
             if known == sender:
@@ -361,14 +396,26 @@ class ExchangeServer(ExchangeServicer):
         return session
 
     async def _sender(self, session: str, context: Context) -> GatewayId:
+        try:
+            return self._sender_of(session, context)
+        except IsthmusError as error:
+            await abort(context, error)
+
+    def _sender_of(self, session: str, caller: Caller) -> GatewayId:
+        """Return whose session it is.
+
+        Raises:
+            StaleGenerationError: nobody's.
+            PermissionDeniedError: another site's than the caller's.
+        """
         sender = self._sessions.get(session)
         if sender is None:
-            await abort(context, StaleGenerationError("an unknown session: say Hello first"))
+            raise StaleGenerationError("an unknown session: say Hello first")
         try:
-            require_own_site(context, self._config.sites[sender[0]])
+            require_own_site(caller, self._config.sites[sender[0]])
         except PermissionDeniedError as error:
             _log.warning("refused: %s", error)
-            await abort(context, error)
+            raise
         return sender
 
     def _count_corrupt(self, sender: GatewayId, error: CorruptDataError) -> None:
@@ -386,18 +433,24 @@ class ExchangeServer(ExchangeServicer):
             )
 
 
-def _is_free(family: socket.AddressFamily, host: str, port: int) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError:
-            return False
-        return True
+def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    """Return a socket that nobody else can listen beside.
+
+    Raises:
+        OSError: the port is taken, or not this machine's.
+    """
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(1)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
-def session_of(context: Context) -> str:
+def session_of(context: Caller) -> str:
     """Return the session that a call names in its metadata; empty if it names none."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(SESSION_KEY, ""))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protos import metrics
-from protos.frame import ChunkKey, Frame, pack
+from protos.frame import ChunkKey, Frame, Packed, pack
 from sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate, WayBack
 
 PAUSE_S = 0.2
@@ -36,7 +36,7 @@ class Outgoing:
     order: tuple[int, int, int, int]
     key: ChunkKey = field(compare=False)
     epoch: int = field(compare=False)
-    data: bytes = field(compare=False)
+    data: Packed = field(compare=False)
     raw_bytes: int = field(compare=False)
     """float32 bytes of the chunk."""
 
@@ -56,7 +56,7 @@ class OnTheWay:
     left_s: float
 
 
-def outgoing(key: ChunkKey, epoch: int, data: bytes, raw_bytes: int) -> Outgoing:
+def outgoing(key: ChunkKey, epoch: int, data: Packed, raw_bytes: int) -> Outgoing:
     """Return a frame that waits to be sent."""
     return Outgoing((key.round, key.bucket, key.chunk, int(key.kind)), key, epoch, data, raw_bytes)
 
@@ -300,7 +300,6 @@ class Outbox:
     def push(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes; 0 if the peer has left, and it is dropped."""
         data = pack(frame)
-        assert type(data) is bytes, "gRPC's sender hangs on anything else"
         with self._lock:
             if self.has_left:
                 return 0

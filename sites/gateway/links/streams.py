@@ -16,6 +16,7 @@ import asyncio
 import functools
 import logging
 import random
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -24,12 +25,12 @@ import grpc
 
 from protos.frame import unpack_ack
 from sites.gateway.config import GatewayConfig
+from sites.gateway.links.frame_calls import CallError, FrameCall
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox, Outgoing
 from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
-    FrameStream,
     details,
 )
 from sites.gateway.links.wire_loop import WireLoop
@@ -50,12 +51,12 @@ class Streams:
         watch: PeerWatch,
         *,
         config: GatewayConfig,
-        set_up: Callable[[], None],
+        set_up: Callable[[socket.socket], None],
         on_failure: Callable[[BaseException], None],
         on_broken: Callable[[], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """`set_up` is called on a thread whenever a connection has been made, and may block.
+        """`set_up` is called with each connection that has been made, and must not block.
 
         `on_failure` gets what ended a stream for good, on the loop's thread.
 
@@ -75,8 +76,14 @@ class Streams:
         self._is_closed = False
         # Of the loop's thread alone:
         self._tasks: list[asyncio.Task[None]] = []
+        self._connections: dict[int, socket.socket] = {}
         self._idle: dict[int, asyncio.Future[Outgoing]] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> tuple[socket.socket, ...]:
+        """The connections that there are now. They may end meanwhile."""
+        return tuple(self._connections.values())
 
     def grow(self, num_streams: int) -> None:
         """Start streams until there are so many. Called by one thread at a time."""
@@ -103,6 +110,8 @@ class Streams:
     # ---------------------------------------------------------------- on the loop's thread
 
     def _open(self, index: int) -> None:
+        if self._timer is None:
+            self._look_around()
         task = asyncio.create_task(self._run(index), name=f"stream-{index}-{self._watch.peer.site}")
         task.add_done_callback(self._report)
         self._tasks.append(task)
@@ -121,33 +130,46 @@ class Streams:
     async def _run(self, index: int) -> None:
         backoff_s = BACKOFF_FIRST_S
         while not self._outbox.is_over:
-            peer, session = self._watch.peer, self._watch.session
-            async with peer.stream(self._config, session, self._set_up) as stream:
-                if await self._push(stream, index):
-                    backoff_s = BACKOFF_FIRST_S
+            try:
+                async with self._watch.peer.stream(self._config, self._watch.session) as call:
+                    if await self._carry(call, index):
+                        backoff_s = BACKOFF_FIRST_S
+            except CallError as error:
+                self._broke(index, error)
             # Full jitter, so that streams which broke together do not come back together.
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _push(self, call: FrameStream, index: int) -> bool:
+    def _broke(self, index: int, error: grpc.RpcError) -> None:
+        """Tell of a stream that broke.
+
+        Raises:
+            IsthmusError: the peer will never take this stream.
+        """
+        self._watch.note_refusal(error)
+        if not self._outbox.is_over:
+            self._on_broken()
+            _log.warning("stream %d to %s broke: %s", index, self._watch.peer, details(error))
+
+    async def _carry(self, call: FrameCall, index: int) -> bool:
         """Run one stream until it ends; return whether any frame got through.
 
         Raises:
             IsthmusError: the peer will never take this stream.
         """
+        self._connections[index] = call.socket
+        self._set_up(call.socket)
         sending = asyncio.create_task(self._send(call, index))
         sending.add_done_callback(self._report)
         progressed = False
         try:
-            while isinstance(answer := await call.read(), bytes):  # else: the end
+            while (answer := await call.read()) is not None:
                 self._acknowledge(answer)
                 progressed = True
-        except grpc.RpcError as error:
-            self._watch.note_refusal(error)
-            if not self._outbox.is_over:
-                self._on_broken()
-                _log.warning("stream %d to %s broke: %s", index, self._watch.peer, details(error))
+        except CallError as error:
+            self._broke(index, error)
         finally:
+            del self._connections[index]
             sending.cancel()
             await asyncio.wait([sending])
             again = self._outbox.requeue(index)
@@ -155,7 +177,7 @@ class Streams:
                 _log.info("%d frames to %s are sent again", again, self._watch.peer)
         return progressed
 
-    async def _send(self, call: FrameStream, index: int) -> None:
+    async def _send(self, call: FrameCall, index: int) -> None:
         """Send frames as the window allows. If the call ends, who reads its answers hears why."""
         try:
             while True:
@@ -165,7 +187,7 @@ class Streams:
                 item = await waiter
                 self._on_progress()
                 await call.write(item.data)
-        except (grpc.RpcError, asyncio.InvalidStateError):
+        except CallError:
             return
         finally:
             self._idle.pop(index, None)
@@ -182,13 +204,14 @@ class Streams:
             waiter = self._idle.pop(index)
             if not waiter.cancelled():
                 waiter.set_result(item)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._idle and not self._outbox.is_over:
-            self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._feed)
 
-    def _acknowledge(self, answer: bytes) -> None:
+    def _look_around(self) -> None:
+        """Give idle streams what nobody has told them of, now and then."""
+        self._feed()
+        if not self._outbox.is_over:
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._look_around)
+
+    def _acknowledge(self, answer: memoryview) -> None:
         self._watch.heard()
         self._outbox.acknowledge(*unpack_ack(answer))
         self._feed()

@@ -13,13 +13,10 @@ behind them:
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -41,6 +38,7 @@ from protos.security import exchange_security
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import window_bytes
+from sites.gateway.links.frame_calls import FrameCall, Patience, dial
 from topology.world import Endpoint
 
 Options = list[tuple[str, int | str]]
@@ -62,7 +60,9 @@ _ATTEMPT_RTTS = 4
 have queues."""
 
 _READY_S = 2.0
-"""A connection that takes longer carries frames all the same, once it is there."""
+_READY_RTTS = 8
+"""A connection for frames has so long, in seconds and in round trips; TLS takes three of those, and
+TCP sends its first packet again after a second."""
 _CONNECT_S = 1.0
 """A refusal takes one round trip."""
 BACKOFF_FIRST_S = 0.05
@@ -76,24 +76,6 @@ _REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 """Answers that make trying again pointless."""
-
-
-class FrameStream(Protocol):
-    """Carries frames one way, and acknowledgements back."""
-
-    async def read(self) -> object:
-        """Return the next acknowledgement; something else than bytes at the end.
-
-        Raises:
-            grpc.RpcError: the stream broke.
-        """
-
-    async def write(self, request: bytes) -> None:
-        """Send a frame.
-
-        Raises:
-            grpc.RpcError: the stream broke; also asyncio.InvalidStateError.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +100,26 @@ class Peer:
         security = exchange_security(config.site)
         return security.aio_channel(self._target, client_options(config), self._name)
 
-    @asynccontextmanager
-    async def stream(
-        self, config: GatewayConfig, session: str, set_up: Callable[[], None]
-    ) -> AsyncIterator[FrameStream]:
-        """Give a stream that carries frames, on a fresh connection.
+    def stream(self, config: GatewayConfig, session: str) -> AbstractAsyncContextManager[FrameCall]:
+        """Give a call that carries frames, on a fresh connection.
 
-        `set_up` is called on a thread once that has been made.
+        Raises:
+            CallError: on entering: there is no connection.
         """
-        async with self.aio_channel(config) as channel:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(channel.channel_ready(), _READY_S)
-                await asyncio.to_thread(set_up)
-            push: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-            push = channel.stream_stream(PUSH_METHOD)
-            call = push(metadata=((SESSION_KEY, session),))
-            try:
-                yield call
-            finally:
-                call.cancel()
+        return self.dial(config, session, PUSH_METHOD)
+
+    def dial(
+        self, config: GatewayConfig, session: str, method: str
+    ) -> AbstractAsyncContextManager[FrameCall]:
+        """Call a method of the peer's frames port, on a fresh connection; raises as `stream`."""
+        return dial(
+            (self.host, self.port + 1),
+            method,
+            ((SESSION_KEY, session),),
+            exchange_security(config.site),
+            self._name,
+            patience(config),
+        )
 
     def refuses_connections(self) -> bool:
         """Whether the peer's host says that nobody listens there."""
@@ -155,6 +138,19 @@ class Peer:
     @property
     def _target(self) -> str:
         return str(Endpoint(host=self.host, port=self.port))
+
+
+def patience(config: GatewayConfig) -> Patience:
+    """Return how long connections for frames wait for a peer that says nothing."""
+    return Patience(
+        connect_s=_READY_S + _READY_RTTS * _farthest_s(config),
+        idle_s=config.keepalive_time_s,
+        lost_s=config.keepalive_time_s + config.keepalive_timeout_s,
+    )
+
+
+def _farthest_s(config: GatewayConfig) -> float:
+    return max((link.rtt_s for link in config.links), default=0.0)
 
 
 def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> HelloResponse:
@@ -193,8 +189,7 @@ def client_options(config: GatewayConfig) -> Options:
     gRPC gives a connection attempt no longer than the shortest back-off, and an answer takes one
     and a half round trips. With a constant back-off a peer that is far away would never be reached.
     """
-    farthest_s = max((link.rtt_s for link in config.links), default=0.0)
-    attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * farthest_s)
+    attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * _farthest_s(config))
     return [
         *_common(config),
         *([] if config.listens else _received(config)),

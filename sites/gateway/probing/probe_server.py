@@ -19,13 +19,13 @@ import grpc.aio
 from protos.errors import DeadlineExceededError, IsthmusError, RemoteProtocolError
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig
+from sites.gateway.links.frame_calls import FrameCall
 from sites.gateway.links.peer_server import Context, abort
 from topology.job import Probe
 
 _log = logging.getLogger(__name__)
 
-POUR: Final = "Pour"
-PROBE_SERVICE: Final = "isthmus.exchange.v1.Probe"
+POUR_METHOD: Final = "/isthmus.exchange.v1.Probe/Pour"
 PIECE_BYTES_MAX: Final = 1 << 20
 """One message of a Pour has no more."""
 _TURN_BYTES_MIN: Final = 256 << 20
@@ -50,14 +50,19 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         config: GatewayConfig,
         probe: Probe,
         site_of: SiteOf,
+        caller_site: Callable[[FrameCall], str],
         on_finished: Callable[[str], None],
     ) -> None:
-        """`on_finished` is told of each peer that needs no more turns."""
+        """`caller_site` names the site that calls for frames, or raises.
+
+        `on_finished` is told of each peer that needs no more turns.
+        """
         self.turn = threading.Lock()
         """Held while this gateway takes part in a measurement."""
         self._links = {link.site: link for link in config.links}
         self._probe = probe
         self._site_of = site_of
+        self._caller_site = caller_site
         self._on_finished = on_finished
         self._measuring = ""
         """The site whose turn it is; empty: none of the peers'."""
@@ -67,11 +72,6 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add the methods to a server that has not been started."""
         probe_pb2_grpc.add_ProbeServicer_to_server(self, server)
-        pour: grpc.RpcMethodHandler[bytes, bytes]
-        pour = grpc.stream_unary_rpc_method_handler(self._pour)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(PROBE_SERVICE, {POUR: pour}),)
-        )
 
     async def Turn(  # noqa: N802 - gRPC fixes the name
         self, request_iterator: AsyncIterator[probe_pb2.TurnRequest], context: Context
@@ -106,21 +106,25 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         self._on_finished(await self._site_of(context))
         return probe_pb2.FinishResponse()
 
-    async def _pour(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        site = await self._site_of(context)
+    async def pour(self, call: FrameCall) -> None:
+        """Count what comes, and throw it away.
+
+        Raises:
+            IsthmusError: it is not the caller's turn, or it sends more than it may.
+        """
+        site = self._caller_site(call)
         self._num_pours += 1
         try:
             # Twice as many, for those that still end.
             if self._num_pours > 2 * max(self._probe.connections):
                 raise RemoteProtocolError(f"more than {max(self._probe.connections)} connections")
-            async for piece in requests:
+            while (piece := await call.read()) is not None:
                 self._take(site, len(piece))
         except IsthmusError as error:
             _log.warning("site %s: %s", site, error)
-            await abort(context, error)
+            raise
         finally:
             self._num_pours -= 1
-        return b""
 
     def _take(self, site: str, num_bytes: int) -> None:
         """Count a piece.

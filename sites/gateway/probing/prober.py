@@ -6,15 +6,18 @@ link's figures of timed echoes and counted segments.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -22,7 +25,8 @@ from protos import metrics
 from protos.errors import PeerLostError, RemoteProtocolError
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.links.congestion.kernel import Segments, addresses_of, segments_to
+from sites.gateway.links.congestion.kernel import Segments, segments_of
+from sites.gateway.links.frame_calls import CallError, FrameCall
 from sites.gateway.links.transport import (
     SESSION_KEY,
     Peer,
@@ -30,7 +34,8 @@ from sites.gateway.links.transport import (
     refusal_of,
     say_hello,
 )
-from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE, turn_s
+from sites.gateway.links.wire_loop import WireLoop
+from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD, turn_s
 from topology.job import Probe
 
 _log = logging.getLogger(__name__)
@@ -55,6 +60,7 @@ _POUR_PIECE_S: Final = 0.005
 """Time that one message of a Pour takes at the described rate."""
 _PIECE_BYTES_MIN: Final = 16 << 10
 _AGAIN_S: Final = 0.1
+_END_S: Final = 2.0
 
 Ask = Callable[[], probe_pb2.TurnResponse]
 """Asks, in a turn that is held, what has come in; raises what a turn ends with."""
@@ -74,9 +80,8 @@ class LinkFigures:
     """The round trip of each echo."""
     bytes_per_s: dict[int, float] = field(default_factory=dict)
     """Payload, by the number of connections."""
-    before: Segments = field(default_factory=Segments)
-    after: Segments = field(default_factory=Segments)
-    """The kernel's counts around a flow that never fills the link."""
+    segments: Segments = field(default_factory=Segments)
+    """The kernel's counts of a flow that never fills the link."""
 
     def values(self) -> dict[str, float]:
         """Return the record's values (protos/metrics.py); what could not be told is not there."""
@@ -88,11 +93,9 @@ class LinkFigures:
         }
         for connections, rate in self.bytes_per_s.items():
             values[f"{metrics.BYTES_PER_S}_{connections}"] = rate
-        sent = self.after.sent - self.before.sent
-        if sent > 0:
-            values[metrics.SEGMENTS] = sent
-            # A connection that has ended meanwhile takes what it sent again with it.
-            values[metrics.LOST_SEGMENTS] = max(0, self.after.sent_again - self.before.sent_again)
+        if self.segments.sent > 0:
+            values[metrics.SEGMENTS] = self.segments.sent
+            values[metrics.LOST_SEGMENTS] = self.segments.sent_again
         return values
 
 
@@ -142,7 +145,7 @@ class Prober:
         self._probe = probe
         self._link = link
         self._ended = ended
-        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._session = ""
         self._turn_s = turn_s(probe, link.rtt_s)
 
     def greet(self) -> None:
@@ -163,7 +166,7 @@ class Prober:
                 if time.monotonic() > deadline_s or self._ended.wait(_AGAIN_S):
                     raise self._lost(error) from error
             else:
-                self._metadata = ((SESSION_KEY, session),)
+                self._session = session
                 return
 
     def measure(
@@ -192,6 +195,10 @@ class Prober:
                 return figures
         except grpc.RpcError as error:
             raise self._lost(error) from error
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((SESSION_KEY, self._session),)
 
     def finish(self) -> None:
         """Tell the peer that it is needed no more.
@@ -257,44 +264,63 @@ class Prober:
 
     def _losses(self, ask: Ask, figures: LinkFigures) -> None:
         """Count what the kernel sends again while the link is far from full."""
-        addresses = addresses_of(self.peer.host, self.peer.port)
-        figures.before = segments_to(addresses)
         rate = _PACED_SHARE * max(figures.bytes_per_s.values())
-        with self._pouring(1, rate):
+        with self._pouring(1, rate) as open_now:
             self._received(ask, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
-            figures.after = segments_to(addresses)
+            figures.segments = segments_of(open_now())
 
     @contextlib.contextmanager
-    def _pouring(self, connections: int, paced_bytes_per_s: float | None) -> Iterator[None]:
-        """While the block runs, send all that will go, or so much, over connections of its own."""
-        calls: list[Any] = []
-        with contextlib.ExitStack() as stack:
-            for _ in range(connections):
-                channel = stack.enter_context(self.peer.channel(self._config))
-                pour: grpc.StreamUnaryMultiCallable[bytes, bytes]
-                pour = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
-                call: Any = pour.future(
-                    self._pieces(paced_bytes_per_s),
-                    metadata=self._metadata,
-                    timeout=self._turn_s,
-                    wait_for_ready=True,  # where packets are lost, the first of a connection may be
-                )
-                stack.callback(call.cancel)
-                calls.append(call)
-            yield
-            for call in calls:
-                if call.done():  # it was refused, or broke: what came in is not what it could carry
-                    call.result()
+    def _pouring(
+        self, connections: int, paced_bytes_per_s: float | None
+    ) -> Iterator[Callable[[], list[socket.socket]]]:
+        """While the block runs, send all that will go, or so much, over connections of its own.
 
-    def _pieces(self, paced_bytes_per_s: float | None) -> Iterator[bytes]:
+        The block gets what returns those that are open.
+        """
+        wire, open_now = WireLoop.acquire(), list[socket.socket]()
+        pours = [wire.run(self._pour(paced_bytes_per_s, open_now)) for _ in range(connections)]
+        try:
+            yield open_now.copy
+            for pour in pours:
+                if pour.done():  # it was refused, or broke: what came in is not what it could carry
+                    pour.result()
+        finally:
+            for pour in pours:
+                pour.cancel()
+            wait(pours, _END_S)
+            WireLoop.release()
+
+    async def _pour(self, paced_bytes_per_s: float | None, open_now: list[socket.socket]) -> None:
+        """Send pieces until it is cancelled, or the gateway ends."""
         rate = paced_bytes_per_s or self._link.bytes_per_s
         piece = bytes(min(PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, int(rate * _POUR_PIECE_S))))
-        began_s, sent_bytes = time.monotonic(), 0
-        while not self._ended.is_set():
-            yield piece
-            sent_bytes += len(piece)
-            if paced_bytes_per_s is not None:
-                time.sleep(max(0.0, began_s + sent_bytes / paced_bytes_per_s - time.monotonic()))
+        async with self._call() as call:
+            open_now.append(call.socket)
+            began_s, sent_bytes = time.monotonic(), 0
+            while not self._ended.is_set():
+                await call.write(piece)
+                sent_bytes += len(piece)
+                if paced_bytes_per_s is not None:
+                    due_s = began_s + sent_bytes / paced_bytes_per_s
+                    await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+    @contextlib.asynccontextmanager
+    async def _call(self) -> AsyncIterator[FrameCall]:
+        """Call Pour; where packets are lost, the first of a connection may be, so try for long."""
+        deadline_s = time.monotonic() + self._turn_s
+        while True:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    call = await stack.enter_async_context(
+                        self.peer.dial(self._config, self._session, POUR_METHOD)
+                    )
+                except CallError:
+                    if time.monotonic() > deadline_s:
+                        raise
+                else:
+                    yield call
+                    return
+            await asyncio.sleep(_AGAIN_S)
 
     def _drain(self, stub: probe_pb2_grpc.ProbeStub, usual_s: float) -> None:
         """Return when echoes take as long as before: queues are empty again."""

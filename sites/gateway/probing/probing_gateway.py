@@ -22,7 +22,7 @@ from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.gateway import EndingGateway, Write
 from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.transport import Peer
-from sites.gateway.probing.probe_server import ProbeServer, turn_s
+from sites.gateway.probing.probe_server import POUR_METHOD, ProbeServer, turn_s
 from sites.gateway.probing.prober import Prober
 from topology.job import Probe
 
@@ -42,8 +42,11 @@ class ProbingGateway(EndingGateway):
         self._probers: list[Prober] = []
         self._thread: threading.Thread | None = None
         self._server = ExchangeServer(config, self)
-        self._served = ProbeServer(config, probe, self._server.site_of, self._peer_finished)
+        self._served = ProbeServer(
+            config, probe, self._server.site_of, self._server.caller_site, self._peer_finished
+        )
         self._server.add(self._served.register)
+        self._server.serve(POUR_METHOD, self._served.pour)
 
     def start(self) -> None:
         """Listen for peers, and say where."""

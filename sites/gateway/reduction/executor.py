@@ -40,7 +40,7 @@ from protos.errors import (
     failure_of,
 )
 from protos.failure import Failure
-from protos.frame import HEADER_BYTES, ChunkKey, Frame, Kind, checksum_of, pack, unpack
+from protos.frame import HEADER_BYTES, ChunkKey, Frame, Kind, Packed, checksum_of, pack, unpack
 from sites.codecs.codec import Floats
 from sites.codecs.registry import EXACT
 from sites.gateway.config import GatewayConfig, GatewayId
@@ -540,7 +540,7 @@ class Executor:
         """Hand a chunk over, unless the link has no room now; return whether that was done."""
         config = self._config
         for packed in frames:
-            assert isinstance(packed, bytes)
+            assert isinstance(packed, bytes | memoryview)
             frame = unpack(packed)
             cut = self._cut(frame.numel, frame.layout)
             gateway = cut.owner(site, order[2]) // config.ranks_per_gateway[site]
@@ -772,7 +772,7 @@ class Executor:
         self,
         bucket: OpenBucket,
         chunk: Chunk,
-        frames: tuple[bytes, ...],
+        frames: tuple[Packed, ...],
         *,
         is_last: bool = False,
     ) -> None:

@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import time
 
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion.kernel import (
     LOCAL_RTT_S,
-    Addresses,
     Segments,
-    addresses_now,
     begin_bbr_anew,
     is_bbr,
-    segments_to,
+    segments_of,
     send_buffer_bytes,
     set_up,
     starts_slowly_after_idle,
@@ -130,8 +129,8 @@ class ChannelGrowth:
         self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared, num_senders=num_senders)
         self._window = LinkWindow(outbox.window_bytes, link.rtt_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
-        self._addresses: Addresses | None = None
-        """Where connections led at the latest look."""
+        self._connections: tuple[socket.socket, ...] = ()
+        """Those of the latest look."""
         self._told_bytes_per_s = math.nan
         """Each connection's share of the pace, as it was told last."""
         self._has_advised_bbr = self._has_advised_idle = False
@@ -145,14 +144,20 @@ class ChannelGrowth:
             )
         )
 
-    def set_up(self) -> None:
-        """Have all connections follow what the link asks for, each at its share of the pace."""
+    def set_up(self, connection: socket.socket) -> None:
+        """Have a new connection follow what the link asks for, at its share of the pace."""
         share_bytes_per_s = math.nan
-        # While one thread waits for the peer's name, another may set up what is newer.
+        # Meanwhile the link's thread may have told all connections a newer one.
         while share_bytes_per_s != (newest_bytes_per_s := self._share_bytes_per_s()):
             share_bytes_per_s = newest_bytes_per_s
-            set_up(self._peer, self._link, share_bytes_per_s)
-        self._told_bytes_per_s = share_bytes_per_s
+            set_up((connection,), self._link, share_bytes_per_s)
+
+    def _tell_pace(self) -> None:
+        """Tell all connections their share of the pace, if it has changed."""
+        share_bytes_per_s = self._share_bytes_per_s()
+        if share_bytes_per_s != self._told_bytes_per_s:
+            self._told_bytes_per_s = share_bytes_per_s
+            set_up(self._streams.connections, self._link, share_bytes_per_s)
 
     def _share_bytes_per_s(self) -> float:
         """Return each connection's share of the pace. Those without a frame need none."""
@@ -166,12 +171,10 @@ class ChannelGrowth:
         """
         before, totals = Segments(), self._outbox.totals()
         while not self._is_over_after(_EVERY_S):
-            addresses = addresses_now(self._peer)
-            if addresses is None:
-                continue
-            if self._link.rtt_s < LOCAL_RTT_S and stay_local(addresses):
+            connections = self._streams.connections
+            if self._link.rtt_s < LOCAL_RTT_S and stay_local(connections):
                 continue  # what is sent again there was not lost, but acknowledged late
-            now = segments_to(addresses)
+            now = segments_of(connections)
             self._advise_idle(now.congestion_control)
             loss = loss_of(before, now)
             if loss is None and now.sent >= before.sent:
@@ -185,24 +188,22 @@ class ChannelGrowth:
 
     def _is_over_after(self, wait_s: float) -> bool:
         """Wait, and meanwhile follow the link; return whether it is over."""
-        addresses = addresses_now(self._peer)
-        if addresses != self._addresses:
-            # What connections that are new to the count have carried was not carried just now.
-            self._addresses = addresses
-            self._pace.rest()
         until_s = time.monotonic() + wait_s
         while (left_s := until_s - time.monotonic()) > 0:
             if self._outbox.closed.wait(min(_LOOK_S, left_s)) or self._outbox.is_over:
                 return True
-            if addresses is None or self._outbox.is_empty:
+            connections = self._streams.connections
+            if connections != self._connections or self._outbox.is_empty:
+                # What connections that are new to the count have carried was not carried just now.
+                self._connections = connections
                 self._pace.rest()
             else:
-                self._follow_path(addresses)
+                self._follow_path(connections)
         return self._outbox.is_over
 
-    def _follow_path(self, addresses: Addresses) -> None:
+    def _follow_path(self, connections: tuple[socket.socket, ...]) -> None:
         """Have as much on the way as keeps the link full and leaves others their part."""
-        found = segments_to(addresses)
+        found = segments_of(connections)
         if found.is_local or not found.rtt_s:
             return  # of an emulated link on this host the kernel sees nothing
         now_s, totals = time.monotonic(), self._outbox.totals()
@@ -219,11 +220,10 @@ class ChannelGrowth:
         )
         if not self._link.is_shared:  # a share is all the run's
             self._outbox.limit(window_bytes)
-        if self._share_bytes_per_s() != self._told_bytes_per_s:
-            self.set_up()
+        self._tell_pace()
         if is_other_pace and math.isinf(self._pace.bytes_per_s):
             # By itself BBR sends a quarter faster in one of eight round trips: that takes seconds.
-            begin_bbr_anew(addresses, totals.idle_rtt_s or self._link.rtt_s)
+            begin_bbr_anew(connections, totals.idle_rtt_s or self._link.rtt_s)
 
     def _follow(self, loss: float, rate: float, congestion_control: str) -> None:
         """Open more connections, if lost packets hold those back that there are."""

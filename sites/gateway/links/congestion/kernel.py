@@ -1,36 +1,32 @@
-"""What the kernel knows of this process's TCP connections, and what it is told about them.
+"""What the kernel knows of TCP connections, and what it is told about them.
 
-gRPC hands out neither its sockets nor what TCP counts. So the sockets are found among the process's
-open files, by where they lead. Each is asked through a duplicate that lives for one call: gRPC's
-own is neither closed nor kept. The kernel is
+It is
 
 - told what to follow on a connection, and how fast it may send (`set_up`);
-- asked how many segments were sent, sent again and delivered, and for round trips (`segments_to`);
+- asked how many segments were sent, sent again and delivered, and for round trips (`segments_of`);
 - told to have BBR begin anew, in a link's pauses (`use_pauses`) or on a link that is faster than
   described (`connections.py`).
+
+Connections are the event loop's (`frame_calls.py`), which may close them meanwhile. Then they are
+left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import logging
 import math
-import os
 import socket
-import stat
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from sites.gateway.config import PeerLink
-from sites.gateway.links.entrance import Entrance
 from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import Peer
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +54,6 @@ LOCAL_RTT_S: Final = 0.001
 """A link that is said to be shorter can be this host's own; a longer one is an emulated one."""
 _EVERYWHERE: Final = b"reno"
 """Every Linux has it, and lets everybody use it."""
-_OPEN_FILES = Path("/proc/self/fd")
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _SEND_BUFFER_MAX = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
@@ -74,13 +69,12 @@ _PAUSES_EVERY_S = 2.0
 _PAUSES_LOOK_S = 0.1
 
 Answer = TypeVar("Answer")
-Addresses = frozenset[tuple[str, int]]
-"""Where connections lead: hosts as numbers, and ports."""
+Connections = Iterable[socket.socket]
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What the kernel has counted, over all open connections to a peer."""
+    """What the kernel has counted, over some open connections."""
 
     sent: int = 0
     """Segments with data; those that were sent again count again."""
@@ -99,33 +93,9 @@ class Segments:
     """Most bytes of data in one segment."""
 
 
-def addresses_of(host: str, port: int) -> Addresses:
-    """Return where connections to a host lead.
-
-    Raises:
-        OSError: the name is not known.
-    """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return frozenset((_plain(str(address[0])), port) for *_, address in found)
-
-
-def addresses_now(peer: Peer | Entrance) -> Addresses | None:
-    """Return where connections to a peer lead; None: its name is not known just now.
-
-    The connections that there are do without it.
-    """
-    if isinstance(peer, Entrance):
-        return frozenset((_plain(host), port) for host, port in peer.addresses())
-    try:
-        return addresses_of(peer.host, peer.port)
-    except OSError as error:
-        _log.debug("%s: %s", peer, error)
-        return None
-
-
-def segments_to(addresses: Addresses) -> Segments:
-    """Count the segments of all connections that lead to one of `addresses`."""
-    found = _ask(addresses, _segments)
+def segments_of(connections: Connections) -> Segments:
+    """Count the segments of some connections."""
+    found = _ask(connections, _segments)
     return Segments(
         sum(each.sent for each in found),
         sum(each.sent_again for each in found),
@@ -138,8 +108,8 @@ def segments_to(addresses: Addresses) -> Segments:
     )
 
 
-def set_up(peer: Peer | Entrance, link: PeerLink, pace_bytes_per_s: float) -> None:
-    """Have the connections to a peer follow what its link asks for, or BBR where it may be chosen.
+def set_up(connections: Connections, link: PeerLink, pace_bytes_per_s: float) -> None:
+    """Have a link's connections follow what it asks for, or BBR where it may be chosen.
 
     Each sends at most `pace_bytes_per_s`, which may be infinite. Any limit has the kernel spread
     packets over time without BBR, too. A frame is written to its connection at once, and TCP would
@@ -150,24 +120,23 @@ def set_up(peer: Peer | Entrance, link: PeerLink, pace_bytes_per_s: float) -> No
     said to be as short as they are. From those BBR is taken: it sends by a timer, which spares no
     queue there, and a transfer takes up to twice as long.
     """
-    addresses = addresses_now(peer)
-    if addresses is not None:
-        _ask(addresses, functools.partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
+    _ask(connections, functools.partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
 
 
-def stay_local(addresses: Addresses) -> bool:
-    """Return whether there are connections to `addresses` that stay on this host."""
-    return any(_ask(addresses, _is_local))
+def stay_local(connections: Connections) -> bool:
+    """Return whether some of these connections stay on this host."""
+    return any(_ask(connections, _is_local))
 
 
-def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
-    """Have BBR begin anew on connections to `addresses`; return on how many.
+def begin_bbr_anew(connections: Connections, rtt_s: float) -> int:
+    """Have BBR begin anew on connections that follow it; return on how many.
 
     It then takes the shortest round trip that the kernel has seen for just measured, keeps its
     window, and looks for the link's rate as on a new connection. Where the path has become more
     than twice as long as that, by `rtt_s`, which was measured lately, BBR is left to find out.
     """
-    return sum(_ask(addresses, functools.partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
+    begin = functools.partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())
+    return sum(_ask(connections, begin))
 
 
 def send_buffer_bytes() -> int | None:
@@ -187,7 +156,7 @@ def starts_slowly_after_idle() -> bool:
         return False
 
 
-def use_pauses(peer: Peer | Entrance, outbox: Outbox, rtt_s: float) -> None:
+def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: float) -> None:
     """Have BBR begin anew in one link's pauses, until the link is over: it then makes none itself.
 
     BBR lets a connection run dry where it has seen no shorter round trip for ten seconds. It then
@@ -199,7 +168,8 @@ def use_pauses(peer: Peer | Entrance, outbox: Outbox, rtt_s: float) -> None:
     A link that has just had everything acknowledged has no queue of its own, and steps leave such
     moments. But Linux takes them for what they are only if the ten seconds end in one.
 
-    `rtt_s` is the configured round trip, until one is measured.
+    `connections` returns those that there are now; `rtt_s` is the configured round trip, until one
+    is measured.
     """
     used_s = time.monotonic()
     while not outbox.closed.wait(max(_PAUSES_LOOK_S, used_s + _PAUSES_EVERY_S - time.monotonic())):
@@ -208,9 +178,7 @@ def use_pauses(peer: Peer | Entrance, outbox: Outbox, rtt_s: float) -> None:
         if not outbox.is_empty:
             continue
         used_s = time.monotonic()
-        addresses = addresses_now(peer)
-        if addresses is not None and outbox.is_empty:  # a resolver can take longer than a pause
-            begin_bbr_anew(addresses, outbox.totals().idle_rtt_s or rtt_s)
+        begin_bbr_anew(connections(), outbox.totals().idle_rtt_s or rtt_s)
 
 
 def is_bbr(congestion_control: str) -> bool:
@@ -292,52 +260,10 @@ def _choose(connection: socket.socket, name: bytes) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
 
 
-def _ask(addresses: Addresses, ask: Callable[[socket.socket], Answer]) -> list[Answer]:
-    """Return the answers of all connections that lead to one of `addresses`.
-
-    Connections that end meanwhile, or may not be asked, are left out.
-    """
+def _ask(connections: Connections, ask: Callable[[socket.socket], Answer]) -> list[Answer]:
+    """Return the answers of all connections that have not ended."""
     answers = []
-    for duplicate in _sockets():
-        with contextlib.suppress(OSError), duplicate:  # not connected, or no longer
-            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-                continue  # a rank's, or one of netlink that the resolver has open for a moment
-            remote = duplicate.getpeername()
-            if (_plain(remote[0]), remote[1]) in addresses:
-                answers.append(ask(duplicate))
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            answers.append(ask(connection))
     return answers
-
-
-def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each of this process's sockets, which the caller closes.
-
-    Threads that follow other links have duplicates open, too. Each socket is taken once.
-    """
-    taken = set()
-    with contextlib.suppress(OSError):  # no such file system here
-        for file in os.listdir(_OPEN_FILES):  # noqa: PTH208 - ten times a second for each peer
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if not stat.S_ISSOCK(os.fstat(int(file)).st_mode):
-                    continue
-                duplicate = os.dup(int(file))
-                try:
-                    found = socket.socket(fileno=duplicate)
-                except OSError:
-                    os.close(duplicate)
-                    continue
-                # Not of the file: meanwhile another thread may have another one under its number.
-                number = os.fstat(duplicate).st_ino
-                if number in taken:
-                    found.close()
-                    continue
-                taken.add(number)
-                yield found
-
-
-@functools.lru_cache(maxsize=1024)
-def _plain(host: str) -> str:
-    """Return an address; IPv4 that is wrapped in IPv6 is unwrapped."""
-    with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host.split("%", 1)[0])
-        return str(getattr(address, "ipv4_mapped", None) or address)
-    return host

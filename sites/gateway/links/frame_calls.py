@@ -1,0 +1,831 @@
+"""gRPC calls that carry frames, each over a connection of its own: dialled here, or accepted.
+
+`http2.py` has the protocol, without I/O. Here are the sockets: every call is served by the
+process's event loop, reads straight into the memory of its message, and writes from where a message
+lies. As the sockets are our own, TCP can be told what to do on them, and asked what it has done
+(`congestion/kernel.py`).
+
+A gateway listens for them on its frames port, the one after its port for gRPC's library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+import ssl
+import sys
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from protos.error_statuses import STATUS
+from protos.errors import IsthmusError, RemoteProtocolError
+from protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
+from protos.mutual_tls import CertificateError
+from protos.security import Security
+from sites.gateway.links.http2 import (
+    CANCEL,
+    NO_ERROR,
+    PREFIX_BYTES,
+    REFUSED_STREAM,
+    Ended,
+    Fields,
+    Headers,
+    Http2,
+    Message,
+)
+
+_log = logging.getLogger(__name__)
+
+_READS_MAX: Final = 4
+"""Reads of one connection before others have their turn: tiny frames take up to 20 ms a read."""
+_TLS_READS_MAX: Final = 16
+"""So with TLS, which gives one record at a time."""
+_WAKE_BYTES: Final = 2048 << 10
+"""The kernel wakes the loop when so much of a message is there, or all of it."""
+_WAKE_MIN_BYTES: Final = 16 << 10
+_TLS_BYTES: Final = 32 << 10
+"""So much of what a message still wants may already lie here, not deciphered yet."""
+_MESSAGES_MAX: Final = 4
+"""With so many that nobody has read, a connection is not read any further."""
+_ANY_NUMBER: Final = sys.maxsize
+_AHEAD_BYTES_MAX: Final = 256 << 20
+"""Only a peer that makes room for nothing has more read: its word that it makes some lies behind
+the messages that it sent before."""
+_MESSAGE_COST_BYTES: Final = 512
+"""What a message takes beside its own bytes, rather more than less."""
+_CONTROL_MAX: Final = 1024
+"""Answers that may wait to be sent; a peer that asks for more is cut off."""
+_LINGER_S: Final = 2.0
+"""After the last word of a call its connection stays so long for the peer to read it."""
+_DROPPED_BYTES: Final = 64 << 10
+_WHY_BYTES_MAX: Final = 2000
+"""Peers take no long headers."""
+_ADDRESSES_MAX: Final = 4
+_BACKLOG: Final = 256
+_RETRY_S: Final = 0.1
+_STATUSES: Final = {str(each.value[0]): each for each in grpc.StatusCode}
+_RESETS: Final = {
+    CANCEL: grpc.StatusCode.CANCELLED,
+    REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
+}
+"""What HTTP/2's errors mean to gRPC; all others: INTERNAL."""
+_CONTENT_TYPE: Final = "application/grpc"
+_USER_AGENT: Final = "isthmus"
+_PSEUDO: Final = ":"
+
+
+class CallError(grpc.RpcError):
+    """A call was refused, or broke."""
+
+    def __init__(self, status: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self._status, self._why = status, why
+
+    def code(self) -> grpc.StatusCode:
+        """Return gRPC's status."""
+        return self._status
+
+    def details(self) -> str:
+        """Return why, in one line."""
+        return self._why
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection waits for a peer that says nothing."""
+
+    connect_s: float
+    """Until it is made, TLS included."""
+    idle_s: float
+    """Silence after which the kernel asks whether the peer is there."""
+    lost_s: float
+    """Time without an answer after which the connection is broken."""
+
+    def set_up(self, connection: socket.socket) -> None:
+        """Have the kernel break a connection whose peer is gone."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        idle_s = max(1, round(self.idle_s))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle_s)
+        lost_ms = max(1, int(1000 * self.lost_s))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_ms)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class FrameCall:
+    """One call, as either side has it. Of the event loop's thread alone.
+
+    Messages come in order. One task may `read`, and one may `write`.
+    """
+
+    def __init__(self, connection: socket.socket, *, is_client: bool) -> None:
+        """Take over a connection that does not block, whose TLS handshake is done."""
+        self.socket = connection
+        self._http2 = Http2(is_client=is_client, message_bytes_max=EXCHANGE_CHANNEL_BYTES)
+        self._is_client = is_client
+        self._is_tls = isinstance(connection, ssl.SSLSocket)
+        self._reads_max = _TLS_READS_MAX if self._is_tls else _READS_MAX
+        self._loop = asyncio.get_running_loop()
+        self._peer = _name_of(connection)
+        self._uris = _uris_of(connection)
+        self.fields: Fields = ()
+        """The peer's header."""
+        self._messages: deque[memoryview] = deque()
+        self._messages_max = _MESSAGES_MAX
+        self._reader: asyncio.Future[None] | None = None
+        self._is_reading = False
+        self._deciphered: asyncio.Handle | None = None
+        self._wake_bytes = 1
+        self._out: deque[memoryview] = deque()
+        self._writer: asyncio.Future[None] | None = None
+        self._is_writing = False
+        self._is_ending = False
+        """The server has said its last word."""
+        self._error: CallError | None = None
+        """What broke the call, or refused it."""
+        self.over = asyncio.Event()
+        """Set once nothing more comes."""
+        self._is_closed = False
+        self._closed = asyncio.Event()
+
+    def begin(self, fields: Iterable[tuple[str, str]] = ()) -> None:
+        """Send what the connection begins with, and read from now on."""
+        self._push([self._http2.opening(fields)])
+        self._read_on()
+
+    async def wait_header(self) -> None:
+        """Wait for the peer's header.
+
+        Raises:
+            CallError: the connection broke.
+        """
+        while not self.fields and not self.over.is_set():
+            await self._wait_to_read()
+        if not self.fields:
+            raise self._error or CallError(grpc.StatusCode.UNAVAILABLE, "no call was made")
+
+    async def read(self) -> memoryview | None:
+        """Return the next message; None at the end.
+
+        Raises:
+            CallError: the call was refused, or broke.
+        """
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self.over.is_set():
+                return None
+            await self._wait_to_read()
+        message = self._messages.popleft()
+        self._read_on()
+        return message
+
+    async def write(self, message: bytes | memoryview) -> None:
+        """Hand a message to TCP; returns when all of it lies there.
+
+        Raises:
+            CallError: the call is over.
+        """
+        left = memoryview(message)
+        assert left.itemsize == 1, "bytes"
+        prefix_bytes = PREFIX_BYTES
+        while True:
+            self._check()
+            room = self._http2.sendable_bytes - prefix_bytes
+            if room <= 0:
+                await self._wait_for_room()
+                continue
+            piece = left[:room]
+            head = self._http2.data_head(len(piece), len(left) if prefix_bytes else None)
+            self._push([head, piece])
+            left, prefix_bytes = left[room:], 0
+            while self._out:
+                await self._wait_to_write()
+                self._check()
+            if not left:
+                break
+        self._check()
+
+    def cancel(self) -> None:
+        """End the call at once, and the connection."""
+        if not self._is_closed and not self._is_ending and not self._out:
+            farewell = b"" if self._is_client else self._http2.farewell()
+            self._push([farewell, self._http2.reset(CANCEL)])
+        self._close()
+
+    def answer(self) -> None:
+        """Accept the call, as its server, and take its messages from now on."""
+        fields = ((":status", "200"), ("content-type", _CONTENT_TYPE))
+        # Said early, it has gRPC's library make its next call over a connection of its own.
+        self._push([self._http2.farewell(), self._http2.header(fields, is_last=False)])
+        self._messages_max = _MESSAGES_MAX
+        try:
+            for event in self._http2.let_in():
+                self._take(event)
+        except RemoteProtocolError as error:
+            self._break_off(CallError(grpc.StatusCode.INTERNAL, str(error)))
+            return
+        self._go_on()
+
+    async def end(self, status: grpc.StatusCode, why: str, *, is_answered: bool) -> None:
+        """Say the last word of a call, as its server, and give the peer time to read it."""
+        if self._is_closed:
+            return
+        fields = [] if is_answered else [(":status", "200"), ("content-type", _CONTENT_TYPE)]
+        fields.append(("grpc-status", str(status.value[0])))
+        if why:
+            fields.append(("grpc-message", _escaped(why)))
+        self._is_ending = True
+        self._error = self._error or CallError(grpc.StatusCode.CANCELLED, "it has ended")
+        self.over.set()
+        self._push(
+            [
+                b"" if is_answered else self._http2.farewell(),
+                self._http2.header(fields, is_last=True),
+                self._http2.reset(NO_ERROR),
+            ]
+        )
+        self._wake_reader()
+        # What the peer has sent meanwhile is read and dropped. If a connection is closed with
+        # unread bytes in it, TCP resets it, and the peer never reads the last word.
+        self._messages.clear()
+        self._messages_max = _ANY_NUMBER
+        self._wake_for(1)
+        self._read_on()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self._closed.wait()
+
+    # ---------------------------------------------------------------- as gRPC's contexts have it
+
+    def invocation_metadata(self) -> Fields:
+        """Return what the caller has said beside the method."""
+        return tuple(each for each in self.fields if not each[0].startswith(_PSEUDO))
+
+    def auth_context(self) -> Mapping[str, Collection[bytes]]:
+        """Return whom the caller's certificate names."""
+        return {"peer_uri": self._uris} if self._uris else {}
+
+    def peer(self) -> str:
+        """Return where the other end is."""
+        return self._peer
+
+    # ---------------------------------------------------------------- reading
+
+    def _read_on(self) -> None:
+        """Have the loop tell when there is something to read, unless too much waits already."""
+        wants = not self._is_closed and len(self._messages) < self._messages_max
+        if wants == self._is_reading:
+            return
+        self._is_reading = wants
+        if wants:
+            self._loop.add_reader(self.socket.fileno(), self._readable)
+            self._read_deciphered()
+        else:
+            self._loop.remove_reader(self.socket.fileno())
+
+    def _read_deciphered(self) -> None:
+        """Come back to what TLS has ready: the kernel tells nothing of it."""
+        if not isinstance(self.socket, ssl.SSLSocket) or self._deciphered is not None:
+            return
+        if self.socket.pending():
+            self._deciphered = self._loop.call_soon(self._readable_deciphered)
+
+    def _readable_deciphered(self) -> None:
+        self._deciphered = None
+        self._readable()
+
+    def _readable(self) -> None:
+        if not self._is_reading:
+            return
+        if self._is_ending:
+            self._drop_read()
+            return
+        try:
+            for _ in range(self._reads_max):
+                room = self._http2.room()
+                count = self.socket.recv_into(room)
+                if not count:
+                    self._break_off(CallError(grpc.StatusCode.UNAVAILABLE, "it was closed"))
+                    return
+                for event in self._http2.filled(count):
+                    self._take(event)
+                if count < len(room) and not self._is_tls:
+                    break  # all that there was
+                if len(self._messages) >= self._messages_max:
+                    break
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self._break_off(CallError(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error)))
+            return
+        except RemoteProtocolError as error:
+            self._break_off(CallError(grpc.StatusCode.INTERNAL, str(error)))
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what follows from what was read."""
+        control = self._http2.take_control()
+        if control or self._out:
+            self._push(control)
+        elif self._writer is not None:
+            self._flush()  # the peer may have made room
+        if self._messages_max == _ANY_NUMBER:
+            self._check_ahead()
+        self._wake_for(self._http2.wanted_bytes)
+        self._read_on()
+        if self._is_reading:
+            self._read_deciphered()
+
+    def _check_ahead(self) -> None:
+        """Cut off a peer that sends very much, and makes no room for answers."""
+        ahead_bytes = sum(len(each) + _MESSAGE_COST_BYTES for each in self._messages)
+        if ahead_bytes > _AHEAD_BYTES_MAX:
+            why = "it sends, and makes no room for answers"
+            self._break_off(CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, why))
+
+    def _drop_read(self) -> None:
+        """Read what nobody wants any more, until the peer closes the connection."""
+        try:
+            for _ in range(self._reads_max):
+                if not self.socket.recv(_DROPPED_BYTES):
+                    self._close()
+                    return
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError:
+            self._close()
+
+    def _take(self, event: Headers | Message | Ended) -> None:
+        match event:
+            case Message(data):
+                self._messages.append(data)
+            case Headers(fields, is_last):
+                if not self.fields:
+                    self.fields = fields
+                    if not self._is_client:
+                        self._messages_max = 0  # until it is answered
+                told = dict(fields)
+                if not self._is_client:
+                    if is_last:
+                        self.over.set()
+                elif is_last or told.get(":status") != "200":
+                    self._refused(told)
+            case Ended(error):
+                if error != NO_ERROR or self._is_client:  # a server's call ends by trailers
+                    status = _RESETS.get(error, grpc.StatusCode.INTERNAL)
+                    why = f"it was ended without a status (HTTP/2 error {error})"
+                    self._error = self._error or CallError(status, why)
+                self.over.set()
+                self._wake_writer()
+        self._wake_reader()
+
+    def _refused(self, trailers: Mapping[str, str]) -> None:
+        """Take the server's last word."""
+        self.over.set()
+        self._wake_writer()
+        status = _STATUSES.get(trailers.get("grpc-status", ""))
+        if status is grpc.StatusCode.OK:
+            return
+        why = urllib.parse.unquote(trailers.get("grpc-message", ""))
+        if status is None:
+            status = grpc.StatusCode.UNKNOWN
+            why = why or f"HTTP status {trailers.get(':status', 'unknown')[:20]}"
+        self._error = self._error or CallError(status, why)
+
+    def _wake_for(self, wanted_bytes: int) -> None:
+        """Have the loop woken when so much is there, and not for each packet of it."""
+        if self._is_tls:
+            wanted_bytes -= _TLS_BYTES
+        wake = min(wanted_bytes, _WAKE_BYTES) if wanted_bytes >= _WAKE_MIN_BYTES else 1
+        if wake != self._wake_bytes and not self._is_closed:
+            with contextlib.suppress(OSError):
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
+                self._wake_bytes = wake
+
+    async def _wait_to_read(self) -> None:
+        assert self._reader is None, "one task reads"
+        self._reader = self._loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # ---------------------------------------------------------------- writing
+
+    def _check(self) -> None:
+        if self._error is not None or (self.over.is_set() and (self._is_client or self._is_closed)):
+            raise self._error or CallError(grpc.StatusCode.CANCELLED, "it has ended")
+
+    def _push(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._out.extend(memoryview(piece) for piece in pieces if len(piece))
+        if len(self._out) > _CONTROL_MAX:
+            self._break_off(CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, "it reads no answers"))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write as much as TCP takes now; the loop tells when it takes more."""
+        try:
+            while self._out and not self._is_closed:
+                self._drop(self._send())
+        except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            self._break_off(CallError(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error)))
+            return
+        wants = bool(self._out) and not self._is_closed
+        if wants != self._is_writing and not self._is_closed:
+            self._is_writing = wants
+            if wants:
+                self._loop.add_writer(self.socket.fileno(), self._flush)
+            else:
+                self._loop.remove_writer(self.socket.fileno())
+        if not self._out:
+            if self._is_ending:
+                self._say_end()
+            self._wake_writer()
+
+    def _say_end(self) -> None:
+        """Have TCP tell the peer that nothing more comes."""
+        with contextlib.suppress(OSError):
+            # TLS's own shutdown would also give up what is to be read.
+            socket.socket.shutdown(self.socket, socket.SHUT_WR)
+
+    def _send(self) -> int:
+        if self._is_tls or len(self._out) == 1:
+            return self.socket.send(self._out[0])
+        return self.socket.sendmsg((self._out[0], self._out[1]))
+
+    def _drop(self, num_bytes: int) -> None:
+        while num_bytes:
+            first = self._out[0]
+            if num_bytes < len(first):
+                self._out[0] = first[num_bytes:]
+                return
+            num_bytes -= len(first)
+            self._out.popleft()
+
+    async def _wait_for_room(self) -> None:
+        """Wait until the peer may have made room for data, and read on for it."""
+        self._messages_max = _ANY_NUMBER
+        try:
+            self._read_on()
+            await self._wait_to_write()
+        finally:
+            self._messages_max = _MESSAGES_MAX
+            self._read_on()
+
+    async def _wait_to_write(self) -> None:
+        assert self._writer is None, "one task writes"
+        self._writer = self._loop.create_future()
+        try:
+            await self._writer
+        finally:
+            self._writer = None
+
+    def _wake_writer(self) -> None:
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+
+    # ---------------------------------------------------------------- the end
+
+    def _break_off(self, error: CallError) -> None:
+        if not self.over.is_set():
+            self._error = self._error or error
+        self._close()
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        if self._is_reading:
+            self._loop.remove_reader(self.socket.fileno())
+        if self._is_writing:
+            self._loop.remove_writer(self.socket.fileno())
+        self._is_reading = self._is_writing = False
+        self._is_closed = True
+        self.over.set()
+        self._out.clear()
+        self.socket.close()
+        self._closed.set()
+        self._wake_reader()
+        self._wake_writer()
+
+
+@asynccontextmanager
+async def dial(
+    address: tuple[str, int],
+    method: str,
+    metadata: Iterable[tuple[str, str]],
+    security: Security,
+    to: str,
+    patience: Patience,
+) -> AsyncIterator[FrameCall]:
+    """Make a call over a fresh connection to who is called `to`; it is cancelled at the end.
+
+    Args:
+        address: host and frames port.
+        method: `/package.service/name`.
+        metadata: what the call says beside.
+        security: of this end.
+        to: the other end, as `Identity.file_name` has it.
+        patience: with the peer.
+
+    Raises:
+        CallError: nobody answers there, or who is not believed.
+        CertificateError: the own files cannot be used.
+    """
+    try:
+        async with asyncio.timeout(patience.connect_s):
+            connection = await _connected(address, security, to, patience)
+    except TimeoutError:
+        why = f"no connection within {patience.connect_s:.1f} s"
+        raise CallError(grpc.StatusCode.UNAVAILABLE, why) from None
+    except OSError as error:  # also TLS's
+        why = error.strerror or str(error)
+        raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {why}") from error
+    call = FrameCall(connection, is_client=True)
+    try:
+        call.begin(
+            (
+                (":method", "POST"),
+                (":scheme", "https" if isinstance(connection, ssl.SSLSocket) else "http"),
+                (":path", method),
+                (":authority", to),
+                ("te", "trailers"),
+                ("content-type", _CONTENT_TYPE),
+                ("user-agent", _USER_AGENT),
+                *security.shown(),
+                *metadata,
+            )
+        )
+        yield call
+    finally:
+        call.cancel()
+
+
+async def _connected(
+    address: tuple[str, int],
+    security: Security,
+    to: str,
+    patience: Patience,
+) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    tls = security.client_tls(to)
+    failed: OSError = OSError(f"{address[0]!r} has no address")
+    for family, kind, protocol, _, where in (
+        await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    )[:_ADDRESSES_MAX]:
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            patience.set_up(connection)
+            await loop.sock_connect(connection, where)
+            if tls is None:
+                return connection
+            context, name = tls
+            return await _shaken(
+                context.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+            )
+        except OSError as error:
+            connection.close()
+            failed = error
+        except BaseException:
+            connection.close()
+            raise
+    raise failed
+
+
+async def _shaken(connection: ssl.SSLSocket) -> ssl.SSLSocket:
+    """Do a TLS handshake on a connection that does not block.
+
+    Raises:
+        OSError: it failed, and the connection is closed.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            ready: asyncio.Future[None] = loop.create_future()
+            try:
+                connection.do_handshake()
+            except ssl.SSLWantReadError:
+                loop.add_reader(connection.fileno(), _done, ready)
+                try:
+                    await ready
+                finally:
+                    loop.remove_reader(connection.fileno())
+            except ssl.SSLWantWriteError:
+                loop.add_writer(connection.fileno(), _done, ready)
+                try:
+                    await ready
+                finally:
+                    loop.remove_writer(connection.fileno())
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _done(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+Serve = Callable[[FrameCall], Awaitable[None]]
+"""Serves a call until the peer ends it; raises IsthmusError to refuse it, or to end it."""
+
+
+class FrameListener:
+    """Accepts connections on a socket, each for one call. `begin`, then `close`."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        methods: Mapping[str, Serve],
+        security: Security,
+        patience: Patience,
+        most: int,
+    ) -> None:
+        """`methods` by their paths; `most` connections are kept at a time.
+
+        Beyond them a new one takes the place of the oldest that has not been let in yet, so that
+        strangers keep out nobody. Is there none, the new one is closed at once.
+        """
+        self._listening = listening
+        self._methods = methods
+        self._security = security
+        self._patience = patience
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """Those that have not been let in yet, the oldest first."""
+        self._admitted: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Accept from now on."""
+        self._listening.setblocking(False)
+        self._listening.listen(_BACKLOG)
+        self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    async def close(self) -> None:
+        """Accept nothing more, and cancel all calls."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listening.fileno())
+        self._listening.close()
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _accept(self) -> None:
+        try:
+            for _ in range(_BACKLOG):
+                connection, _ = self._listening.accept()
+                if not self._has_room():
+                    _log.warning("more than %d connections: one is closed", self._most)
+                    connection.close()
+                    continue
+                task = self._loop.create_task(self._serve(connection), name="frame-call")
+                self._calls.add(task)
+                self._strangers[task] = None
+                task.add_done_callback(functools.partial(self._served, connection))
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no descriptor is left, say: it would be told at once again
+            _log.warning("cannot accept a connection: %s", error.strerror)
+            self._loop.remove_reader(self._listening.fileno())
+            self._again = self._loop.call_later(_RETRY_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    def _has_room(self) -> bool:
+        """Whether there is room for one more connection, or some was made."""
+        if len(self._strangers) + len(self._admitted) < self._most:
+            return True
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        _log.debug("more than %d connections: one that was not let in is closed", self._most)
+        del self._strangers[oldest]
+        oldest.cancel()
+        return True
+
+    def _served(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        accepted.close()  # a task that was cancelled before it began has not
+        self._calls.discard(task)
+        self._strangers.pop(task, None)
+        self._admitted.discard(task)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        connection = accepted
+        peer = _name_of(accepted)
+        call: FrameCall | None = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                connection.setblocking(False)
+                self._patience.set_up(connection)
+                context = await self._tls()
+                if context is not None:
+                    connection = await _shaken(
+                        context.wrap_socket(
+                            connection, server_side=True, do_handshake_on_connect=False
+                        )
+                    )
+                call = FrameCall(connection, is_client=False)
+                call.begin()
+                await call.wait_header()
+            await self._answer(call)
+        except (OSError, TimeoutError, CallError) as error:
+            _log.debug("a connection from %s ended: %s", peer, error)
+        except IsthmusError as error:
+            _log.warning("a connection from %s cannot be served: %s", peer, error)
+        finally:
+            if call is not None:
+                call.cancel()
+            connection.close()
+
+    async def _tls(self) -> ssl.SSLContext | None:
+        """Return what a connection is encrypted by.
+
+        Raises:
+            CertificateError: the own files cannot be used.
+        """
+        try:
+            return await asyncio.to_thread(self._security.server_tls)
+        except OSError as error:
+            raise CertificateError(f"the own certificate: {error}") from error
+
+    async def _answer(self, call: FrameCall) -> None:
+        """Serve a call, and tell its client how it ended."""
+        method = dict(call.fields).get(":path", "")
+        is_answered = False
+        try:
+            serve = self._methods.get(method)
+            if serve is None:
+                why = f"no such method here: {method[:80]!r}"
+                await call.end(grpc.StatusCode.UNIMPLEMENTED, why, is_answered=False)
+                return
+            self._security.admit(method, call)
+            self._admit()
+            call.answer()
+            is_answered = True
+            await serve(call)
+        except IsthmusError as error:
+            status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+            await call.end(status, str(error), is_answered=is_answered)
+        except CallError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a call's root: told as gRPC's server tells it
+            _log.exception("%s was not served", method)
+            await call.end(grpc.StatusCode.UNKNOWN, str(error), is_answered=is_answered)
+        else:
+            await call.end(grpc.StatusCode.OK, "", is_answered=True)
+
+    def _admit(self) -> None:
+        """Count the running task among those that were let in."""
+        task = asyncio.current_task()
+        if task in self._strangers:
+            del self._strangers[task]
+            self._admitted.add(task)
+
+
+def _escaped(why: str) -> str:
+    """Return a reason as gRPC has it in a header."""
+    cut = why.encode(errors="replace")[:_WHY_BYTES_MAX].decode(errors="ignore")
+    return urllib.parse.quote(cut, safe=" !#$&'()*+,/:;=?@[]^_`{|}~")
+
+
+def _uris_of(connection: socket.socket) -> list[bytes]:
+    """Return the URIs in the peer's certificate; none without TLS."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return []
+    names = (connection.getpeercert() or {}).get("subjectAltName", ())
+    return [str(each[1]).encode() for each in names if each[0] == "URI"]
+
+
+def _name_of(connection: socket.socket) -> str:
+    with contextlib.suppress(OSError):
+        host, port = connection.getpeername()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return "nobody"

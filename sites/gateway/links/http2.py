@@ -1,0 +1,541 @@
+"""HTTP/2 as far as one gRPC call over a connection of its own needs it. Pure.
+
+Frames of gradients are messages of gRPC calls. gRPC's own library copies each message three times
+on its way between the interpreter and a socket, and wakes several threads for it. Here a message is
+received where it is needed, and sent from where it lies. On the wire it is the same protocol:
+either end may be gRPC's library (tests/sites/test_frame_calls.py).
+
+A connection carries one call. Both sides stream messages until one of them ends it. What HTTP/2 has
+beside that, priorities and pushes say, is refused or ignored, as RFC 9113 permits.
+
+Sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import hpack
+import numpy as np
+
+from protos.errors import RemoteProtocolError
+
+Fields = tuple[tuple[str, str], ...]
+"""Names and values of a header."""
+
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEAD: Final = struct.Struct(">BHBBI")
+"""Of a frame: its length in 8 and 16 bits, its kind, its flags, its stream."""
+HEAD_BYTES: Final = _HEAD.size
+_PREFIX: Final = struct.Struct(">BI")
+"""Of a message: whether it is compressed, and its length."""
+PREFIX_BYTES: Final = _PREFIX.size
+_SETTING: Final = struct.Struct(">HI")
+_NUMBER: Final = struct.Struct(">I")
+_STREAM: Final = 1
+"""What a client calls its first stream."""
+
+_WINDOW_FIRST: Final = 65_535
+_WINDOW_MAX: Final = (1 << 31) - 1
+_WINDOW_RENEWED: Final = 1 << 30
+"""After so many bytes the peer is given as many again."""
+_FRAME_FIRST: Final = 16 << 10
+"""Until a peer says otherwise, its frames may have no more."""
+_FRAME_MAX: Final = (1 << 24) - 1
+_PING_BYTES: Final = 8
+_PRIORITY_BYTES: Final = 5
+_SCRATCH_BYTES: Final = 32 << 10
+"""Frames that carry no message have to fit into it."""
+_DIRECT_MIN: Final = 4 << 10
+"""With less missing, a message is read together with what follows it."""
+
+
+class Kind(IntEnum):
+    """What a frame of HTTP/2 is."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class _Setting(IntEnum):
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+
+
+_ACK: Final = 0x1
+_END_STREAM: Final = 0x1
+_END_HEADERS: Final = 0x4
+_PADDED: Final = 0x8
+_PRIORITY: Final = 0x20
+NO_ERROR: Final = 0x0
+REFUSED_STREAM: Final = 0x7
+CANCEL: Final = 0x8
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """The peer begins its side of the call, or ends it by trailers."""
+
+    fields: Fields
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A whole message: memory that nobody else writes to."""
+
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The peer sends nothing more in this call."""
+
+    error: int
+    """A code of HTTP/2; NO_ERROR: it has sent all that it wanted to."""
+
+
+Event = Headers | Message | Ended
+
+
+class Http2:
+    """One side of a connection with one call.
+
+    A server gets no message before it has said `let_in`: nothing is kept for who has not shown yet
+    that it may call.
+    """
+
+    def __init__(self, *, is_client: bool, message_bytes_max: int) -> None:
+        self._is_client = is_client
+        self._message_bytes_max = message_bytes_max
+        self._stream = _STREAM if is_client else 0
+        self._control: list[bytes] = []
+        self._encoder = hpack.Encoder()
+        self._encoder.header_table_size = 0  # whatever the peer's may hold, it is not used
+        self._decoder = hpack.Decoder(max_header_list_size=_SCRATCH_BYTES)
+        # What this side may send:
+        self._frame_bytes = _FRAME_FIRST
+        self._connection_window = _WINDOW_FIRST
+        self._stream_window = _WINDOW_FIRST
+        self._window_first = _WINDOW_FIRST
+        # What has come:
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._begin = self._end = 0
+        self._preface = b"" if is_client else _PREFACE
+        """What is still to come of it."""
+        self._has_settings = False
+        """The peer's first frame has come."""
+        self._has_header = False
+        self._is_open = False
+        """Messages may come."""
+        self._is_ended = False
+        """The peer's side of the call has."""
+        self._refused_stream = 0
+        """The latest call that came beside this one."""
+        self._data_left = 0
+        """Of the DATA frame under way, without its padding."""
+        self._pad_left = 0
+        self._is_last = False
+        """With the DATA frame under way the peer's side of the call ends."""
+        self._prefix = bytearray()
+        self._message: memoryview | None = None
+        self._message_filled = 0
+        self._is_direct = False
+        """The latest `room` was a part of the message."""
+        self._block: bytearray | None = None
+        """Of a header that goes on in another frame."""
+        self._block_stream = 0
+        self._block_is_last = False
+        self._to_renew = 0
+
+    # ---------------------------------------------------------------- what is sent
+
+    def opening(self, fields: Iterable[tuple[str, str]] = ()) -> bytes:
+        """Return what this side sends first; a client with the header of its call."""
+        settings = [
+            (_Setting.INITIAL_WINDOW_SIZE, _WINDOW_MAX),
+            (_Setting.MAX_FRAME_SIZE, _FRAME_MAX),
+            (
+                (_Setting.ENABLE_PUSH, 0)
+                if self._is_client
+                else (_Setting.MAX_CONCURRENT_STREAMS, 1)
+            ),
+        ]
+        sent = [
+            _PREFACE if self._is_client else b"",
+            _frame(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings)),
+            _frame(Kind.WINDOW_UPDATE, 0, 0, _NUMBER.pack(_WINDOW_MAX - _WINDOW_FIRST)),
+        ]
+        if self._is_client:
+            sent.append(self.header(fields, is_last=False))
+        return b"".join(sent)
+
+    def header(self, fields: Iterable[tuple[str, str]], *, is_last: bool) -> bytes:
+        """Return a header, or the trailers that end this side of the call."""
+        block = self._encoder.encode(list(fields))
+        assert len(block) <= _FRAME_FIRST, f"a header of {len(block)} bytes"
+        flags = _END_HEADERS | (_END_STREAM if is_last else 0)
+        return _frame(Kind.HEADERS, flags, self._stream, block)
+
+    def reset(self, error: int) -> bytes:
+        """Return what ends the call for both sides; nothing, if there is none yet."""
+        if not self._stream:
+            return b""
+        return _frame(Kind.RST_STREAM, 0, self._stream, _NUMBER.pack(error))
+
+    def farewell(self) -> bytes:
+        """Return what says that this connection takes no further call."""
+        return _frame(Kind.GOAWAY, 0, 0, _NUMBER.pack(self._stream) + _NUMBER.pack(NO_ERROR))
+
+    def take_control(self) -> list[bytes]:
+        """Return, once, what answers the peer, between frames of data."""
+        taken, self._control = self._control, []
+        return taken
+
+    @property
+    def sendable_bytes(self) -> int:
+        """What the next frame of data may have at most; 0 and less: wait for the peer."""
+        return min(self._frame_bytes, self._connection_window, self._stream_window)
+
+    def data_head(self, num_bytes: int, message_bytes: int | None = None) -> bytes:
+        """Return what stands before `num_bytes` of a message.
+
+        With `message_bytes`, the message's length, they are its first ones. Then PREFIX_BYTES more
+        count as data.
+        """
+        prefix = b"" if message_bytes is None else _PREFIX.pack(0, message_bytes)
+        length = num_bytes + len(prefix)
+        self._connection_window -= length
+        self._stream_window -= length
+        return _HEAD.pack(length >> 16, length & 0xFFFF, Kind.DATA, 0, self._stream) + prefix
+
+    # ---------------------------------------------------------------- what comes
+
+    @property
+    def wanted_bytes(self) -> int:
+        """So much comes before there is anything to do; at least 1."""
+        if self._message is None or self._begin != self._end:
+            return 1
+        return max(1, min(self._data_left, len(self._message) - self._message_filled))
+
+    def room(self) -> memoryview:
+        """Return where to put what comes next; never empty. Then call `filled`."""
+        is_read_up = self._begin == self._end
+        wanted = self.wanted_bytes
+        self._is_direct = is_read_up and wanted > _DIRECT_MIN
+        if self._is_direct:
+            assert self._message is not None
+            return self._message[self._message_filled : self._message_filled + wanted]
+        if self._begin:
+            left = self._end - self._begin
+            self._scratch[:left] = self._scratch[self._begin : self._end]
+            self._begin, self._end = 0, left
+        return self._scratch[self._end :]
+
+    def filled(self, num_bytes: int) -> Iterator[Event]:
+        """Take what was put into `room`, and yield what it says.
+
+        Raises:
+            RemoteProtocolError: it is not HTTP/2 or gRPC, or more than is allowed.
+        """
+        if self._is_direct:
+            self._is_direct = False
+            yield from self._fill_message(num_bytes)
+        else:
+            self._end += num_bytes
+        while True:
+            found = self._take_part()
+            if found is None:
+                return
+            yield from found
+
+    def let_in(self) -> Iterator[Event]:
+        """Take the call's messages from now on, as its server; yield what has come already.
+
+        Raises:
+            RemoteProtocolError: as `filled`.
+        """
+        self._is_open = not self._is_ended
+        yield from self.filled(0)
+
+    def _take_part(self) -> Sequence[Event] | Iterator[Event] | None:
+        """Take the next part of what lies in the scratch; None: it is not whole yet."""
+        available = self._end - self._begin
+        if self._data_left:
+            return self._take_data(available) if available else None
+        if self._pad_left:
+            skipped = min(self._pad_left, available)
+            self._pad_left -= skipped
+            self._begin += skipped
+            return () if skipped else None
+        if self._is_last:
+            self._is_last = False
+            self._end_whole()
+            return (Ended(NO_ERROR),)
+        if self._preface:
+            return self._take_preface(available)
+        if available < HEAD_BYTES:
+            return None
+        high, low, kind, flags, stream = _HEAD.unpack_from(self._scratch, self._begin)
+        length, stream = high << 16 | low, stream & _WINDOW_MAX
+        if not self._has_settings:
+            if kind != Kind.SETTINGS or flags & _ACK:
+                raise RemoteProtocolError("not HTTP/2: it does not begin with settings")
+            self._has_settings = True
+        if kind == Kind.DATA:
+            return self._begin_data(available, length, flags, stream)
+        if HEAD_BYTES + length > len(self._scratch):
+            raise RemoteProtocolError(f"an HTTP/2 frame of kind {kind} with {length} bytes")
+        if available < HEAD_BYTES + length:
+            return None
+        at = self._begin + HEAD_BYTES
+        self._begin = at + length
+        return self._take_frame(kind, flags, stream, bytes(self._scratch[at : at + length]))
+
+    def _take_preface(self, available: int) -> Sequence[Event] | None:
+        length = min(available, len(self._preface))
+        if bytes(self._scratch[self._begin : self._begin + length]) != self._preface[:length]:
+            raise RemoteProtocolError("not HTTP/2")
+        self._preface = self._preface[length:]
+        self._begin += length
+        return () if length else None
+
+    # ---------------------------------------------------------------- messages
+
+    def _begin_data(
+        self, available: int, length: int, flags: int, stream: int
+    ) -> Sequence[Event] | None:
+        is_padded = bool(flags & _PADDED)
+        if available < HEAD_BYTES + is_padded:
+            return None
+        if stream != self._stream or not self._is_open or self._block is not None:
+            return self._pass_by(stream, length)
+        self._begin += HEAD_BYTES
+        padding = 0
+        if is_padded:
+            padding = self._scratch[self._begin]
+            self._begin += 1
+        self._data_left = length - is_padded - padding
+        self._pad_left = padding
+        if self._data_left < 0:
+            raise RemoteProtocolError("an HTTP/2 frame of less than its padding")
+        self._is_last = bool(flags & _END_STREAM)
+        self._to_renew += length
+        if self._to_renew >= _WINDOW_RENEWED:
+            renewed = _NUMBER.pack(self._to_renew)
+            self._control.append(_frame(Kind.WINDOW_UPDATE, 0, 0, renewed))
+            self._control.append(_frame(Kind.WINDOW_UPDATE, 0, self._stream, renewed))
+            self._to_renew = 0
+        return ()
+
+    def _pass_by(self, stream: int, length: int) -> Sequence[Event] | None:
+        """Leave data where it is until its call has been let in; skip that of one that never is."""
+        if self._block is not None:
+            raise RemoteProtocolError("an HTTP/2 header was broken off")
+        is_held = not self._is_client and self._has_header and not self._is_ended
+        if is_held and stream == self._stream and not self._is_open:
+            return None
+        # A call beside this one may have sent some before it heard that it is refused.
+        if not self._stream < stream <= self._refused_stream:
+            raise RemoteProtocolError(f"data of stream {stream}, which is not open")
+        self._begin += HEAD_BYTES
+        self._pad_left = length
+        return ()
+
+    def _take_data(self, available: int) -> Iterator[Event]:
+        if self._message is None:
+            length = min(PREFIX_BYTES - len(self._prefix), available, self._data_left)
+            self._prefix += self._scratch[self._begin : self._begin + length]
+            self._begin += length
+            self._data_left -= length
+            if len(self._prefix) == PREFIX_BYTES:
+                self._begin_message()
+                yield from self._fill_message(0)
+            return
+        length = min(available, self._data_left, len(self._message) - self._message_filled)
+        filled = self._message_filled
+        self._message[filled : filled + length] = self._scratch[self._begin : self._begin + length]
+        self._begin += length
+        yield from self._fill_message(length)
+
+    def _begin_message(self) -> None:
+        is_compressed, length = _PREFIX.unpack(self._prefix)
+        self._prefix.clear()
+        if is_compressed:
+            raise RemoteProtocolError("a compressed message")
+        if length > self._message_bytes_max:
+            raise RemoteProtocolError(
+                f"a message of {length} bytes, where {self._message_bytes_max} are allowed"
+            )
+        # Not a bytearray: that would be written with zeros first.
+        self._message = memoryview(np.empty(length, np.uint8).data)
+        self._message_filled = 0
+
+    def _fill_message(self, num_bytes: int) -> Iterator[Event]:
+        """Count bytes that lie in the message now; yield it once it is whole."""
+        assert self._message is not None
+        self._message_filled += num_bytes
+        self._data_left -= num_bytes
+        if self._message_filled == len(self._message):
+            message, self._message = self._message, None
+            yield Message(message)
+
+    def _end_call(self) -> None:
+        self._is_ended, self._is_open = True, False
+
+    def _end_whole(self) -> None:
+        """End the peer's side of the call, which has to be between two messages."""
+        if self._message is not None or self._prefix:
+            raise RemoteProtocolError("the call ended within a message")
+        self._end_call()
+
+    # ---------------------------------------------------------------- other frames
+
+    def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> Sequence[Event]:
+        if self._block is not None and kind != Kind.CONTINUATION:
+            raise RemoteProtocolError("an HTTP/2 header was broken off")
+        match kind:
+            case Kind.HEADERS:
+                return self._take_headers(flags, stream, payload)
+            case Kind.CONTINUATION:
+                if self._block is None or stream != self._block_stream:
+                    raise RemoteProtocolError("an HTTP/2 header that was not begun goes on")
+                return self._take_block(flags, payload)
+            case Kind.SETTINGS:
+                self._take_settings(flags, stream, payload)
+            case Kind.PING:
+                if len(payload) != _PING_BYTES or stream:
+                    raise RemoteProtocolError(f"an HTTP/2 ping of {len(payload)} bytes")
+                if not flags & _ACK:
+                    self._control.append(_frame(Kind.PING, _ACK, 0, payload))
+            case Kind.WINDOW_UPDATE:
+                self._take_window(stream, _number(payload) & _WINDOW_MAX)
+            case Kind.RST_STREAM:
+                return self._take_reset(stream, _number(payload))
+            case Kind.GOAWAY:
+                last = _number(payload[: _NUMBER.size]) & _WINDOW_MAX
+                if self._is_client and last < self._stream and not self._is_ended:
+                    self._end_call()
+                    return (Ended(REFUSED_STREAM),)
+            case Kind.PUSH_PROMISE:
+                raise RemoteProtocolError("an HTTP/2 push")
+            case _:
+                pass  # a priority, or what HTTP/2 does not know yet
+        return ()
+
+    def _take_reset(self, stream: int, error: int) -> Sequence[Event]:
+        if not stream:
+            raise RemoteProtocolError("an HTTP/2 reset of stream 0")
+        if stream != self._stream or (self._is_client and self._is_ended):
+            return ()
+        self._end_call()
+        # Who has said all that it wanted to ends its stream otherwise.
+        return (Ended(error or CANCEL),)
+
+    def _take_headers(self, flags: int, stream: int, payload: bytes) -> Sequence[Event]:
+        begin, end = 0, len(payload)
+        if flags & _PADDED:
+            begin, end = 1, end - (payload[0] if payload else 0)
+        if flags & _PRIORITY:
+            begin += _PRIORITY_BYTES
+        if begin > end:
+            raise RemoteProtocolError("an HTTP/2 header of less than its padding")
+        if not self._stream and stream % 2:
+            self._stream = stream
+        if stream != self._stream or not stream:
+            self._refuse(stream)
+        self._block, self._block_stream = bytearray(), stream
+        self._block_is_last = bool(flags & _END_STREAM)
+        return self._take_block(flags, payload[begin:end])
+
+    def _refuse(self, stream: int) -> None:
+        """Refuse a call beside the one that there is."""
+        if self._is_client or not stream % 2 or stream < self._stream:
+            raise RemoteProtocolError(f"an HTTP/2 header of stream {stream}")
+        self._refused_stream = max(self._refused_stream, stream)
+        refusal = _NUMBER.pack(REFUSED_STREAM)
+        self._control.append(_frame(Kind.RST_STREAM, 0, stream, refusal))
+
+    def _take_block(self, flags: int, payload: bytes) -> Sequence[Event]:
+        assert self._block is not None
+        self._block += payload
+        if len(self._block) > _SCRATCH_BYTES:
+            raise RemoteProtocolError(f"an HTTP/2 header of more than {_SCRATCH_BYTES} bytes")
+        if not flags & _END_HEADERS:
+            return ()
+        block, self._block = bytes(self._block), None
+        try:
+            found = self._decoder.decode(block)
+        except hpack.HPACKError as error:
+            raise RemoteProtocolError(f"an HTTP/2 header cannot be read: {error}") from error
+        if self._block_stream != self._stream:
+            return ()
+        fields = tuple((str(name), str(value)) for name, value in found)
+        is_first, self._has_header = not self._has_header, True
+        if not fields or self._is_ended or not (is_first or self._block_is_last):
+            raise RemoteProtocolError("an HTTP/2 header that is empty, or in the wrong place")
+        if not self._block_is_last:
+            self._is_open = self._is_client
+        elif self._is_client:
+            self._end_call()  # the status says what became of the call, also of half a message
+        else:
+            self._end_whole()
+        return (Headers(fields, self._block_is_last),)
+
+    def _take_settings(self, flags: int, stream: int, payload: bytes) -> None:
+        if len(payload) % _SETTING.size or stream:
+            raise RemoteProtocolError(f"HTTP/2 settings of {len(payload)} bytes, stream {stream}")
+        if flags & _ACK:
+            return
+        for number, value in _SETTING.iter_unpack(payload):
+            match number:
+                case _Setting.INITIAL_WINDOW_SIZE:
+                    if value > _WINDOW_MAX:
+                        raise RemoteProtocolError(f"an HTTP/2 window of {value} bytes")
+                    self._stream_window += value - self._window_first
+                    self._window_first = value
+                    self._check_windows()
+                case _Setting.MAX_FRAME_SIZE:
+                    if not _FRAME_FIRST <= value <= _FRAME_MAX:
+                        raise RemoteProtocolError(f"HTTP/2 frames of {value} bytes")
+                    self._frame_bytes = value
+                case _:
+                    pass
+        self._control.append(_frame(Kind.SETTINGS, _ACK, 0, b""))
+
+    def _take_window(self, stream: int, more: int) -> None:
+        if not more:
+            raise RemoteProtocolError("an HTTP/2 window that grows by nothing")
+        if stream == 0:
+            self._connection_window += more
+        elif stream == self._stream:
+            self._stream_window += more
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        if max(self._connection_window, self._stream_window) > _WINDOW_MAX:
+            raise RemoteProtocolError("an HTTP/2 window became too wide")
+
+
+def _frame(kind: Kind, flags: int, stream: int, payload: bytes) -> bytes:
+    return _HEAD.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
+
+
+def _number(payload: bytes) -> int:
+    if len(payload) != _NUMBER.size:
+        raise RemoteProtocolError(f"an HTTP/2 number of {len(payload)} bytes")
+    return int(_NUMBER.unpack(payload)[0])
