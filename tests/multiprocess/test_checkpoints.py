@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,11 @@ def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, whol
     expected = final(wholes.of(kind), "whole")
     path = run.write(topology(sites_of(kind)), job(kind))
     process = run.start("launch", str(path), "--run-id", "killed")
-    run.wait_for("a checkpoint", lambda: any(store(run, "killed").glob("step-*")))
-    time.sleep(random.Random(seed).uniform(0.0, 0.5))
+    killed_after = checkpoint_name(3 * random.Random(seed).randint(1, 3))
+    run.wait_for(
+        f"{killed_after} of {seed=}",
+        lambda: any(each.name >= killed_after for each in store(run, "killed").glob("step-*")),
+    )
     run.processes.kill()
     process.communicate()
 
