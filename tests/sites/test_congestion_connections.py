@@ -31,6 +31,7 @@ from sites.gateway.links.congestion.kernel import (
     Segments,
     begin_bbr_anew,
     segments_of,
+    send_buffer_bytes,
 )
 from sites.gateway.links.congestion.window import Path as LinkPath
 from sites.gateway.links.peer_watch import PeerWatch
@@ -226,6 +227,22 @@ def test_auto_follows_the_losses_up_to_the_links_limit(tmp_path: Path) -> None:
     lose_by_chance(growth)
     growth._follow(1e-3, 5e6, "cubic")
     assert streams.num_streams == 16
+
+
+def test_a_link_that_turns_out_faster_has_as_many_connections_as_fill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Described as 10 Mbit/s it begins with one; it carries 1 Gbit/s over 80 ms."""
+    slow = dataclasses.replace(LINK, bytes_per_s=1.25e6)
+    growth, streams, _ = growing(tmp_path, None, slow)
+    growth.begin()
+    assert streams.num_streams == 1
+    for look in range(12):
+        monkeypatch.setattr(time, "monotonic", lambda look=look: 0.1 * look)
+        found = Segments(9, 0, "bbr", 0.08, 0.08, False, look * 8633, 1448)
+        follow(growth, monkeypatch, [found])
+    assert streams.num_streams == first_channels(None, 16, 125e6, 0.08, send_buffer_bytes())
+    assert streams.num_streams > 1
 
 
 def lose_by_chance(growth: ChannelGrowth) -> None:

@@ -13,6 +13,8 @@ RATE = 60e6
 RTT_S = 0.05
 HELD = RATE * RTT_S
 FRAME = 500_000
+BESIDE = 5 * FRAME
+"""What is on the way beside others at first: 0.85 of what the link holds, in whole frames."""
 MOST = 32 << 20
 
 
@@ -39,13 +41,13 @@ def test_round_trips_that_vary_by_themselves_are_no_queue() -> None:
     looks = [Path(rtt_s, 0.042, 0, 0.5) for rtt_s in (0.055, 0.058, 0.061, 0.08)]
     found = [LinkWindow(MOST, RTT_S).follow(each, RATE, FRAME, 0.0) for each in looks]
     assert min(found[:3]) > 1.5 * HELD
-    assert found[3] == HELD
+    assert found[3] == BESIDE
     wrong = [LinkWindow(MOST, 0.5).follow(each, RATE, FRAME, 0.0) for each in looks]
     assert wrong[3] < wrong[0], "a description that is far off"
 
 
 def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
-    assert set(widths([(1.9, 0)] * 5)) == {HELD}
+    assert set(widths([(1.9, 0)] * 5)) == {BESIDE}
 
 
 def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
@@ -53,9 +55,10 @@ def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
     window = LinkWindow(MOST, RTT_S)
     wider = widths([(1.9, 0)] * 400, window, carried=0.2)
     assert wider == sorted(wider)
-    assert (wider[0], wider[-1]) == (HELD, 5 * HELD)
+    assert wider[0] == BESIDE
+    assert 5 * HELD <= wider[-1] < 5.5 * HELD
     assert set(widths([(1.0, 0)] * 9, window, carried=0.2)) == {int(1.3 * HELD + 2 * FRAME)}
-    assert widths([(1.9, 0)] * 400, window, carried=0.6)[-1] == HELD
+    assert widths([(1.9, 0)] * 400, window, carried=0.6)[-1] == BESIDE
 
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:

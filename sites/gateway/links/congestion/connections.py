@@ -137,11 +137,13 @@ class ChannelGrowth:
 
     def begin(self) -> None:
         """Open the first connections."""
-        link = self._link
+        self._grow_for(self._link.bytes_per_s)
+
+    def _grow_for(self, bytes_per_s: float) -> None:
+        """Have as many connections as fill a link of that rate."""
+        rtt_s, buffer_bytes = self._link.rtt_s, send_buffer_bytes()
         self._streams.grow(
-            first_channels(
-                self._wanted, self._most, link.bytes_per_s, link.rtt_s, send_buffer_bytes()
-            )
+            first_channels(self._wanted, self._most, bytes_per_s, rtt_s, buffer_bytes)
         )
 
     def set_up(self, connection: socket.socket) -> None:
@@ -220,6 +222,8 @@ class ChannelGrowth:
         )
         if not self._link.is_shared:  # a share is all the run's
             self._outbox.limit(window_bytes)
+        if is_other_pace and math.isfinite(self._pace.believed_bytes_per_s):
+            self._grow_for(self._pace.believed_bytes_per_s)
         self._tell_pace()
         if is_other_pace and math.isinf(self._pace.bytes_per_s):
             # By itself BBR sends a quarter faster in one of eight round trips: that takes seconds.

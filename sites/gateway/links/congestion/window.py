@@ -8,9 +8,9 @@ to a CUBIC flow of somebody else.
 Flows that wait in one queue divide the link by how much each has on the way. So there are two
 widths:
 
-- beside others, what the link holds: the others fill the queue, and come to about as much. Who
-  gets less than half of the link beside them has more on the way, little by little, up to five
-  times what it holds;
+- beside others, somewhat less than the link holds: the others fill the queue, and come to about
+  as much. Who gets less than half of the link beside them has more on the way, little by little,
+  up to six times that;
 - alone, somewhat more, so that the link is never idle.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
@@ -48,8 +48,12 @@ _ALONE = 0.85
 _FAIR = 0.45
 """Beside others, this part of the believed rate is enough: half of the link, but for headers and
 the beginnings of rounds."""
-_WIDEST = 5.0
-"""Beside others, the window is at most so many times what the link holds."""
+_LEAVES = 0.85
+"""Beside others, the window begins with this part of what the link holds. CUBIC takes back three
+tenths of its own whenever the queue overflows. So who keeps as much on the way as the link holds
+has more than others have on average."""
+_WIDEST = 6.0
+"""Beside others, the window is at most so many times as wide as it begins."""
 _WIDENS = 0.1
 """In each look the window changes by this part of what the link holds, times what is missing."""
 _SLACK = 0.3
@@ -149,5 +153,5 @@ class LinkWindow:
         if is_open or self.is_lossy(now_s) or held_bytes >= self._most_bytes:
             return self._most_bytes
         alone = (1 + _SLACK) * num_held + 2
-        beside = max(2, round(self._width * num_held))
+        beside = max(2, round(_LEAVES * self._width * num_held))
         return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
