@@ -4,9 +4,9 @@ Pure: gateways open them, predictions count with them.
 
 One connection has no more on the way than its sender's buffer holds, so a link takes as many as its
 bandwidth times round trip needs. It takes at least two where it is wide enough for both: while one
-waits for a lost packet, the other carries on. On a narrow link two only crowd each other out: at
-200 Mbit/s and 20 ms two take 1.07 to 1.3 times as long as one, at 200 Mbit/s and 50 ms as long
-(docs/measurements/links.md).
+waits for a lost packet, the other carries on. On a narrow link two only crowd each other out. With
+CUBIC and 40 ms two take 1.3 times as long as one at 10 Mbit/s, 1.13 times at 30 Mbit/s, and as long
+as one at 100 Mbit/s (scripts/bench_gateways.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import math
 
 FLOWS_MAX = 64
 """The most TCP connections of a link whose topology does not limit them."""
-_ENOUGH_FOR_TWO_BYTES = 1_000_000
-"""Bytes on the way that make two connections worth while."""
+_ENOUGH_FOR_TWO_BYTES = 2 * 128 * 1448
+"""Bytes on the way that make two connections worth while: about a hundred packets for each."""
 SEND_BUFFER_BYTES = 3 << 20
 """Bytes of one connection's send buffer where nothing is known: 3/4 of Linux's default of 4 MiB."""
 
