@@ -49,8 +49,10 @@ _READS_MAX: Final = 4
 """Reads of one connection before others have their turn: tiny frames take up to 20 ms a read."""
 _TLS_READS_MAX: Final = 16
 """So with TLS, which gives one record at a time."""
-_WAKE_BYTES: Final = 2048 << 10
-"""The kernel wakes the loop when so much of a message is there, or all of it."""
+_WAKE_BYTES: Final = 64 << 10
+"""The kernel wakes the loop when so much of a message is there, or all of it. What a new
+connection's receive buffer cannot hold would hold up senders: Linux begins with 128 KiB, half of
+which is for what the kernel keeps beside."""
 _WAKE_MIN_BYTES: Final = 16 << 10
 _TLS_BYTES: Final = 32 << 10
 """So much of what a message still wants may already lie here, not deciphered yet."""
