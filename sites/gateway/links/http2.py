@@ -29,10 +29,10 @@ Fields = tuple[tuple[str, str], ...]
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD: Final = struct.Struct(">BHBBI")
-"""Of a frame: its length in 8 and 16 bits, its kind, its flags, its stream."""
+"""The head of a frame: its length in 8 and 16 bits, its kind, its flags, its stream."""
 HEAD_BYTES: Final = _HEAD.size
 _PREFIX: Final = struct.Struct(">BI")
-"""Of a message: whether it is compressed, and its length."""
+"""What a message begins with: whether it is compressed, and its length."""
 PREFIX_BYTES: Final = _PREFIX.size
 _SETTING: Final = struct.Struct(">HI")
 _NUMBER: Final = struct.Struct(">I")
@@ -147,7 +147,7 @@ class Http2:
         self._refused_stream = 0
         """The latest call that came beside this one."""
         self._data_left = 0
-        """Of the DATA frame under way, without its padding."""
+        """Bytes still to come of the DATA frame under way, without its padding."""
         self._pad_left = 0
         self._is_last = False
         """With the DATA frame under way the peer's side of the call ends."""
@@ -157,7 +157,7 @@ class Http2:
         self._is_direct = False
         """The latest `room` was a part of the message."""
         self._block: bytearray | None = None
-        """Of a header that goes on in another frame."""
+        """What has come of a header that goes on in another frame; None: there is none."""
         self._block_stream = 0
         self._block_is_last = False
         self._to_renew = 0
