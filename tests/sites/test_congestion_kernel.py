@@ -21,7 +21,6 @@ from sites.gateway.links.congestion.kernel import (
     begin_bbr_anew,
     segments_of,
     set_up,
-    stay_local,
     use_pauses,
 )
 from sites.gateway.links.send_queue import Outbox
@@ -78,7 +77,7 @@ def test_a_connection_follows_what_its_link_asks_for(listener: socket.socket, wa
         assert 10**11 < most_paced(client) < UNPACED, "a limit all the same"
         low = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
         assert low == kernel._UNSENT_BYTES
-        assert not stay_local((client,))
+        assert not segments_of((client,)).is_local
 
 
 def test_what_the_kernel_does_not_have_is_told_and_ends_nothing(
@@ -105,7 +104,7 @@ def test_connections_that_stay_on_the_host_are_left_alone_but_for_bbr(
         set_up((client,), link(rtt_s=rtt_s), 1e7)
         assert congestion_of(client) == left
         assert most_paced(client) == UNPACED
-        assert stay_local((client,))
+        assert segments_of((client,)).is_local
 
 
 @pytest.mark.parametrize(("info_bytes", "is_counted"), [(196, True), (160, False)])
@@ -145,7 +144,7 @@ def test_connections_that_have_ended_meanwhile_are_left_out(listener: socket.soc
         assert segments_of(found).sent == 1
         set_up(found, link(), 1e7)
         assert most_paced(lives) == 10_000_000
-        assert not stay_local(found)
+        assert not segments_of(found).is_local
         begin_bbr_anew(found, 0.0)
     assert segments_of(found) == Segments()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from collections.abc import Iterable
@@ -188,15 +187,18 @@ def test_a_link_that_is_as_described_keeps_its_pace() -> None:
     assert pace.carried == pytest.approx(0.5)
 
 
-def test_a_link_that_is_faster_than_described_has_no_limit_until_its_rate_is_found() -> None:
+def test_a_faster_link_is_tried_at_twice_its_rate_until_it_has_no_more() -> None:
     pace = Pace(1e6)
     looks = Looks(pace)
-    assert any(looks.see(1.25e6, 0.6))
-    assert pace.bytes_per_s == pace.believed_bytes_per_s == math.inf
-    looks.see(4.2e6, 0.4)
-    assert pace.bytes_per_s == math.inf, "it is faster still"
-    looks.see(4.2e6, 0.6)
-    assert pace.bytes_per_s == pytest.approx(1.25 * 4.2e6)
+    paces = []
+    for _ in range(20):
+        looks.see(min(pace.bytes_per_s, 4.2e6), 0.4)
+        paces.append(pace.bytes_per_s)
+    assert paces[:2] == pytest.approx([1.25e6, 2 * 1.25e6])
+    assert max(paces) == pytest.approx(2 * 4.2e6)
+    assert paces[-1] == pytest.approx(1.25 * 4.2e6)
+    assert pace.believed_bytes_per_s == pytest.approx(4.2e6)
+    assert not pace.is_searching
     assert not any(looks.see(1e6, 1.0)), "others use it: it is no slower link"
 
 
@@ -236,8 +238,11 @@ def test_a_connection_that_ended_makes_no_link_slower_or_faster() -> None:
 def test_a_link_that_a_run_has_a_share_of_is_never_sent_more() -> None:
     pace = Pace(1e6, is_shared=True)
     assert pace.bytes_per_s == 1e6
-    assert not any(Looks(pace).see(5e6, 2.0))
-    assert pace.bytes_per_s == 1e6
+    looks = Looks(pace)
+    assert not any(looks.see(5e6, 2.0))
+    assert pace.bytes_per_s == pace.believed_bytes_per_s == 1e6
+    looks.see(1e6, 2.0)
+    assert pace.carried == pytest.approx(0.2), "what it carries is known all the same"
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 1e6, -1e6])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import pytest
@@ -21,12 +20,15 @@ MOST = 32 << 20
 def widths(
     looks: Iterable[tuple[float, int]], window: LinkWindow | None = None, carried: float = 0.5
 ) -> list[int]:
-    """Return the windows after looks, ten a second, at (round trip ÷ idle one, packets lost)."""
+    """Return the windows after looks, ten a second, at (round trip ÷ idle one, packets lost).
+
+    A thousand packets are sent in each.
+    """
     window = window or LinkWindow(MOST, RTT_S)
     found, lost = [], 0
     for index, (rtt, newly_lost) in enumerate(looks):
         lost += newly_lost
-        path = Path(rtt * RTT_S, RTT_S, lost, carried)
+        path = Path(rtt * RTT_S, RTT_S, lost, carried, 1000 * (index + 1))
         found.append(window.follow(path, RATE, FRAME, 0.1 * index))
     return found
 
@@ -53,12 +55,12 @@ def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
 def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
     """BBR keeps twice what it gets on the way, and would leave nothing to a window that stays."""
     window = LinkWindow(MOST, RTT_S)
-    wider = widths([(1.9, 0)] * 400, window, carried=0.2)
+    wider = widths([(1.9, 0)] * 800, window, carried=0.2)
     assert wider == sorted(wider)
     assert wider[0] == BESIDE
     assert 5 * HELD <= wider[-1] < 5.5 * HELD
     assert set(widths([(1.0, 0)] * 9, window, carried=0.2)) == {int(1.3 * HELD + 2 * FRAME)}
-    assert widths([(1.9, 0)] * 400, window, carried=0.6)[-1] == BESIDE
+    assert widths([(1.9, 0)] * 800, window, carried=0.6)[-1] == BESIDE
 
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:
@@ -95,10 +97,41 @@ def test_packets_that_are_lost_in_a_queue_do_not() -> None:
     assert max(widths(([(2.0, 0)] + [(1.1, 5)] * 9) * 20)) < MOST
 
 
-def test_memory_limits_it_and_so_does_nothing_else_while_the_rate_is_not_known() -> None:
+def test_how_many_packets_are_lost_by_chance() -> None:
+    """One of a thousand; what is lost while a queue is full, and soon after, is none of them."""
+    window = LinkWindow(MOST, RTT_S)
+    widths([(1.1, 0)] * 5, window)
+    assert window.loss == 0.0
+    few = LinkWindow(MOST, RTT_S)
+    widths([(2.0, 500)] * 5 + [(1.1, 9)] * 9 + [(1.1, 0)] * 9 + [(1.1, 1)] * 2, few)
+    assert 0 < few.loss < 2e-4, "of two that are lost, chance makes more than half"
+    widths([(1.1, 1)] * 900, window)
+    assert window.loss == pytest.approx(1e-3, rel=0.15)
+    widths([(1.1, 5)] * 900, window)
+    assert window.loss == pytest.approx(5e-3, rel=0.15), "what was counts less and less"
+
+
+def test_frames_whose_acknowledgements_wait_take_no_room() -> None:
+    for back_s in (0.0, RTT_S):
+        path = Path(RTT_S, RTT_S, 0, 0.5, back_s=back_s)
+        window_bytes = LinkWindow(MOST, RTT_S).follow(path, RATE, FRAME, 0.0)
+        assert window_bytes == pytest.approx(1.3 * HELD + 2 * FRAME + RATE * back_s)
+        beside = Path(2 * RTT_S, RTT_S, 0, 0.5, back_s=back_s)
+        assert LinkWindow(MOST, RTT_S).follow(beside, RATE, FRAME, 0.0) == BESIDE
+
+
+def test_who_made_a_queue_overflow_has_a_frame_less_on_the_way() -> None:
+    window = LinkWindow(MOST, RTT_S)
+    usual, overflowing, later, at_last = widths(
+        [(1.0, 0), (1.9, 5)] + [(1.0, 0)] * 110, window, carried=0.9
+    )[:: (1 + 110) // 3]
+    assert usual == at_last == int(1.3 * HELD + 2 * FRAME)
+    assert overflowing == later == int(1.3 * HELD + FRAME)
+
+
+def test_memory_limits_it() -> None:
     path = Path(2 * RTT_S, RTT_S, 0, 0.5)
     assert LinkWindow(1000, RTT_S).follow(path, RATE, FRAME, 0.0) == 1000
-    assert LinkWindow(MOST, RTT_S).follow(path, math.inf, FRAME, 0.0) == MOST
 
 
 def test_it_holds_what_the_whole_path_does_where_the_kernel_sees_a_part() -> None:

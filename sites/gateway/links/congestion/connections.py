@@ -26,15 +26,12 @@ import time
 
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion.kernel import (
-    LOCAL_RTT_S,
-    Segments,
     begin_bbr_anew,
     is_bbr,
     segments_of,
     send_buffer_bytes,
     set_up,
     starts_slowly_after_idle,
-    stay_local,
 )
 from sites.gateway.links.congestion.rate import Pace
 from sites.gateway.links.congestion.window import LinkWindow, Path
@@ -52,35 +49,14 @@ _RESTART_BYTES = 10 * 1448
 _TIMEOUT_MIN_S = 0.2
 """Linux: the time-out is the round trip and at least this."""
 _PACKET_BYTES = 1448
-_LOST_MIN = 5
-_SEGMENTS_MAX = 200_000
-"""Fewer than _LOST_MIN losses say nothing, until so much has been sent that there are as good as
-none."""
 _ENOUGH = 0.8
-"""Share of the configured rate: a link that carries so much needs no more connections."""
-_EVERY_S = 1.0
-_LOOK_S = 0.1
+"""Share of the believed rate: a link that carries so much needs no more connections."""
+_LOOK_S = 0.05
 """How often it looks how long packets take."""
 _PAUSES_MIN = 5
 """Fewer pauses say nothing of how long they are."""
 _WORTH_S = 0.05
 """The log mentions what a pause costs from here on."""
-
-
-def loss_of(before: Segments, now: Segments) -> float | None:
-    """Return the share of packets lost between two counts; None: too few to tell."""
-    sent, lost = now.sent - before.sent, now.sent_again - before.sent_again
-    if lost >= _LOST_MIN and sent > 0:
-        return lost / sent
-    return 0.0 if sent >= _SEGMENTS_MAX else None
-
-
-def is_held_back(
-    loss: float, congestion_control: str, rate_bytes_per_s: float, bytes_per_s: float
-) -> bool:
-    """Return whether random losses are why a link carries less than it could."""
-    is_slow = rate_bytes_per_s < _ENOUGH * bytes_per_s
-    return loss > 0 and not is_bbr(congestion_control) and is_slow
 
 
 def channels_for(loss: float, bytes_per_s: float, rtt_s: float, most: int) -> int:
@@ -125,7 +101,6 @@ class ChannelGrowth:
         self._peer = peer
         self._outbox = outbox
         self._streams = streams
-        self._part_bytes_per_s = link.bytes_per_s / num_senders
         self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared, num_senders=num_senders)
         self._window = LinkWindow(outbox.window_bytes, link.rtt_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
@@ -166,42 +141,18 @@ class ChannelGrowth:
         return self._pace.bytes_per_s / min(self._streams.num_streams, self._outbox.num_abreast)
 
     def run(self) -> None:
-        """Follow the link, by what the kernel counts, until the link is over.
+        """Follow the link, by what the kernel counts, until the link is over."""
+        while not self._outbox.closed.wait(_LOOK_S) and not self._outbox.is_over:
+            self._look()
 
-        Ten times a second the window and the pace follow it, once a second the number of
-        connections.
-        """
-        before, totals = Segments(), self._outbox.totals()
-        while not self._is_over_after(_EVERY_S):
-            connections = self._streams.connections
-            if self._link.rtt_s < LOCAL_RTT_S and stay_local(connections):
-                continue  # what is sent again there was not lost, but acknowledged late
-            now = segments_of(connections)
-            self._advise_idle(now.congestion_control)
-            loss = loss_of(before, now)
-            if loss is None and now.sent >= before.sent:
-                continue  # too little to tell: it adds up
-            totals, since = self._outbox.totals(), totals
-            before = now
-            busy_s = totals.busy_s - since.busy_s
-            if loss and busy_s > 0:
-                rate = (totals.sent_bytes - since.sent_bytes) / busy_s
-                self._follow(loss, rate, now.congestion_control)
-
-    def _is_over_after(self, wait_s: float) -> bool:
-        """Wait, and meanwhile follow the link; return whether it is over."""
-        until_s = time.monotonic() + wait_s
-        while (left_s := until_s - time.monotonic()) > 0:
-            if self._outbox.closed.wait(min(_LOOK_S, left_s)) or self._outbox.is_over:
-                return True
-            connections = self._streams.connections
-            if connections != self._connections or self._outbox.is_empty:
-                # What connections that are new to the count have carried was not carried just now.
-                self._connections = connections
-                self._pace.rest()
-            else:
-                self._follow_path(connections)
-        return self._outbox.is_over
+    def _look(self) -> None:
+        connections = self._streams.connections
+        if connections != self._connections or self._outbox.is_empty:
+            # What connections that are new to the count have carried was not carried just now.
+            self._connections = connections
+            self._pace.rest()
+        else:
+            self._follow_path(connections)
 
     def _follow_path(self, connections: tuple[socket.socket, ...]) -> None:
         """Have as much on the way as keeps the link full and leaves others their part."""
@@ -212,9 +163,16 @@ class ChannelGrowth:
         is_other_pace = found.delivered > 0 and self._pace.follow(
             found.delivered, found.segment_bytes, now_s, found.rtt_s
         )
-        rtt_s = found.rtt_s - self._outbox.waited_back_s(found.rtt_s - found.shortest_rtt_s)
+        back_s = self._outbox.waited_back_s(found.rtt_s - found.shortest_rtt_s)
         window_bytes = self._window.follow(
-            Path(rtt_s, found.shortest_rtt_s, found.sent_again, self._pace.carried),
+            Path(
+                found.rtt_s - back_s,
+                found.shortest_rtt_s,
+                found.sent_again,
+                self._pace.carried,
+                found.sent,
+                back_s,
+            ),
             self._pace.believed_bytes_per_s,
             totals.longest_bytes,
             now_s,
@@ -222,22 +180,25 @@ class ChannelGrowth:
         )
         if not self._link.is_shared:  # a share is all the run's
             self._outbox.limit(window_bytes)
-        if is_other_pace and math.isfinite(self._pace.believed_bytes_per_s):
-            self._grow_for(self._pace.believed_bytes_per_s)
+        if is_other_pace:
+            self._grow_for(self._pace.most_bytes_per_s)
+        self._follow_losses(found.congestion_control, now_s)
         self._tell_pace()
-        if is_other_pace and math.isinf(self._pace.bytes_per_s):
+        self._advise_idle(found.congestion_control)
+        if is_other_pace and self._pace.is_searching:
             # By itself BBR sends a quarter faster in one of eight round trips: that takes seconds.
             begin_bbr_anew(connections, totals.idle_rtt_s or self._link.rtt_s)
 
-    def _follow(self, loss: float, rate: float, congestion_control: str) -> None:
-        """Open more connections, if lost packets hold those back that there are."""
-        link = self._link
-        if not is_held_back(loss, congestion_control, rate, self._part_bytes_per_s):
+    def _follow_losses(self, congestion_control: str, now_s: float) -> None:
+        """Open more connections, if packets lost by chance hold those back that there are."""
+        pace, loss = self._pace, self._window.loss
+        if not loss or not self._window.is_lossy(now_s) or is_bbr(congestion_control):
             return
-        if not self._window.is_lossy(time.monotonic()):
-            return  # a queue overflowed
+        if pace.carried >= _ENOUGH:
+            return
         if self._wanted is None:
-            wanted = channels_for(loss, self._part_bytes_per_s, link.rtt_s, self._most)
+            rtt_s = self._link.rtt_s
+            wanted = channels_for(loss, pace.most_bytes_per_s, rtt_s, self._most)
             if wanted > self._streams.num_streams:
                 _log.info("%s: %d connections, for losses of %.3g", self._peer, wanted, loss)
                 self._streams.grow(wanted)
@@ -252,7 +213,7 @@ class ChannelGrowth:
             100 * loss,
             self._peer.site,
             congestion_control,
-            rate / 1e6,
+            pace.carried * pace.most_bytes_per_s / 1e6,
         )
 
     def _advise_idle(self, congestion_control: str) -> None:

@@ -50,7 +50,7 @@ _UNSENT_BYTES: Final = 256 << 10
 """What may lie in a connection's send buffer beyond its window. More would be in the way of frames
 that are to leave earlier."""
 _PREFERRED: Final = "bbr"
-LOCAL_RTT_S: Final = 0.001
+_LOCAL_RTT_S: Final = 0.001
 """A link that is said to be shorter can be this host's own; a longer one is an emulated one."""
 _EVERYWHERE: Final = b"reno"
 """Every Linux has it, and lets everybody use it."""
@@ -121,11 +121,6 @@ def set_up(connections: Connections, link: PeerLink, pace_bytes_per_s: float) ->
     queue there, and a transfer takes up to twice as long.
     """
     _ask(connections, functools.partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
-
-
-def stay_local(connections: Connections) -> bool:
-    """Return whether some of these connections stay on this host."""
-    return any(_ask(connections, _is_local))
 
 
 def begin_bbr_anew(connections: Connections, rtt_s: float) -> int:
@@ -222,7 +217,7 @@ def _segments(connection: socket.socket) -> Segments:
 
 def _set_up(connection: socket.socket, link: PeerLink, pace_bytes_per_s: float) -> None:
     if _is_local(connection):
-        if link.rtt_s < LOCAL_RTT_S and is_bbr(_congestion_control(connection)):
+        if link.rtt_s < _LOCAL_RTT_S and is_bbr(_congestion_control(connection)):
             _choose(connection, _EVERYWHERE)
         return
     wanted = link.congestion or _PREFERRED

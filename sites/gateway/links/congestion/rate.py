@@ -38,6 +38,9 @@ _HEADROOM = 1.25
 """As BBR has it, where it looks whether a link has become faster."""
 _FASTER = 1.1
 """A link that carries so many times what it is believed to carry is taken for a faster one."""
+_SEARCH = 1.6
+"""A faster link is believed to carry so many times what was measured, so that the pace, with its
+headroom, is twice that."""
 _DRIFT = 1e-4
 """Seconds that two clocks may drift apart in a second."""
 _CLOCK_S = 0.5
@@ -165,8 +168,9 @@ class Pace:
     bbr_high_gain). A short burst is over before BBR knows better. What routers cannot queue of it
     is lost, and to send that again takes longer than the burst.
 
-    A link is believed to carry what is described, or the most that was measured. While a link turns
-    out to be faster than that, there is no limit, so that TCP finds out how fast it is.
+    A link is believed to carry what is described, or the most that was measured. Where a link turns
+    out to be faster than that, frames leave at twice the measured rate until the next measurement,
+    and so on until it finds no more. Without a limit BBR would lose thousands of packets meanwhile.
 
     Where a run has only a share of a link, frames never leave faster than the share.
 
@@ -180,8 +184,13 @@ class Pace:
         self._is_shared = is_shared
         bytes_per_s /= num_senders
         self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
-        """What all connections together may send; infinite: no limit."""
-        self._believed_bytes_per_s = bytes_per_s
+        """What all connections together may send."""
+        self.believed_bytes_per_s = bytes_per_s
+        """What the link is believed to carry."""
+        self.is_searching = False
+        """Whether the link turned out to be faster in the latest measurement."""
+        self.most_bytes_per_s = bytes_per_s
+        """What is described, or the most that was measured."""
         self.carried = 1.0
         """What the link carried lately, as a part of what it is believed to carry."""
         self.is_measured = False
@@ -193,12 +202,6 @@ class Pace:
         self._warm_s = 0.0
         """What arrives from then on left after the rest."""
         self._carried_bytes, self._spent_s = 0, 0.0
-
-    @property
-    def believed_bytes_per_s(self) -> float:
-        """What the link is believed to carry; infinite while it turns out to be faster."""
-        is_known = math.isfinite(self.bytes_per_s)
-        return self._believed_bytes_per_s if is_known else math.inf
 
     def rest(self) -> None:
         """Nothing is on the way, or what is counted is not what was counted before."""
@@ -218,7 +221,7 @@ class Pace:
         if looked_s is None:
             self._warm_s = now_s + rtt_s
             return False
-        if looked_s < self._warm_s or arrived < 0 or self._is_shared:
+        if looked_s < self._warm_s or arrived < 0:
             return False  # too early to measure the link, or a connection has ended
         self._carried_bytes += arrived * segment_bytes
         self._spent_s += now_s - looked_s
@@ -227,9 +230,15 @@ class Pace:
         measured = self._carried_bytes / self._spent_s
         self._carried_bytes, self._spent_s = 0, 0.0
         self.is_measured = True
-        is_faster = measured > _FASTER * self._believed_bytes_per_s
-        self._believed_bytes_per_s = max(self._believed_bytes_per_s, measured)
-        self.carried = measured / self._believed_bytes_per_s
+        self.is_searching = not self._is_shared and measured > _FASTER * self.most_bytes_per_s
+        self.most_bytes_per_s = max(self.most_bytes_per_s, measured)
+        self.carried = measured / self.most_bytes_per_s
+        if self._is_shared:
+            return False
         before = self.bytes_per_s
-        self.bytes_per_s = math.inf if is_faster else _HEADROOM * self._believed_bytes_per_s
+        self.believed_bytes_per_s = self.most_bytes_per_s
+        if self.is_searching:
+            self.believed_bytes_per_s *= _SEARCH
+            self._warm_s = now_s + rtt_s
+        self.bytes_per_s = _HEADROOM * self.believed_bytes_per_s
         return self.bytes_per_s != before

@@ -11,13 +11,14 @@ widths:
 - beside others, somewhat less than the link holds: the others fill the queue, and come to about
   as much. Who gets less than half of the link beside them has more on the way, little by little,
   up to six times that;
-- alone, somewhat more, so that the link is never idle.
+- alone, somewhat more, so that the link is never idle, unless that makes a queue overflow.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
 longer, others are in the queue. Who is carried at nearly the link's rate is alone all the same.
 
 A round trip passes two queues. Only the one towards the peer counts here. The one on the way back
-is full whenever the peer sends as much, which in an all-reduce is most of the time.
+is full whenever the peer sends as much, which in an all-reduce is most of the time. Frames whose
+acknowledgement waits there have left the way towards the peer, so alone they do not count.
 
 A frame counts until it is acknowledged as a whole. It leaves only if all of it fits.
 
@@ -54,11 +55,15 @@ tenths of its own whenever the queue overflows. So who keeps as much on the way 
 has more than others have on average."""
 _WIDEST = 6.0
 """Beside others, the window is at most so many times as wide as it begins."""
-_WIDENS = 0.1
+_WIDENS = 0.05
 """In each look the window changes by this part of what the link holds, times what is missing."""
 _SLACK = 0.3
 """Alone, the window is wider than what the link holds by this part of that, and by two frames. For
 of a frame all counts, also what has arrived already, until the whole is acknowledged."""
+_SLACK_FRAMES = 2
+_OVERFLOWED_S = 10.0
+"""For so long after one's own frames made a queue overflow, the window is wider by one frame only.
+On a link that holds one frame and a half, two more are all that its queue can take."""
 _LOSSY = 4
 """So many looks that find packets lost, and no full queue since the first of them, are chance: the
 link loses packets by itself. Then the window is wide open. What follows a lost packet counts until
@@ -66,6 +71,8 @@ that one has been sent again and has arrived."""
 _ROOM_S = 1.0
 """A loss becomes known when the queue that overflowed has drained already. So a loss counts as
 chance only if no queue was full for so long before."""
+_SENT_MAX = 200_000
+"""So many segments tell how many are lost by chance. What came before counts less and less."""
 _LOSSY_S = 10.0
 """How long a link counts as one that loses packets by itself."""
 _RTT_MIN_S = 0.01
@@ -85,6 +92,10 @@ class Path:
     """Segments sent again, up to now."""
     carried: float
     """What the link carried lately, as a part of what it is believed to carry."""
+    sent: int = 0
+    """Segments sent, up to now; those that were sent again count again."""
+    back_s: float = 0.0
+    """How long acknowledgements wait on their way back."""
 
 
 class LinkWindow:
@@ -98,9 +109,11 @@ class LinkWindow:
         """
         self._most_bytes = most_bytes
         self._rtt_s = rtt_s
-        self._sent_again = 0
-        self._full_s = -math.inf
-        """When the queue may have been full, the last time."""
+        self._sent = self._sent_again = 0
+        self._by_chance = (0, 0)
+        """Segments sent, and lost among them, while no queue was full."""
+        self._full_s = self._overflowed_s = -math.inf
+        """When the queue may have been full, the last time; and when packets were lost there."""
         self._num_lossy = 0
         """How many looks since then found packets lost."""
         self._lossy_until_s = 0.0
@@ -110,6 +123,19 @@ class LinkWindow:
     def is_lossy(self, now_s: float) -> bool:
         """Return whether the link loses packets by itself, and not because a queue is full."""
         return now_s < self._lossy_until_s
+
+    @property
+    def loss(self) -> float:
+        """The share of packets that the link loses by chance, and rather less than that.
+
+        Of few losses it takes off as much as chance makes of them.
+        """
+        sent, lost = self._by_chance
+        return (lost - math.sqrt(lost)) / sent if lost else 0.0
+
+    def _count_chance(self, sent: int, lost: int) -> None:
+        sent, lost = self._by_chance[0] + sent, self._by_chance[1] + lost
+        self._by_chance = (sent // 2, lost // 2) if sent > _SENT_MAX else (sent, lost)
 
     def follow(
         self,
@@ -124,14 +150,14 @@ class LinkWindow:
 
         Args:
             path: as it is now.
-            bytes_per_s: what the link is believed to carry; infinite: not known.
+            bytes_per_s: what the link is believed to carry.
             frame_bytes: length of the longest frame.
             now_s: monotonic.
             is_measured: whether `bytes_per_s` was measured. Before that the window is wide open,
                 unless packets wait in a queue.
         """
-        has_lost = path.sent_again > self._sent_again
-        self._sent_again = path.sent_again
+        lost, self._sent_again = path.sent_again - self._sent_again, path.sent_again
+        sent, self._sent = path.sent - self._sent, path.sent
         idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
         queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
         held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
@@ -145,13 +171,19 @@ class LinkWindow:
         self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * missing))
         if queue > _FULL:
             self._full_s, self._num_lossy = now_s, 0
-        elif has_lost and now_s > self._full_s + _ROOM_S:
-            self._num_lossy += 1
-            if self._num_lossy >= _LOSSY:
+            if lost > 0:
+                self._overflowed_s = now_s
+        elif now_s > self._full_s + _ROOM_S and sent > 0 and lost >= 0:  # else some have ended
+            self._count_chance(sent, lost)
+            self._num_lossy += lost > 0
+            if lost and self._num_lossy >= _LOSSY:
                 self._lossy_until_s = now_s + _LOSSY_S
         is_open = free == 1.0 and not is_measured
         if is_open or self.is_lossy(now_s) or held_bytes >= self._most_bytes:
             return self._most_bytes
-        alone = (1 + _SLACK) * num_held + 2
+        num_back = bytes_per_s * path.back_s / frame_bytes
+        has_overflowed = now_s < self._overflowed_s + _OVERFLOWED_S
+        num_more = 1 if has_overflowed else _SLACK_FRAMES
+        alone = (1 + _SLACK) * num_held + num_back + num_more
         beside = max(2, round(_LEAVES * self._width * num_held))
         return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
