@@ -164,10 +164,10 @@ class RunWan:
 
         What it refuses ends that attempt only.
         """
-        endpoints = dialled(self._topology, listening)
         try:
+            endpoints = dialled(self._topology, listening)
             ways = await relay.lead(endpoints) if endpoints else ()
-        except EmulatorError as error:
+        except (ConfigError, EmulatorError) as error:
             site, why = listening[0].site, f"the relay does not lead to its gateways: {error}"
             self._handle(run_events.SiteDropped(site, why))
         else:

@@ -204,6 +204,7 @@ def growing(
         (5e6, "cubic", 3, 0.16, False),  # a queue ran over
         (5e6, "bbr", 3, 0.08, False),  # losses do not matter
         (120e6, "cubic", 3, 0.08, False),  # it carries enough
+        (1e6, "cubic", 40, 0.08, False),  # connections have ended, or all is lost
     ],
 )
 def test_auto_follows_the_losses_up_to_the_links_limit(
@@ -232,9 +233,9 @@ def carry(
     rtt_s: float = LINK.rtt_s,
 ) -> None:
     """Look at a link for three seconds in which it carries that, and loses so many in each look."""
-    for look in range(30):
-        monkeypatch.setattr(time, "monotonic", lambda look=look: 0.1 * look)
-        num_sent, lost = round(0.1 * look * bytes_per_s / 1448), num_lost * look
+    for look in range(60):
+        monkeypatch.setattr(time, "monotonic", lambda look=look: 0.05 * look)
+        num_sent, lost = round(0.05 * look * bytes_per_s / 1448), num_lost * look
         counted = Segments(
             num_sent, lost, congestion_control, rtt_s, LINK.rtt_s, False, num_sent, 1448
         )

@@ -241,8 +241,38 @@ def test_a_link_that_a_run_has_a_share_of_is_never_sent_more() -> None:
     looks = Looks(pace)
     assert not any(looks.see(5e6, 2.0))
     assert pace.bytes_per_s == pace.believed_bytes_per_s == 1e6
-    looks.see(1e6, 2.0)
-    assert pace.carried == pytest.approx(0.2), "what it carries is known all the same"
+    assert pace.carried == 1.0
+    looks.see(3e5, 2.0)
+    assert pace.carried == pytest.approx(0.3), "what it carries is known all the same"
+    assert pace.is_slow
+
+
+def test_a_link_is_slow_when_it_has_been_for_a_second() -> None:
+    pace = Pace(1e6)
+    looks = Looks(pace)
+    looks.see(5e5, 0.7)
+    assert pace.carried == pytest.approx(0.5)
+    assert not pace.is_slow, "a loss may be being mended"
+    looks.see(5e5, 1.0)
+    assert pace.is_slow
+    looks.see(9e5, 1.5)
+    assert not pace.is_slow
+
+
+def test_a_search_of_which_nothing_is_measured_ends() -> None:
+    """After it, only bursts are sent that are shorter than two looks."""
+    pace = Pace(1e6)
+    looks = Looks(pace)
+    looks.see(2e6, 0.6)
+    assert pace.is_searching
+    changes = []
+    for _ in range(20):
+        pace.rest()
+        looks.now_s += 0.4
+        changes += looks.see(2e6, 0.1)
+    assert changes.count(True) == 1
+    assert not pace.is_searching
+    assert pace.bytes_per_s == pytest.approx(1.25 * 2e6)
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 1e6, -1e6])

@@ -49,8 +49,6 @@ _RESTART_BYTES = 10 * 1448
 _TIMEOUT_MIN_S = 0.2
 """Linux: the time-out is the round trip and at least this."""
 _PACKET_BYTES = 1448
-_ENOUGH = 0.8
-"""Share of the believed rate: a link that carries so much needs no more connections."""
 _LOOK_S = 0.05
 """How often it looks how long packets take."""
 _PAUSES_MIN = 5
@@ -151,6 +149,7 @@ class ChannelGrowth:
             # What connections that are new to the count have carried was not carried just now.
             self._connections = connections
             self._pace.rest()
+            self._window.losses.rest()
         else:
             self._follow_path(connections)
 
@@ -163,7 +162,8 @@ class ChannelGrowth:
         is_other_pace = found.delivered > 0 and self._pace.follow(
             found.delivered, found.segment_bytes, now_s, found.rtt_s
         )
-        back_s = self._outbox.waited_back_s(found.rtt_s - found.shortest_rtt_s)
+        longer_s = max(0.0, found.rtt_s - found.shortest_rtt_s)
+        back_s = min(longer_s, self._outbox.waited_back_s(longer_s))
         window_bytes = self._window.follow(
             Path(
                 found.rtt_s - back_s,
@@ -191,10 +191,11 @@ class ChannelGrowth:
 
     def _follow_losses(self, congestion_control: str, now_s: float) -> None:
         """Open more connections, if packets lost by chance hold those back that there are."""
-        pace, loss = self._pace, self._window.loss
-        if not loss or not self._window.is_lossy(now_s) or is_bbr(congestion_control):
+        pace, losses = self._pace, self._window.losses
+        if is_bbr(congestion_control) or not pace.is_slow or not losses.is_lossy(now_s):
             return
-        if pace.carried >= _ENOUGH:
+        loss = losses.share
+        if not loss:
             return
         if self._wanted is None:
             rtt_s = self._link.rtt_s
@@ -225,9 +226,11 @@ class ChannelGrowth:
             return
         idle_s = totals.paused_s / totals.num_pauses
         cost_s = idle_cost_s(idle_s, link.bytes_per_s, link.rtt_s, self._streams.num_streams)
-        if cost_s < _WORTH_S or not starts_slowly_after_idle():
+        if cost_s < _WORTH_S:
             return
         self._has_advised_idle = True
+        if not starts_slowly_after_idle():
+            return
         _log.warning(
             "hint: between steps, after %.2g s on average, TCP starts slowly again to site %s, "
             "which costs about %.2g s each time; sysctl net.ipv4.tcp_slow_start_after_idle=0, at "

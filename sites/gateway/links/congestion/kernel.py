@@ -43,9 +43,6 @@ _INFO_WITH_DELIVERED_BYTES: Final = 196
 """Linux 4.18."""
 _NAME_BYTES: Final = 16
 _SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
-_PACE_MAX: Final = 10**12
-"""Bytes a second, far more than any link has. It is a limit all the same, so TCP spreads what its
-window permits over the round trip (Linux, sk_pacing_status), which BBR does by itself."""
 _UNSENT_BYTES: Final = 256 << 10
 """What may lie in a connection's send buffer beyond its window. More would be in the way of frames
 that are to leave earlier."""
@@ -111,10 +108,10 @@ def segments_of(connections: Connections) -> Segments:
 def set_up(connections: Connections, link: PeerLink, pace_bytes_per_s: float) -> None:
     """Have a link's connections follow what it asks for, or BBR where it may be chosen.
 
-    Each sends at most `pace_bytes_per_s`, which may be infinite. Any limit has the kernel spread
-    packets over time without BBR, too. A frame is written to its connection at once, and TCP would
-    send as much of it at once as its window permits. In routers whose queues hold less than a round
-    trip carries, such bursts are lost.
+    Each sends at most `pace_bytes_per_s`. That has the kernel spread packets over time without BBR,
+    too. A frame is written to its connection at once, and TCP would send as much of it at once as
+    its window permits. In routers whose queues hold less than a round trip carries, such bursts are
+    lost.
 
     Connections that stay on this host are an emulated link's and left alone, unless the link is
     said to be as short as they are. From those BBR is taken: it sends by a timer, which spares no
@@ -227,7 +224,7 @@ def _set_up(connection: socket.socket, link: PeerLink, pace_bytes_per_s: float) 
         except OSError as error:  # not loaded, or not allowed to this process
             level = logging.WARNING if link.congestion else logging.DEBUG
             _log.log(level, "TCP to site %s cannot follow %s: %s", link.site, wanted, error)
-    rate = struct.pack("=Q", int(min(pace_bytes_per_s, _PACE_MAX)))
+    rate = struct.pack("=Q", int(pace_bytes_per_s))
     connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 

@@ -36,6 +36,8 @@ are 2 MB in the last of them."""
 
 _HEADROOM = 1.25
 """As BBR has it, where it looks whether a link has become faster."""
+_SLOW = 0.8
+"""A link that carries less than this part of what it can carries clearly less."""
 _FASTER = 1.1
 """A link that carries so many times what it is believed to carry is taken for a faster one."""
 _SEARCH = 1.6
@@ -50,6 +52,10 @@ _LATELY_S = 0.15
 """Acknowledgements that came in so many seconds are the latest ones."""
 _ENOUGH_S = 0.25
 """A rate is measured over so much time. In less, a busy processor could be what is measured."""
+_MEASUREMENTS = 4
+"""A link is found to be slow by so many of them. One may be that of a loss that is being mended."""
+_SEARCH_S = 5.0
+"""A search ends after so long, though nothing was measured: only short bursts are sent."""
 
 
 def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
@@ -189,10 +195,13 @@ class Pace:
         """What the link is believed to carry."""
         self.is_searching = False
         """Whether the link turned out to be faster in the latest measurement."""
+        self._searching_since_s = 0.0
         self.most_bytes_per_s = bytes_per_s
         """What is described, or the most that was measured."""
         self.carried = 1.0
-        """What the link carried lately, as a part of what it is believed to carry."""
+        """What the link carried in the latest measurement, as a part of `most_bytes_per_s`."""
+        self._lately: deque[float] = deque(maxlen=_MEASUREMENTS)
+        """The same of the latest ones."""
         self.is_measured = False
         """Whether anything was measured; else the belief is the description."""
         self._delivered = 0
@@ -202,6 +211,12 @@ class Pace:
         self._warm_s = 0.0
         """What arrives from then on left after the rest."""
         self._carried_bytes, self._spent_s = 0, 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the link has carried clearly less than it can for some time."""
+        lately = self._lately
+        return len(lately) == _MEASUREMENTS and sum(lately) < _SLOW * _MEASUREMENTS
 
     def rest(self) -> None:
         """Nothing is on the way, or what is counted is not what was counted before."""
@@ -216,29 +231,36 @@ class Pace:
             now_s: monotonic.
             rtt_s: the round trip of packets that arrive now.
         """
+        is_over = self.is_searching and now_s > self._searching_since_s + _SEARCH_S
+        if is_over:
+            self._believe(is_faster=False, now_s=now_s)
         looked_s, self._looked_s = self._looked_s, now_s
         arrived, self._delivered = delivered - self._delivered, delivered
         if looked_s is None:
             self._warm_s = now_s + rtt_s
-            return False
+            return is_over
         if looked_s < self._warm_s or arrived < 0:
-            return False  # too early to measure the link, or a connection has ended
+            return is_over  # too early to measure the link, or a connection has ended
         self._carried_bytes += arrived * segment_bytes
         self._spent_s += now_s - looked_s
         if self._spent_s < _ENOUGH_S:
-            return False
+            return is_over
         measured = self._carried_bytes / self._spent_s
         self._carried_bytes, self._spent_s = 0, 0.0
         self.is_measured = True
-        self.is_searching = not self._is_shared and measured > _FASTER * self.most_bytes_per_s
-        self.most_bytes_per_s = max(self.most_bytes_per_s, measured)
-        self.carried = measured / self.most_bytes_per_s
+        self.carried = min(1.0, measured / self.most_bytes_per_s)
+        self._lately.append(self.carried)
         if self._is_shared:
             return False
         before = self.bytes_per_s
-        self.believed_bytes_per_s = self.most_bytes_per_s
-        if self.is_searching:
-            self.believed_bytes_per_s *= _SEARCH
+        is_faster = measured > _FASTER * self.most_bytes_per_s
+        self.most_bytes_per_s = max(self.most_bytes_per_s, measured)
+        self._believe(is_faster=is_faster, now_s=now_s)
+        if is_faster:
             self._warm_s = now_s + rtt_s
+        return is_over or self.bytes_per_s != before
+
+    def _believe(self, *, is_faster: bool, now_s: float) -> None:
+        self.is_searching, self._searching_since_s = is_faster, now_s
+        self.believed_bytes_per_s = self.most_bytes_per_s * (_SEARCH if is_faster else 1.0)
         self.bytes_per_s = _HEADROOM * self.believed_bytes_per_s
-        return self.bytes_per_s != before

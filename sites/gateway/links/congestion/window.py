@@ -11,7 +11,7 @@ widths:
 - beside others, somewhat less than the link holds: the others fill the queue, and come to about
   as much. Who gets less than half of the link beside them has more on the way, little by little,
   up to six times that;
-- alone, somewhat more, so that the link is never idle, unless that makes a queue overflow.
+- alone, somewhat more, so that the link is never idle. Where a queue overflows it is a frame less.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
 longer, others are in the queue. Who is carried at nearly the link's rate is alone all the same.
@@ -27,8 +27,9 @@ All times are in seconds, sizes in bytes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from sites.gateway.links.congestion.losses import ChanceLosses
 
 _OWN_QUEUE = 0.2
 """Up to so much longer than the idle one, as a part of that, one's own frames explain a round trip.
@@ -58,23 +59,12 @@ _WIDEST = 6.0
 _WIDENS = 0.05
 """In each look the window changes by this part of what the link holds, times what is missing."""
 _SLACK = 0.3
-"""Alone, the window is wider than what the link holds by this part of that, and by two frames. For
-of a frame all counts, also what has arrived already, until the whole is acknowledged."""
 _SLACK_FRAMES = 2
+"""Alone, the window is wider than what the link holds by this part of that, and by so many frames.
+For of a frame all counts, also what has arrived already, until the whole is acknowledged."""
 _OVERFLOWED_S = 10.0
-"""For so long after one's own frames made a queue overflow, the window is wider by one frame only.
-On a link that holds one frame and a half, two more are all that its queue can take."""
-_LOSSY = 4
-"""So many looks that find packets lost, and no full queue since the first of them, are chance: the
-link loses packets by itself. Then the window is wide open. What follows a lost packet counts until
-that one has been sent again and has arrived."""
-_ROOM_S = 1.0
-"""A loss becomes known when the queue that overflowed has drained already. So a loss counts as
-chance only if no queue was full for so long before."""
-_SENT_MAX = 200_000
-"""So many segments tell how many are lost by chance. What came before counts less and less."""
-_LOSSY_S = 10.0
-"""How long a link counts as one that loses packets by itself."""
+"""For so long after a queue overflowed, the window is wider by one frame only. On a link that holds
+one frame and a half, two more are all that its queue can take."""
 _RTT_MIN_S = 0.01
 """The shortest round trip by which the window goes. On shorter links gateways take as long to
 acknowledge a frame as packets take."""
@@ -91,7 +81,7 @@ class Path:
     sent_again: int
     """Segments sent again, up to now."""
     carried: float
-    """What the link carried lately, as a part of what it is believed to carry."""
+    """What the link carried lately, as a part of the most that it is known to carry."""
     sent: int = 0
     """Segments sent, up to now; those that were sent again count again."""
     back_s: float = 0.0
@@ -109,33 +99,9 @@ class LinkWindow:
         """
         self._most_bytes = most_bytes
         self._rtt_s = rtt_s
-        self._sent = self._sent_again = 0
-        self._by_chance = (0, 0)
-        """Segments sent, and lost among them, while no queue was full."""
-        self._full_s = self._overflowed_s = -math.inf
-        """When the queue may have been full, the last time; and when packets were lost there."""
-        self._num_lossy = 0
-        """How many looks since then found packets lost."""
-        self._lossy_until_s = 0.0
+        self.losses = ChanceLosses()
         self._width = 1.0
         """Beside others, the window as a multiple of what the link holds."""
-
-    def is_lossy(self, now_s: float) -> bool:
-        """Return whether the link loses packets by itself, and not because a queue is full."""
-        return now_s < self._lossy_until_s
-
-    @property
-    def loss(self) -> float:
-        """The share of packets that the link loses by chance, and rather less than that.
-
-        Of few losses it takes off as much as chance makes of them.
-        """
-        sent, lost = self._by_chance
-        return (lost - math.sqrt(lost)) / sent if lost else 0.0
-
-    def _count_chance(self, sent: int, lost: int) -> None:
-        sent, lost = self._by_chance[0] + sent, self._by_chance[1] + lost
-        self._by_chance = (sent // 2, lost // 2) if sent > _SENT_MAX else (sent, lost)
 
     def follow(
         self,
@@ -156,8 +122,6 @@ class LinkWindow:
             is_measured: whether `bytes_per_s` was measured. Before that the window is wide open,
                 unless packets wait in a queue.
         """
-        lost, self._sent_again = path.sent_again - self._sent_again, path.sent_again
-        sent, self._sent = path.sent - self._sent, path.sent
         idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
         queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
         held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
@@ -169,21 +133,14 @@ class LinkWindow:
             free = 1.0
         missing = (1 - free) * (_FAIR - path.carried) if is_measured else 0.0
         self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * missing))
-        if queue > _FULL:
-            self._full_s, self._num_lossy = now_s, 0
-            if lost > 0:
-                self._overflowed_s = now_s
-        elif now_s > self._full_s + _ROOM_S and sent > 0 and lost >= 0:  # else some have ended
-            self._count_chance(sent, lost)
-            self._num_lossy += lost > 0
-            if lost and self._num_lossy >= _LOSSY:
-                self._lossy_until_s = now_s + _LOSSY_S
+        self.losses.follow(path.sent, path.sent_again, now_s, is_full=queue > _FULL)
         is_open = free == 1.0 and not is_measured
-        if is_open or self.is_lossy(now_s) or held_bytes >= self._most_bytes:
+        # What follows a lost packet counts as on the way until that one, sent again, has arrived.
+        if is_open or self.losses.is_lossy(now_s) or held_bytes >= self._most_bytes:
             return self._most_bytes
         num_back = bytes_per_s * path.back_s / frame_bytes
-        has_overflowed = now_s < self._overflowed_s + _OVERFLOWED_S
+        has_overflowed = now_s < self.losses.overflowed_s + _OVERFLOWED_S
         num_more = 1 if has_overflowed else _SLACK_FRAMES
-        alone = (1 + _SLACK) * num_held + num_back + num_more
+        alone = max(2.0, (1 + _SLACK) * num_held + num_back + num_more)
         beside = max(2, round(_LEAVES * self._width * num_held))
         return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
