@@ -112,9 +112,11 @@ def test_frames_whose_acknowledgements_wait_take_no_room() -> None:
 
 def test_who_meets_a_queue_that_overflows_has_a_frame_less_on_the_way() -> None:
     """The loss is told when the queue has drained."""
-    found = widths([(1.0, 0), (1.9, 0), (1.2, 5)] + [(1.0, 0)] * 210, carried=0.9)
-    assert found[0] == found[1] == found[-1] == int(1.3 * HELD + 2 * FRAME)
-    assert set(found[2:200]) == {int(1.3 * HELD + FRAME)}
+    looks = [(1.0, 0), (1.9, 0), (1.2, 5)] + [(1.0, 0)] * 210
+    found = widths(looks, carried=0.9, frame_bytes=HELD / 2)
+    assert found[0] == found[1] == found[-1] == 2.3 * HELD
+    assert set(found[2:200]) == {int(1.8 * HELD)}
+    assert len(set(widths(looks, carried=0.9, frame_bytes=HELD / 4))) == 1, "that is room enough"
 
 
 def test_alone_there_are_two_frames_at_least_however_little_the_link_holds() -> None:

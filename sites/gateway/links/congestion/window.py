@@ -11,7 +11,7 @@ widths:
 - beside others, somewhat less than the link holds: the others fill the queue, and come to about
   as much. Who gets less than half of the link beside them has more on the way, little by little,
   up to six times that;
-- alone, somewhat more, so that the link is never idle. Where a queue overflows it is a frame less.
+- alone, somewhat more, so that the link is never idle.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
 longer, others are in the queue. Who is carried at nearly the link's rate is alone all the same.
@@ -62,9 +62,10 @@ _SLACK = 0.3
 _SLACK_FRAMES = 2
 """Alone, the window is wider than what the link holds by this part of that, and by so many frames.
 For of a frame all counts, also what has arrived already, until the whole is acknowledged."""
+_FEW_FRAMES = 3.0
 _OVERFLOWED_S = 10.0
-"""For so long after a queue overflowed, the window is wider by one frame only. On a link that holds
-one frame and a half, two more are all that its queue can take."""
+"""A queue often holds as much as its link. Where that is less than so many frames, two more than
+the link holds overflow it. So it is one more for so long after a queue overflowed."""
 _RTT_MIN_S = 0.01
 """The shortest round trip by which the window goes. On shorter links gateways take as long to
 acknowledge a frame as packets take."""
@@ -140,7 +141,7 @@ class LinkWindow:
             return self._most_bytes
         num_back = bytes_per_s * path.back_s / frame_bytes
         has_overflowed = now_s < self.losses.overflowed_s + _OVERFLOWED_S
-        num_more = 1 if has_overflowed else _SLACK_FRAMES
+        num_more = 1 if has_overflowed and num_held < _FEW_FRAMES else _SLACK_FRAMES
         alone = max(2.0, (1 + _SLACK) * num_held + num_back + num_more)
         beside = max(2, round(_LEAVES * self._width * num_held))
         return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
