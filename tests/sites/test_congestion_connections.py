@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -483,6 +483,36 @@ def test_what_pauses_cost_is_told_where_the_kernel_could_help(
         assert caplog.records[0].levelno == logging.WARNING
         assert "after 1.5 s on average, TCP starts slowly again to site birch" in caplog.text
         assert "sysctl net.ipv4.tcp_slow_start_after_idle=0" in caplog.text
+
+
+@pytest.mark.parametrize("ends", [Outbox.close, Outbox.leave])
+def test_a_link_is_looked_at_until_it_is_over(
+    ends: Callable[[Outbox], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth, _, outbox = growing(tmp_path, 2)
+    looks: list[None] = []
+
+    def look() -> None:
+        looks.append(None)
+        if len(looks) == 3:
+            ends(outbox)
+
+    monkeypatch.setattr(connections, "_LOOK_S", 0.0)
+    monkeypatch.setattr(growth, "_look", look)
+    growth.run()
+    assert len(looks) == 3
+
+
+@pytest.mark.parametrize(("bytes_per_s", "begins"), [(125e6, 0), (200e6, 1)])
+def test_bbr_begins_anew_on_a_link_that_turns_out_faster(
+    bytes_per_s: float, begins: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth, _, _ = growing(tmp_path, 2)
+    growth.begin()
+    begun: list[float] = []
+    monkeypatch.setattr(connections, "begin_bbr_anew", lambda _all, rtt_s: begun.append(rtt_s))
+    carry(growth, monkeypatch, bytes_per_s, "bbr", 0)
+    assert begun == [LINK.rtt_s] * begins
 
 
 def test_where_nothing_leaves_the_host_nothing_is_lost(

@@ -114,8 +114,8 @@ def test_who_meets_a_queue_that_overflows_has_a_frame_less_on_the_way() -> None:
     """The loss is told when the queue has drained."""
     looks = [(1.0, 0), (1.9, 0), (1.2, 5)] + [(1.0, 0)] * 210
     found = widths(looks, carried=0.9, frame_bytes=HELD / 2)
-    assert found[0] == found[1] == found[-1] == 2.3 * HELD
-    assert set(found[2:200]) == {int(1.8 * HELD)}
+    assert found[0] == found[1] == found[-1] == pytest.approx(2.3 * HELD, abs=1)
+    assert found[2:200] == [pytest.approx(1.8 * HELD, abs=1)] * 198
     assert len(set(widths(looks, carried=0.9, frame_bytes=HELD / 4))) == 1, "that is room enough"
 
 
