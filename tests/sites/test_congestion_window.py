@@ -17,6 +17,19 @@ BESIDE = 5 * FRAME
 MOST = 32 << 20
 
 
+def path_of(
+    rtt_s: float,
+    shortest_rtt_s: float,
+    sent_again: int,
+    carried: float,
+    *,
+    sent: int = 0,
+    back_s: float = 0.0,
+) -> Path:
+    """Return a path of which nothing was sent and nothing waits on its way back, unless said."""
+    return Path(rtt_s, shortest_rtt_s, sent_again, carried, sent, back_s)
+
+
 def widths(
     looks: Iterable[tuple[float, int]],
     window: LinkWindow | None = None,
@@ -31,7 +44,7 @@ def widths(
     found, lost = [], 0
     for index, (rtt, newly_lost) in enumerate(looks):
         lost += newly_lost
-        path = Path(rtt * RTT_S, RTT_S, lost, carried, 1000 * (index + 1))
+        path = path_of(rtt * RTT_S, RTT_S, lost, carried, sent=1000 * (index + 1))
         found.append(window.follow(path, RATE, frame_bytes, 0.05 * index))
     return found
 
@@ -43,7 +56,7 @@ def test_a_link_of_ones_own_is_kept_full() -> None:
 
 def test_round_trips_that_vary_by_themselves_are_no_queue() -> None:
     """The description has 50 ms, and some of them take 42."""
-    looks = [Path(rtt_s, 0.042, 0, 0.5) for rtt_s in (0.055, 0.058, 0.061, 0.08)]
+    looks = [path_of(rtt_s, 0.042, 0, 0.5) for rtt_s in (0.055, 0.058, 0.061, 0.08)]
     found = [LinkWindow(MOST, RTT_S).follow(each, RATE, FRAME, 0.0) for each in looks]
     assert min(found[:3]) > 1.5 * HELD
     assert found[3] == BESIDE
@@ -68,7 +81,7 @@ def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:
     """The link holds two: a packet waits for a quarter of a round trip, on average."""
-    window, path = LinkWindow(MOST, RTT_S), Path(1.3 * RTT_S, RTT_S, 0, 0.5)
+    window, path = LinkWindow(MOST, RTT_S), path_of(1.3 * RTT_S, RTT_S, 0, 0.5)
     assert window.follow(path, RATE, HELD / 2, 0.0) > 2.2 * HELD
     assert window.follow(path, RATE, HELD / 6, 0.1) < 1.6 * HELD
 
@@ -76,7 +89,7 @@ def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:
 def test_a_link_that_holds_few_frames_is_kept_full_of_whole_ones() -> None:
     """Two frames at least: with one, the link would be idle until that is acknowledged."""
     for frame_bytes, num_frames in [(0.3 * HELD, 3), (0.7 * HELD, 2), (1.4 * HELD, 2)]:
-        path = Path(4 * RTT_S, RTT_S, 0, 0.5)
+        path = path_of(4 * RTT_S, RTT_S, 0, 0.5)
         window_bytes = LinkWindow(MOST, RTT_S).follow(path, RATE, frame_bytes, 0.0)
         assert num_frames * frame_bytes == pytest.approx(window_bytes, abs=1)
 
@@ -103,10 +116,10 @@ def test_packets_that_are_lost_in_a_queue_do_not() -> None:
 
 def test_frames_whose_acknowledgements_wait_take_no_room() -> None:
     for back_s in (0.0, RTT_S):
-        path = Path(RTT_S, RTT_S, 0, 0.5, back_s=back_s)
+        path = path_of(RTT_S, RTT_S, 0, 0.5, back_s=back_s)
         window_bytes = LinkWindow(MOST, RTT_S).follow(path, RATE, FRAME, 0.0)
         assert window_bytes == pytest.approx(1.3 * HELD + 2 * FRAME + RATE * back_s)
-        beside = Path(2 * RTT_S, RTT_S, 0, 0.5, back_s=back_s)
+        beside = path_of(2 * RTT_S, RTT_S, 0, 0.5, back_s=back_s)
         assert LinkWindow(MOST, RTT_S).follow(beside, RATE, FRAME, 0.0) == BESIDE
 
 
@@ -125,18 +138,18 @@ def test_alone_there_are_two_frames_at_least_however_little_the_link_holds() -> 
 
 
 def test_memory_limits_it() -> None:
-    path = Path(2 * RTT_S, RTT_S, 0, 0.5)
+    path = path_of(2 * RTT_S, RTT_S, 0, 0.5)
     assert LinkWindow(1000, RTT_S).follow(path, RATE, FRAME, 0.0) == 1000
 
 
 def test_it_holds_what_the_whole_path_does_where_the_kernel_sees_a_part() -> None:
-    path = Path(0.001, 0.001, 0, 1.0)
+    path = path_of(0.001, 0.001, 0, 1.0)
     assert LinkWindow(MOST, RTT_S).follow(path, RATE, FRAME, 0.0) > HELD
 
 
 def test_a_rate_that_was_only_described_limits_nothing_but_a_queue() -> None:
     window = LinkWindow(MOST, RTT_S)
     for rtt, is_wide in [(1.1, True), (1.9, False)]:
-        path = Path(rtt * RTT_S, RTT_S, 0, 0.5)
+        path = path_of(rtt * RTT_S, RTT_S, 0, 0.5)
         found = window.follow(path, RATE, FRAME, 0.0, is_measured=False)
         assert (found == MOST) == is_wide

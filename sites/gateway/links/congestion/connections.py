@@ -36,7 +36,7 @@ from sites.gateway.links.congestion.kernel import (
 from sites.gateway.links.congestion.rate import Pace
 from sites.gateway.links.congestion.window import LinkWindow, Path
 from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer
 from topology.channels import first_channels
@@ -166,12 +166,12 @@ class ChannelGrowth:
         back_s = min(longer_s, self._outbox.waited_back_s(longer_s))
         window_bytes = self._window.follow(
             Path(
-                found.rtt_s - back_s,
-                found.shortest_rtt_s,
-                found.sent_again,
-                self._pace.carried,
-                found.sent,
-                back_s,
+                rtt_s=found.rtt_s - back_s,
+                shortest_rtt_s=found.shortest_rtt_s,
+                sent_again=found.sent_again,
+                carried=self._pace.carried,
+                sent=found.sent,
+                back_s=back_s,
             ),
             self._pace.believed_bytes_per_s,
             totals.longest_bytes,
@@ -184,7 +184,7 @@ class ChannelGrowth:
             self._grow_for(self._pace.most_bytes_per_s)
         self._follow_losses(found.congestion_control, now_s)
         self._tell_pace()
-        self._advise_idle(found.congestion_control)
+        self._advise_idle(found.congestion_control, totals)
         if is_other_pace and self._pace.is_searching:
             # By itself BBR sends a quarter faster in one of eight round trips: that takes seconds.
             begin_bbr_anew(connections, totals.idle_rtt_s or self._link.rtt_s)
@@ -217,11 +217,11 @@ class ChannelGrowth:
             pace.carried * pace.most_bytes_per_s / 1e6,
         )
 
-    def _advise_idle(self, congestion_control: str) -> None:
+    def _advise_idle(self, congestion_control: str, totals: LinkTotals) -> None:
         """Log what pauses between steps cost, where the kernel could keep connections warm."""
         if self._has_advised_idle or not congestion_control or is_bbr(congestion_control):
             return
-        link, totals = self._link, self._outbox.totals()
+        link = self._link
         if totals.num_pauses < _PAUSES_MIN:
             return
         idle_s = totals.paused_s / totals.num_pauses

@@ -231,34 +231,45 @@ class Pace:
             now_s: monotonic.
             rtt_s: the round trip of packets that arrive now.
         """
-        is_over = self.is_searching and now_s > self._searching_since_s + _SEARCH_S
-        if is_over:
+        before = self.bytes_per_s
+        if self.is_searching and now_s > self._searching_since_s + _SEARCH_S:
             self._believe(is_faster=False, now_s=now_s)
+        measured = self._measured(delivered, segment_bytes, now_s, rtt_s)
+        if measured is not None:
+            self._learn(measured, now_s, rtt_s)
+        return self.bytes_per_s != before
+
+    def _measured(
+        self, delivered: int, segment_bytes: int, now_s: float, rtt_s: float
+    ) -> float | None:
+        """Return what has arrived in a second, if there is enough to tell; as `follow`."""
         looked_s, self._looked_s = self._looked_s, now_s
         arrived, self._delivered = delivered - self._delivered, delivered
         if looked_s is None:
             self._warm_s = now_s + rtt_s
-            return is_over
+            return None
         if looked_s < self._warm_s or arrived < 0:
-            return is_over  # too early to measure the link, or a connection has ended
+            return None  # too early to measure the link, or a connection has ended
         self._carried_bytes += arrived * segment_bytes
         self._spent_s += now_s - looked_s
         if self._spent_s < _ENOUGH_S:
-            return is_over
+            return None
         measured = self._carried_bytes / self._spent_s
         self._carried_bytes, self._spent_s = 0, 0.0
+        return measured
+
+    def _learn(self, measured: float, now_s: float, rtt_s: float) -> None:
+        """Go by a measurement from now on."""
         self.is_measured = True
         self.carried = min(1.0, measured / self.most_bytes_per_s)
         self._lately.append(self.carried)
         if self._is_shared:
-            return False
-        before = self.bytes_per_s
+            return
         is_faster = measured > _FASTER * self.most_bytes_per_s
         self.most_bytes_per_s = max(self.most_bytes_per_s, measured)
         self._believe(is_faster=is_faster, now_s=now_s)
         if is_faster:
             self._warm_s = now_s + rtt_s
-        return is_over or self.bytes_per_s != before
 
     def _believe(self, *, is_faster: bool, now_s: float) -> None:
         self.is_searching, self._searching_since_s = is_faster, now_s

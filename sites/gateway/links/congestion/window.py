@@ -83,9 +83,9 @@ class Path:
     """Segments sent again, up to now."""
     carried: float
     """What the link carried lately, as a part of the most that it is known to carry."""
-    sent: int = 0
+    sent: int
     """Segments sent, up to now; those that were sent again count again."""
-    back_s: float = 0.0
+    back_s: float
     """How long acknowledgements wait on their way back."""
 
 
