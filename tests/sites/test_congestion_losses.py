@@ -58,6 +58,17 @@ def test_what_is_lost_in_a_full_queue_or_soon_after_is_no_chance() -> None:
     assert looks.is_lossy
 
 
+def test_many_that_are_lost_at_once_were_lost_in_a_full_queue() -> None:
+    """Even where round trips seem short, as before a queue was empty once."""
+    looks = Looks()
+    assert looks.see([300] * 8).share == 0.0
+    assert not looks.is_lossy
+    assert looks.losses.overflowed_s == looks.now_s
+    looks.see([0] * 30)
+    looks.see([20] * 4)
+    assert looks.is_lossy, "one of fifty may be chance"
+
+
 def test_a_link_is_lossy_for_ten_seconds() -> None:
     looks = Looks()
     looks.see([1] * 3)

@@ -11,6 +11,11 @@ from __future__ import annotations
 
 import math
 
+_CLUMP = 10
+_CLUMP_SHARE = 0.05
+"""A queue that overflows loses many packets at once. So many between two looks, and so large a
+share of those sent, were lost there, however short the round trips are: before a queue was empty
+once, nobody knows how short they can be."""
 _LOOKS = 4
 """So many looks that find packets lost, and no full queue since the first of them, are chance: the
 link loses packets by itself."""
@@ -70,7 +75,7 @@ class ChanceLosses:
         num_sent, num_lost = sent - before[0], sent_again - before[1]
         if not 0 <= num_lost <= num_sent:
             num_sent = num_lost = 0  # a connection has ended
-        if is_full:
+        if is_full or num_lost > max(_CLUMP, _CLUMP_SHARE * num_sent):
             self._full_s, self._num_looks = now_s, 0
         if now_s <= self._full_s + _ROOM_S:
             if num_lost:

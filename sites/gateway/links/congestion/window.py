@@ -38,6 +38,10 @@ before it, as long as the link takes for the frame."""
 _GRADUALLY = 0.25
 """From so much more on, packets of others are in the queue too. The window goes from one width to
 the other between them."""
+_FOLLOWS = 0.03
+"""In each look the window goes by this part of the way to the width that the look asks for. What a
+window does to a queue is seen a round trip later. One that follows each look fills the queue, takes
+it for that of others, lets it run empty, and so on."""
 _FULL = 1.6
 """From this multiple on, the queue may be full, and packets may be lost there."""
 _JITTER_S = 0.003
@@ -58,6 +62,10 @@ _WIDEST = 6.0
 """Beside others, the window is at most so many times as wide as it begins."""
 _WIDENS = 0.05
 """In each look the window changes by this part of what the link holds, times what is missing."""
+_HEEDLESS = 0.45
+"""Where packets are lost in a full queue in so large a part of the looks, the others do not slow
+down for that: BBR does not. Room that is left to them is gone. So the window is as wide as it
+gets."""
 _SLACK = 0.3
 _SLACK_FRAMES = 2
 """Alone, the window is wider than what the link holds by this part of that, and by so many frames.
@@ -103,6 +111,10 @@ class LinkWindow:
         self.losses = ChanceLosses()
         self._width = 1.0
         """Beside others, the window as a multiple of what the link holds."""
+        self._free = 1.0
+        """Alone 1, beside others 0, and in between on the way from one to the other."""
+        self._overflowing = 0.0
+        """The part of the latest looks that found packets lost in a full queue."""
 
     def follow(
         self,
@@ -132,10 +144,16 @@ class LinkWindow:
         free = min(1.0, max(0.0, 1 - (queue - own) / _GRADUALLY))
         if path.carried >= _ALONE:
             free = 1.0
+        is_open = free == 1.0 and not is_measured
+        self._free += _FOLLOWS * (free - self._free)
+        free = self._free
         missing = (1 - free) * (_FAIR - path.carried) if is_measured else 0.0
         self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * missing))
         self.losses.follow(path.sent, path.sent_again, now_s, is_full=queue > _FULL)
-        is_open = free == 1.0 and not is_measured
+        is_overflowing = self.losses.overflowed_s == now_s
+        self._overflowing += _FOLLOWS * (is_overflowing - self._overflowing)
+        if self._overflowing > _HEEDLESS and missing > 0:
+            self._width = _WIDEST
         # What follows a lost packet counts as on the way until that one, sent again, has arrived.
         if is_open or self.losses.is_lossy(now_s) or held_bytes >= self._most_bytes:
             return self._most_bytes
