@@ -100,7 +100,9 @@ def test_it_is_wide_beside_those_who_do_not_slow_down_for_lost_packets() -> None
     looks = [(1.9, 20)] * 50
     assert widths(looks, carried=0.3)[-1] > 4 * HELD
     assert widths(looks, carried=0.6)[-1] < 1.5 * HELD, "enough is carried"
-    assert widths([(1.9, 20), (1.9, 20), (1.9, 0)] * 2 + [(1.5, 0)] * 50, carried=0.3)[-1] < 2 * HELD
+    assert (
+        widths([(1.9, 20), (1.9, 20), (1.9, 0)] * 2 + [(1.5, 0)] * 50, carried=0.3)[-1] < 2 * HELD
+    )
 
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:
@@ -129,6 +131,17 @@ def test_packets_that_are_lost_without_a_queue_take_more_window() -> None:
     lossy = [(1.1, 0)] + [(1.1, 1)] * 4
     assert widths(lossy + [(2.0, 9)] * 190)[-1] == MOST, "the queue may be one's own then"
     assert widths(lossy + [(2.0, 0)] * 210)[-1] < MOST, "for ten seconds"
+
+
+def test_a_queue_that_was_never_empty_may_be_full_however_long_round_trips_seem() -> None:
+    """Somebody else's packets have filled it since before the connections were there."""
+    for described_s, is_wide in [(RTT_S, False), (1.6 * RTT_S, True)]:
+        window, lost, found = LinkWindow(MOST, described_s), 0, []
+        for look in range(20):
+            lost += 300 if look % 2 else 0
+            path = path_of(1.9 * RTT_S, 1.6 * RTT_S, lost, 0.5, sent=1000 * look)
+            found.append(window.follow(path, RATE, FRAME, 0.05 * look))
+        assert (found[-1] == MOST) == is_wide
 
 
 def test_packets_that_are_lost_in_a_queue_do_not() -> None:

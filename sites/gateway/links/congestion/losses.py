@@ -13,9 +13,9 @@ import math
 
 _CLUMP = 10
 _CLUMP_SHARE = 0.05
-"""A queue that overflows loses many packets at once. So many between two looks, and so large a
-share of those sent, were lost there, however short the round trips are: before a queue was empty
-once, nobody knows how short they can be."""
+"""A queue that overflows loses many packets at once. As long as nobody knows how short round trips
+are while it is empty, so many between two looks, and so large a share of those sent, were lost
+there."""
 _LOOKS = 4
 """So many looks that find packets lost, and no full queue since the first of them, are chance: the
 link loses packets by itself."""
@@ -62,20 +62,24 @@ class ChanceLosses:
         """Nothing is on the way, or what is counted is not what was counted before."""
         self._counts = None
 
-    def follow(self, sent: int, sent_again: int, now_s: float, *, is_full: bool) -> None:
+    def follow(
+        self, sent: int, sent_again: int, now_s: float, *, is_full: bool, knows_empty: bool = True
+    ) -> None:
         """Look at a link with frames on the way.
 
         Args:
             sent: segments sent up to now; those that were sent again count again.
             sent_again: of them.
             now_s: monotonic.
-            is_full: whether a router's queue may be full.
+            is_full: whether a router's queue may be full, by how long round trips are.
+            knows_empty: whether it is known how long they are while it is empty.
         """
         before, self._counts = self._counts or (sent, sent_again), (sent, sent_again)
         num_sent, num_lost = sent - before[0], sent_again - before[1]
         if not 0 <= num_lost <= num_sent:
             num_sent = num_lost = 0  # a connection has ended
-        if is_full or num_lost > max(_CLUMP, _CLUMP_SHARE * num_sent):
+        are_many = num_lost > max(_CLUMP, _CLUMP_SHARE * num_sent)
+        if is_full or (are_many and not knows_empty):
             self._full_s, self._num_looks = now_s, 0
         if now_s <= self._full_s + _ROOM_S:
             if num_lost:

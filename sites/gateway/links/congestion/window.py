@@ -149,7 +149,13 @@ class LinkWindow:
         free = self._free
         missing = (1 - free) * (_FAIR - path.carried) if is_measured else 0.0
         self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * missing))
-        self.losses.follow(path.sent, path.sent_again, now_s, is_full=queue > _FULL)
+        self.losses.follow(
+            path.sent,
+            path.sent_again,
+            now_s,
+            is_full=queue > _FULL,
+            knows_empty=path.shortest_rtt_s <= _VARIES * self._rtt_s,
+        )
         is_overflowing = self.losses.overflowed_s == now_s
         self._overflowing += _FOLLOWS * (is_overflowing - self._overflowing)
         if self._overflowing > _HEEDLESS and missing > 0:
