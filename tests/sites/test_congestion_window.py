@@ -56,8 +56,8 @@ def settled(path: Path, frame_bytes: float = FRAME, rtt_s: float = RTT_S) -> int
 
 
 def test_a_link_of_ones_own_is_kept_full() -> None:
-    assert all(each > 1.5 * HELD for each in widths([(1.0, 0), (1.1, 0), (1.2, 0)]))
-    assert all(each > 1.5 * HELD for each in widths([(1.5, 0), (1.9, 0)], carried=0.9))
+    for rtt, carried in [(1.0, 0.5), (1.1, 0.5), (1.2, 0.5), (1.5, 0.9), (1.9, 0.9)]:
+        assert settled(path_of(rtt * RTT_S, RTT_S, 0, carried)) == int(1.3 * HELD + 2 * FRAME)
 
 
 def test_round_trips_that_vary_by_themselves_are_no_queue() -> None:
@@ -65,7 +65,7 @@ def test_round_trips_that_vary_by_themselves_are_no_queue() -> None:
     looks = [path_of(rtt_s, 0.042, 0, 0.5) for rtt_s in (0.055, 0.058, 0.061, 0.08)]
     found = [settled(each) for each in looks]
     assert min(found[:3]) > 1.5 * HELD
-    assert found[3] == pytest.approx(BESIDE, abs=1)
+    assert found[3] == BESIDE
     wrong = [settled(each, rtt_s=0.5) for each in looks]
     assert wrong[3] < wrong[0], "a description that is far off"
 
@@ -73,7 +73,8 @@ def test_round_trips_that_vary_by_themselves_are_no_queue() -> None:
 def test_a_queue_that_is_not_ones_own_is_left_to_others() -> None:
     found = widths([(1.9, 0)] * 600)
     assert found == sorted(found, reverse=True)
-    assert found[-1] == pytest.approx(BESIDE, abs=1)
+    assert found[0] > 1.5 * HELD
+    assert found[-1] == BESIDE
 
 
 def test_one_look_says_little() -> None:
@@ -84,25 +85,27 @@ def test_one_look_says_little() -> None:
     assert widths([(1.9, 0)] * 600 + [(1.0, 0)] * 100)[-1] > 1.55 * HELD, "the other has gone"
 
 
-def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
-    """BBR keeps twice what it gets on the way, and would leave nothing to a window that stays."""
-    window = LinkWindow(MOST, RTT_S)
-    wider = widths([(1.9, 0)] * 800, window, carried=0.2)
-    assert wider[200:] == sorted(wider[200:])
-    assert 5 * HELD <= wider[-1] < 5.5 * HELD
-    alone = widths([(1.0, 0)] * 600, window, carried=0.2)[-1]
-    assert alone == pytest.approx(1.3 * HELD + 2 * FRAME, abs=1)
-    assert widths([(1.9, 0)] * 1000, window, carried=0.6)[-1] == pytest.approx(BESIDE, abs=1)
+@pytest.mark.parametrize(
+    ("losses", "carried", "is_wide"),
+    [
+        ([20, 20, 0], 0.3, True),
+        ([20, 0, 0, 0], 0.3, False),  # CUBIC has the queue overflow now and then
+        ([20, 20, 0], 0.45, False),  # that is one's part
+    ],
+)
+def test_beside_those_who_do_not_slow_down_it_is_wide_open(
+    losses: list[int], carried: float, is_wide: bool
+) -> None:
+    """BBR leaves nothing to a window that stays."""
+    found = widths([(1.9, each) for each in losses] * 100, carried=carried)
+    assert (MOST in found) == is_wide
+    assert found[0] < MOST, "one look says little"
 
 
-def test_it_is_wide_beside_those_who_do_not_slow_down_for_lost_packets() -> None:
-    """Not beside CUBIC, which has the queue overflow now and then."""
-    looks = [(1.9, 20)] * 50
-    assert widths(looks, carried=0.3)[-1] > 4 * HELD
-    assert widths(looks, carried=0.6)[-1] < 1.5 * HELD, "enough is carried"
-    assert (
-        widths([(1.9, 20), (1.9, 20), (1.9, 0)] * 2 + [(1.5, 0)] * 50, carried=0.3)[-1] < 2 * HELD
-    )
+def test_those_who_do_not_slow_down_are_remembered_for_half_a_minute() -> None:
+    looks = [(1.9, 20)] * 40
+    assert widths(looks + [(1.55, 0)] * 550, carried=0.3)[-1] == MOST
+    assert widths(looks + [(1.55, 0)] * 700, carried=0.3)[-1] == BESIDE
 
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:
@@ -116,13 +119,12 @@ def test_a_link_that_holds_few_frames_is_kept_full_of_whole_ones() -> None:
     """Two frames at least: with one, the link would be idle until that is acknowledged."""
     for frame_bytes, num_frames in [(0.3 * HELD, 3), (0.7 * HELD, 2), (1.4 * HELD, 2)]:
         window_bytes = settled(path_of(4 * RTT_S, RTT_S, 0, 0.5), frame_bytes)
-        assert num_frames * frame_bytes == pytest.approx(window_bytes, abs=1)
+        assert int(num_frames * frame_bytes) == window_bytes
 
 
 def test_it_is_the_narrower_the_more_waits() -> None:
-    found = widths([(1.2 + 0.05 * step, 0) for step in range(8)])
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1]
+    found = [settled(path_of((1.3 + 0.04 * step) * RTT_S, RTT_S, 0, 0.5)) for step in range(6)]
+    assert found == sorted(set(found), reverse=True)
 
 
 def test_packets_that_are_lost_without_a_queue_take_more_window() -> None:
@@ -155,7 +157,7 @@ def test_frames_whose_acknowledgements_wait_take_no_room() -> None:
         window_bytes = settled(path_of(RTT_S, RTT_S, 0, 0.5, back_s=back_s))
         assert window_bytes == pytest.approx(1.3 * HELD + 2 * FRAME + RATE * back_s)
         beside = path_of(2 * RTT_S, RTT_S, 0, 0.5, back_s=back_s)
-        assert settled(beside) == pytest.approx(BESIDE, abs=1)
+        assert settled(beside) == BESIDE
 
 
 def test_who_meets_a_queue_that_overflows_has_a_frame_less_on_the_way() -> None:
@@ -182,9 +184,7 @@ def test_it_holds_what_the_whole_path_does_where_the_kernel_sees_a_part() -> Non
     assert LinkWindow(MOST, RTT_S).follow(path, RATE, FRAME, 0.0) > HELD
 
 
-def test_a_rate_that_was_only_described_limits_nothing_but_a_queue() -> None:
-    window = LinkWindow(MOST, RTT_S)
-    for rtt, is_wide in [(1.1, True), (1.9, False)]:
-        path = path_of(rtt * RTT_S, RTT_S, 0, 0.5)
-        found = window.follow(path, RATE, FRAME, 0.0, is_measured=False)
-        assert (found == MOST) == is_wide
+def test_a_rate_that_was_only_described_limits_nothing() -> None:
+    window, path = LinkWindow(MOST, RTT_S), path_of(1.9 * RTT_S, RTT_S, 0, 1.0)
+    assert window.follow(path, RATE, FRAME, 0.0, is_measured=False) == MOST
+    assert window.follow(path, RATE, FRAME, 0.05) < MOST

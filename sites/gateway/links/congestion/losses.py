@@ -2,7 +2,8 @@
 
 Where packets wait long, a router's queue may be full, and what is lost then is lost there. A queue
 that holds less than six tenths of what the link holds is never seen as full, so its losses pass for
-chance.
+chance. A queue that was not empty since the connections began seems shorter than it is. Until it
+was, many packets that are lost at once are a full queue's, too.
 
 All times are in seconds.
 """
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 import math
 
-_CLUMP = 10
-_CLUMP_SHARE = 0.05
+_MANY = 3
+_MANY_SHARE = 0.05
 """A queue that overflows loses many packets at once. As long as nobody knows how short round trips
-are while it is empty, so many between two looks, and so large a share of those sent, were lost
-there."""
+are while it is empty, more than so many between two looks, and than such a share of those sent,
+were lost there."""
 _LOOKS = 4
 """So many looks that find packets lost, and no full queue since the first of them, are chance: the
 link loses packets by itself."""
@@ -63,9 +64,9 @@ class ChanceLosses:
         self._counts = None
 
     def follow(
-        self, sent: int, sent_again: int, now_s: float, *, is_full: bool, knows_empty: bool = True
-    ) -> None:
-        """Look at a link with frames on the way.
+        self, sent: int, sent_again: int, now_s: float, *, is_full: bool, knows_empty: bool
+    ) -> bool:
+        """Look at a link with frames on the way; return whether a full queue lost packets.
 
         Args:
             sent: segments sent up to now; those that were sent again count again.
@@ -78,13 +79,13 @@ class ChanceLosses:
         num_sent, num_lost = sent - before[0], sent_again - before[1]
         if not 0 <= num_lost <= num_sent:
             num_sent = num_lost = 0  # a connection has ended
-        are_many = num_lost > max(_CLUMP, _CLUMP_SHARE * num_sent)
+        are_many = num_lost > max(_MANY, _MANY_SHARE * num_sent)
         if is_full or (are_many and not knows_empty):
             self._full_s, self._num_looks = now_s, 0
         if now_s <= self._full_s + _ROOM_S:
             if num_lost:
                 self.overflowed_s = now_s
-            return
+            return num_lost > 0
         self._num_sent += num_sent
         if num_lost:
             self._num_lost += 1
@@ -94,3 +95,4 @@ class ChanceLosses:
         if self._num_sent > _SENT_MAX:
             self._num_sent //= 2
             self._num_lost //= 2
+        return False

@@ -9,12 +9,14 @@ Flows that wait in one queue divide the link by how much each has on the way. So
 widths:
 
 - beside others, somewhat less than the link holds: the others fill the queue, and come to about
-  as much. Who gets less than half of the link beside them has more on the way, little by little,
-  up to six times that;
+  as much;
 - alone, somewhat more, so that the link is never idle.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
 longer, others are in the queue. Who is carried at nearly the link's rate is alone all the same.
+
+Some others do not slow down when the queue overflows. Beside them, and where packets are lost by
+chance, there is no limit but memory.
 
 A round trip passes two queues. Only the one towards the peer counts here. The one on the way back
 is full whenever the peer sends as much, which in an all-reduce is most of the time. Frames whose
@@ -27,6 +29,7 @@ All times are in seconds, sizes in bytes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sites.gateway.links.congestion.losses import ChanceLosses
@@ -39,9 +42,10 @@ _GRADUALLY = 0.25
 """From so much more on, packets of others are in the queue too. The window goes from one width to
 the other between them."""
 _FOLLOWS = 0.03
-"""In each look the window goes by this part of the way to the width that the look asks for. What a
-window does to a queue is seen a round trip later. One that follows each look fills the queue, takes
-it for that of others, lets it run empty, and so on."""
+_NEAR = 0.01
+"""In each look the window goes by the part _FOLLOWS of the way to the width that the look asks for,
+and all of it from _NEAR on. What a window does to a queue is seen a round trip later. One that
+follows each look fills the queue, takes it for that of others, lets it run empty, and so on."""
 _FULL = 1.6
 """From this multiple on, the queue may be full, and packets may be lost there."""
 _JITTER_S = 0.003
@@ -51,21 +55,18 @@ _VARIES = 1.2
 description is believed up to so many times that."""
 _ALONE = 0.85
 """Who is carried at this part of the believed rate is alone on the link, or nearly."""
-_FAIR = 0.45
-"""Beside others, this part of the believed rate is enough: half of the link, but for headers and
-the beginnings of rounds."""
 _LEAVES = 0.85
 """Beside others, the window begins with this part of what the link holds. CUBIC takes back three
 tenths of its own whenever the queue overflows. So who keeps as much on the way as the link holds
 has more than others have on average."""
-_WIDEST = 6.0
-"""Beside others, the window is at most so many times as wide as it begins."""
-_WIDENS = 0.05
-"""In each look the window changes by this part of what the link holds, times what is missing."""
-_HEEDLESS = 0.45
-"""Where packets are lost in a full queue in so large a part of the looks, the others do not slow
-down for that: BBR does not. Room that is left to them is gone. So the window is as wide as it
-gets."""
+_STARVED = 0.4
+_OFTEN = 0.4
+_AVERAGED = 0.03
+_HEEDLESS_S = 30.0
+"""Beside others who slow down when the queue overflows, one gets more than _STARVED of the link.
+Where one gets less, and a full queue loses packets in a part of _OFTEN of the looks, some others do
+not slow down, as BBR does not. That counts for so long. Each look is _AVERAGED of that part, so it
+takes a second at least."""
 _SLACK = 0.3
 _SLACK_FRAMES = 2
 """Alone, the window is wider than what the link holds by this part of that, and by so many frames.
@@ -109,12 +110,12 @@ class LinkWindow:
         self._most_bytes = most_bytes
         self._rtt_s = rtt_s
         self.losses = ChanceLosses()
-        self._width = 1.0
-        """Beside others, the window as a multiple of what the link holds."""
         self._free = 1.0
         """Alone 1, beside others 0, and in between on the way from one to the other."""
-        self._overflowing = 0.0
-        """The part of the latest looks that found packets lost in a full queue."""
+        self._starved = 0.0
+        """The part of the latest looks that found too little carried, and a full queue's losses."""
+        self._heedless_until_s = -math.inf
+        """Until then others count as not slowing down."""
 
     def follow(
         self,
@@ -132,8 +133,7 @@ class LinkWindow:
             bytes_per_s: what the link is believed to carry.
             frame_bytes: length of the longest frame.
             now_s: monotonic.
-            is_measured: whether `bytes_per_s` was measured. Before that the window is wide open,
-                unless packets wait in a queue.
+            is_measured: whether `bytes_per_s` was measured. Before that there is no limit.
         """
         idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
         queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
@@ -141,31 +141,34 @@ class LinkWindow:
         frame_bytes = max(1.0, frame_bytes)
         num_held = held_bytes / frame_bytes
         own = 1 + max(_OWN_QUEUE, 0.5 / num_held)
-        free = min(1.0, max(0.0, 1 - (queue - own) / _GRADUALLY))
-        if path.carried >= _ALONE:
-            free = 1.0
-        is_open = free == 1.0 and not is_measured
-        self._free += _FOLLOWS * (free - self._free)
-        free = self._free
-        missing = (1 - free) * (_FAIR - path.carried) if is_measured else 0.0
-        self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * missing))
-        self.losses.follow(
+        asked = min(1.0, max(0.0, 1 - (queue - own) / _GRADUALLY))
+        self._follow_asked(1.0 if path.carried >= _ALONE else asked)
+        is_overflowing = self.losses.follow(
             path.sent,
             path.sent_again,
             now_s,
             is_full=queue > _FULL,
-            knows_empty=path.shortest_rtt_s <= _VARIES * self._rtt_s,
+            knows_empty=path.shortest_rtt_s - _JITTER_S <= _VARIES * self._rtt_s,
         )
-        is_overflowing = self.losses.overflowed_s == now_s
-        self._overflowing += _FOLLOWS * (is_overflowing - self._overflowing)
-        if self._overflowing > _HEEDLESS and missing > 0:
-            self._width = _WIDEST
+        self._look_for_heedless(is_overflowing and path.carried < _STARVED, now_s)
+        is_open = not is_measured or self.losses.is_lossy(now_s) or now_s < self._heedless_until_s
         # What follows a lost packet counts as on the way until that one, sent again, has arrived.
-        if is_open or self.losses.is_lossy(now_s) or held_bytes >= self._most_bytes:
+        if is_open or held_bytes >= self._most_bytes:
             return self._most_bytes
         num_back = bytes_per_s * path.back_s / frame_bytes
         has_overflowed = now_s < self.losses.overflowed_s + _OVERFLOWED_S
         num_more = 1 if has_overflowed and num_held < _FEW_FRAMES else _SLACK_FRAMES
         alone = max(2.0, (1 + _SLACK) * num_held + num_back + num_more)
-        beside = max(2, round(_LEAVES * self._width * num_held))
-        return int(min(self._most_bytes, (free * alone + (1 - free) * beside) * frame_bytes))
+        beside = max(2, round(_LEAVES * num_held))
+        num_frames = self._free * alone + (1 - self._free) * beside
+        return int(min(self._most_bytes, num_frames * frame_bytes))
+
+    def _follow_asked(self, asked: float) -> None:
+        self._free += _FOLLOWS * (asked - self._free)
+        if abs(asked - self._free) < _NEAR:
+            self._free = asked
+
+    def _look_for_heedless(self, is_starved: bool, now_s: float) -> None:
+        self._starved += _AVERAGED * (is_starved - self._starved)
+        if self._starved > _OFTEN:
+            self._heedless_until_s = now_s + _HEEDLESS_S
