@@ -85,6 +85,21 @@ def test_one_look_says_little() -> None:
     assert widths([(1.9, 0)] * 600 + [(1.0, 0)] * 100)[-1] > 1.55 * HELD, "the other has gone"
 
 
+def test_who_gets_less_than_half_beside_others_has_more_on_the_way() -> None:
+    window = LinkWindow(MOST, RTT_S)
+    wider = widths([(1.9, 0)] * 800, window, carried=0.2)
+    assert wider[200:] == sorted(wider[200:])
+    assert 5 * HELD <= wider[-1] < 5.5 * HELD
+    assert widths([(1.9, 0)] * 1000, window, carried=0.6)[-1] == BESIDE
+
+
+def test_what_was_missing_beside_others_is_forgotten_alone() -> None:
+    window = LinkWindow(MOST, RTT_S)
+    assert widths([(1.9, 0)] * 800, window, carried=0.2)[-1] > 5 * HELD
+    assert widths([(1.0, 0)] * 500, window, carried=0.9)[-1] == int(1.3 * HELD + 2 * FRAME)
+    assert widths([(1.9, 0)] * 200, window, carried=0.5)[-1] == BESIDE
+
+
 @pytest.mark.parametrize(
     ("losses", "carried", "is_wide"),
     [
@@ -105,7 +120,7 @@ def test_beside_those_who_do_not_slow_down_it_is_wide_open(
 def test_those_who_do_not_slow_down_are_remembered_for_half_a_minute() -> None:
     looks = [(1.9, 20)] * 40
     assert widths(looks + [(1.55, 0)] * 550, carried=0.3)[-1] == MOST
-    assert widths(looks + [(1.55, 0)] * 700, carried=0.3)[-1] == BESIDE
+    assert widths(looks + [(1.55, 0)] * 700, carried=0.3)[-1] < MOST
 
 
 def test_ones_own_packets_wait_for_each_other_where_frames_are_long() -> None:

@@ -9,7 +9,7 @@ Flows that wait in one queue divide the link by how much each has on the way. So
 widths:
 
 - beside others, somewhat less than the link holds: the others fill the queue, and come to about
-  as much;
+  as much. Who gets less than half of the link beside them has more on the way, little by little;
 - alone, somewhat more, so that the link is never idle.
 
 Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
@@ -55,10 +55,18 @@ _VARIES = 1.2
 description is believed up to so many times that."""
 _ALONE = 0.85
 """Who is carried at this part of the believed rate is alone on the link, or nearly."""
+_FAIR = 0.45
+"""Beside others, this part of the believed rate is enough: half of the link, but for headers and
+the beginnings of rounds."""
 _LEAVES = 0.85
 """Beside others, the window begins with this part of what the link holds. CUBIC takes back three
 tenths of its own whenever the queue overflows. So who keeps as much on the way as the link holds
 has more than others have on average."""
+_WIDEST = 6.0
+"""Beside others, the window is at most so many times as wide as it begins."""
+_WIDENS = 0.05
+"""In each look the window beside others changes by this part of what the link holds, times what is
+missing. Once one is alone, it goes back to how it began by this part in each look."""
 _STARVED = 0.4
 _OFTEN = 0.4
 _AVERAGED = 0.03
@@ -112,6 +120,8 @@ class LinkWindow:
         self.losses = ChanceLosses()
         self._free = 1.0
         """Alone 1, beside others 0, and in between on the way from one to the other."""
+        self._width = 1.0
+        """Beside others, the window as a multiple of what it begins with."""
         self._starved = 0.0
         """The part of the latest looks that found too little carried, and a full queue's losses."""
         self._heedless_until_s = -math.inf
@@ -142,7 +152,7 @@ class LinkWindow:
         num_held = held_bytes / frame_bytes
         own = 1 + max(_OWN_QUEUE, 0.5 / num_held)
         asked = min(1.0, max(0.0, 1 - (queue - own) / _GRADUALLY))
-        self._follow_asked(1.0 if path.carried >= _ALONE else asked)
+        self._follow_asked(1.0 if path.carried >= _ALONE else asked, path.carried)
         is_overflowing = self.losses.follow(
             path.sent,
             path.sent_again,
@@ -159,14 +169,17 @@ class LinkWindow:
         has_overflowed = now_s < self.losses.overflowed_s + _OVERFLOWED_S
         num_more = 1 if has_overflowed and num_held < _FEW_FRAMES else _SLACK_FRAMES
         alone = max(2.0, (1 + _SLACK) * num_held + num_back + num_more)
-        beside = max(2, round(_LEAVES * num_held))
+        beside = max(2, round(_LEAVES * self._width * num_held))
         num_frames = self._free * alone + (1 - self._free) * beside
         return int(min(self._most_bytes, num_frames * frame_bytes))
 
-    def _follow_asked(self, asked: float) -> None:
+    def _follow_asked(self, asked: float, carried: float) -> None:
         self._free += _FOLLOWS * (asked - self._free)
         if abs(asked - self._free) < _NEAR:
             self._free = asked
+        is_alone = self._free == 1.0
+        change = 1.0 - self._width if is_alone else (1 - self._free) * (_FAIR - carried)
+        self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * change))
 
     def _look_for_heedless(self, is_starved: bool, now_s: float) -> None:
         self._starved += _AVERAGED * (is_starved - self._starved)
