@@ -244,14 +244,17 @@ class Session:
             SessionLostError: the coordinator was away for too long, or all is said.
             RefusedError: a coordinator came that will not have this agent.
         """
+        ended: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._carry(on_message), name="carry")
                 tasks.create_task(self._keep_lease(), name="lease")
         except* (SessionLostError, RefusedError) as group:
-            raise group.exceptions[0] from None
+            ended = group.exceptions[0]  # Python before 3.11.4 makes a group of what is raised here
         finally:
             self._call.cancel()
+        if ended is not None:
+            raise ended from None
 
     async def ship(self, request: ShipLogsRequest) -> None:
         """Send log lines.
@@ -288,14 +291,17 @@ class Session:
         Raises:
             _BrokenError: it has.
         """
+        broken: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(on_message), name="receive")
                 tasks.create_task(self._send(), name="send")
         except* _BrokenError as group:
-            raise group.exceptions[0] from None
+            broken = group.exceptions[0]  # as in `serve`
         finally:
             self._call.cancel()
+        if broken is not None:
+            raise broken from None
 
     async def _receive(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
         while True:

@@ -7,6 +7,7 @@ only what the list is made of is let in.
 from __future__ import annotations
 
 import pickle
+from enum import Enum, EnumType
 from typing import Any
 
 import torch
@@ -38,6 +39,17 @@ _DAMAGED = (
 """What pickle raises for bytes that are no pickle."""
 
 
+def _member(enumeration: type[Enum], name: str) -> Enum:
+    """Return a member by its name: Python before 3.11.4 pickles it as an attribute of its class.
+
+    Raises:
+        UnpicklingError: that is no member.
+    """
+    if not (isinstance(enumeration, EnumType) and name in enumeration.__members__):
+        raise pickle.UnpicklingError(f"{name!r} is no member of {enumeration!r}")
+    return enumeration[name]
+
+
 class _Unpickler(pickle.Unpickler):
     """Lets in what lists of tensors are made of, and nothing else."""
 
@@ -49,6 +61,8 @@ class _Unpickler(pickle.Unpickler):
         """
         if module == metadata.__name__ and isinstance(getattr(metadata, name, None), type):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _PLAIN:
             return super().find_class(module, name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -26,6 +27,16 @@ class Evil:
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return os.mkdir, (str(self.path),)
+
+
+class Attribute:
+    """Is an attribute of a class when it is unpickled."""
+
+    def __init__(self, of: type, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return getattr, (self.of, self.name)
 
 
 def written(folder: Path) -> Path:
@@ -67,3 +78,20 @@ def test_no_code_is_run(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpointError, match="mkdir is no part of a list of tensors"):
         storage_reader(str(tmp_path)).read_metadata()
     assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "of", [(Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "mro"), (Metadata, "missing")]
+)
+def test_of_attributes_only_members_of_enumerations_are_read(
+    tmp_path: Path, of: tuple[type, str]
+) -> None:
+    """An attribute's attributes lead to any code. Python before 3.11.4 pickles members as such."""
+    content = pickle.dumps(Attribute(*of))
+    (written(tmp_path) / SHARED / ".metadata").write_bytes(content)
+    with pytest.raises(BadCheckpointError, match=f"'{of[1]}' is no member of"):
+        storage_reader(str(tmp_path)).read_metadata()
+    content = pickle.dumps(Attribute(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"))
+    (tmp_path / SHARED / ".metadata").write_bytes(content)
+    with pytest.raises(BadCheckpointError, match="it is no list of tensors"):
+        storage_reader(str(tmp_path)).read_metadata()
