@@ -19,7 +19,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -211,6 +211,21 @@ class Dialler:
         return hello
 
 
+async def _side_by_side(
+    ends: tuple[type[Exception], ...], **works: Coroutine[None, None, None]
+) -> None:
+    """Run all works, by their names, until one raises; of `ends`, raise the first one by itself."""
+    ended: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for name, work in works.items():
+                tasks.create_task(work, name=name)
+    except* ends as group:
+        ended = group.exceptions[0]  # Python before 3.11.4 makes a group of what is raised here
+    if ended is not None:
+        raise ended from None
+
+
 class Session:
     """What an agent and a coordinator say to each other, over one connection after the other.
 
@@ -244,17 +259,11 @@ class Session:
             SessionLostError: the coordinator was away for too long, or all is said.
             RefusedError: a coordinator came that will not have this agent.
         """
-        ended: Exception | None = None
+        ends = (SessionLostError, RefusedError)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._carry(on_message), name="carry")
-                tasks.create_task(self._keep_lease(), name="lease")
-        except* (SessionLostError, RefusedError) as group:
-            ended = group.exceptions[0]  # Python before 3.11.4 makes a group of what is raised here
+            await _side_by_side(ends, carry=self._carry(on_message), lease=self._keep_lease())
         finally:
             self._call.cancel()
-        if ended is not None:
-            raise ended from None
 
     async def ship(self, request: ShipLogsRequest) -> None:
         """Send log lines.
@@ -291,17 +300,12 @@ class Session:
         Raises:
             _BrokenError: it has.
         """
-        broken: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive(on_message), name="receive")
-                tasks.create_task(self._send(), name="send")
-        except* _BrokenError as group:
-            broken = group.exceptions[0]  # as in `serve`
+            await _side_by_side(
+                (_BrokenError,), receive=self._receive(on_message), send=self._send()
+            )
         finally:
             self._call.cancel()
-        if broken is not None:
-            raise broken from None
 
     async def _receive(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
         while True:
