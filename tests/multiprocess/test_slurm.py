@@ -79,20 +79,6 @@ def test_a_cluster_ends_with_the_test_that_started_it(tmp_path: Path) -> None:
             sys.stdin.read()
         """
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    said = {process.stdout.readline().strip() for _ in range(2)}
-    if said == {""}:
-        pytest.skip("no Slurm here")
-    assert said == {"began", str(folder)}
     mark = f"SLURM_CONF={folder / 'slurm.conf'}".encode()
 
     def left() -> list[str]:
@@ -103,14 +89,25 @@ def test_a_cluster_ends_with_the_test_that_started_it(tmp_path: Path) -> None:
                     found.append((path / "comm").read_text().strip())
         return found
 
-    assert {"slurmctld", "slurmd", "munged", "slurmstepd", "sleep"} <= set(left())
-    for each in psutil.process_iter(["name"]):
-        if each.info["name"] == "slurmctld" and str(folder) in each.environ().get("SLURM_CONF", ""):
-            each.kill()
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        said = {process.stdout.readline().strip() for _ in range(2)}
+        if said == {""}:
+            pytest.skip("no Slurm here")
+        assert said == {"began", str(folder)}
+        assert {"slurmctld", "slurmd", "munged", "slurmstepd", "sleep"} <= set(left())
+        for each in psutil.process_iter(["name"]):
+            name, env = each.info["name"], "SLURM_CONF"
+            if name == "slurmctld" and str(folder) in each.environ().get(env, ""):
+                each.kill()
+        process.kill()
     wait_for(lambda: left() == [] and not folder.exists(), lambda: str(left()), 60)
 
 

@@ -35,9 +35,17 @@ def test_a_site_that_is_faster_says_that_it_is_level_now_and_then() -> None:
 
 
 def test_a_site_that_comes_nearer_is_not_waited_for() -> None:
-    said = followed(Following(PATIENCE_S), 38.0, step_s=0.06, others_s=0.1, behind=200)
-    assert 490 <= said[0][0] <= 510
+    said = followed(Following(PATIENCE_S), 19.0, step_s=0.04, others_s=0.1, behind=200)
+    assert 325 <= said[0][0] <= 340
     assert {found for _, found in said} == {0}
+
+
+def test_a_site_that_comes_nearer_too_slowly_enters_behind_the_others() -> None:
+    ((round_, behind),) = followed(
+        Following(PATIENCE_S), 11.0, step_s=0.08, others_s=0.1, behind=200
+    )
+    assert 124 <= round_ <= 126
+    assert 175 + 11 <= behind <= 176 + 13, "and what a second makes"
 
 
 def test_a_site_that_does_not_come_nearer_enters_behind_the_others() -> None:

@@ -1,10 +1,10 @@
 """When a site that follows may take part: it is level with the others, or never will be. Pure.
 
 It is level when its ranks begin a round of which no result has come yet. Where a step takes a few
-milliseconds, or the site computes as much as the others, it may never be, or not for long enough.
-So if it has not come nearer in a while, it enters all the same. The others wait for it once, in the
-round with which it enters. It enters only where its ranks can make up soon enough for the rounds
-that they lack.
+milliseconds, or the site computes as much as the others, it may never be, or not for long. So if it
+has not come much nearer in a while, it enters all the same. The others wait for it once, in the
+round with which it enters. That costs them less than to train without it for much longer. It enters
+only where its ranks can make up soon enough for the rounds that they lack.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 LEVEL_EVERY = 16
 """Rounds between two times that it is said: what follows from it may fail."""
-NEARER = 1 / 8
-"""It comes nearer where so much of the rounds that it lacks is gone within `patience_s`."""
+NEARER = 1 / 2
+"""It comes nearer where so much of the rounds that it lacks is gone within `patience_s`: then it
+will be level before as much time has passed again."""
 LONGEST_WAIT = 4.0
 """Times `patience_s`: so long may the others have to wait."""
 LEEWAY_S = 1.0

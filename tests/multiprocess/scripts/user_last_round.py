@@ -16,14 +16,14 @@ import sites
 STEPS = 3
 folder = Path(sys.argv[1])
 site = sites.join(alone=True)
-model = nn.Linear(2048, 4096, bias=False)
+model = nn.Linear(4096, 4096, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 site.average_gradients(optimizer)
 torch.manual_seed(1000 + site.index)
 for step in range(STEPS):
     optimizer.zero_grad()
     site.count_tokens(4)
-    model(torch.randn(4, 2048)).square().mean().backward()
+    model(torch.randn(4, 4096)).square().mean().backward()
     while step == STEPS - 1 and site.name != "b" and not (folder / "go").exists():
         time.sleep(0.05)
     if step == STEPS - 1:
