@@ -34,13 +34,20 @@ def test_a_site_that_is_faster_says_that_it_is_level_now_and_then() -> None:
     assert all(later - one >= LEVEL_EVERY for one, later in itertools.pairwise(rounds))
 
 
-def test_a_site_that_comes_nearer_is_not_waited_for() -> None:
-    said = followed(Following(PATIENCE_S), 19.0, step_s=0.04, others_s=0.1, behind=200)
-    assert 325 <= said[0][0] <= 340
+def test_a_site_that_gains_is_not_waited_for() -> None:
+    said = followed(Following(PATIENCE_S), 38.0, step_s=0.06, others_s=0.1, behind=200)
+    assert 490 <= said[0][0] <= 510
     assert {found for _, found in said} == {0}
 
 
-def test_a_site_that_comes_nearer_too_slowly_enters_behind_the_others() -> None:
+def test_a_fast_site_that_lacks_very_much_is_not_waited_for() -> None:
+    """After a while it has made up for a sixth of it, and the others could wait for the rest."""
+    said = followed(Following(PATIENCE_S), 60.0, step_s=0.01, others_s=0.02, behind=2900)
+    assert 5790 <= said[0][0] <= 5810
+    assert said[0][1] == 0
+
+
+def test_a_site_that_gains_too_little_enters_behind_the_others() -> None:
     ((round_, behind),) = followed(
         Following(PATIENCE_S), 11.0, step_s=0.08, others_s=0.1, behind=200
     )
@@ -48,7 +55,7 @@ def test_a_site_that_comes_nearer_too_slowly_enters_behind_the_others() -> None:
     assert 175 + 11 <= behind <= 176 + 13, "and what a second makes"
 
 
-def test_a_site_that_does_not_come_nearer_enters_behind_the_others() -> None:
+def test_a_site_that_gains_nothing_enters_behind_the_others() -> None:
     ((round_, behind),) = followed(
         Following(PATIENCE_S), 11.0, step_s=0.01, others_s=0.01, behind=30
     )

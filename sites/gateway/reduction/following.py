@@ -2,9 +2,9 @@
 
 It is level when its ranks begin a round of which no result has come yet. Where a step takes a few
 milliseconds, or the site computes as much as the others, it may never be, or not for long. So if it
-has not come much nearer in a while, it enters all the same. The others wait for it once, in the
-round with which it enters. That costs them less than to train without it for much longer. It enters
-only where its ranks can make up soon enough for the rounds that they lack.
+gains too little on them in a while, it enters all the same. The others wait for it once, in the
+round with which it enters. It enters only where its ranks can make up soon enough for the rounds
+that they lack.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 LEVEL_EVERY = 16
 """Rounds between two times that it is said: what follows from it may fail."""
-NEARER = 1 / 2
-"""It comes nearer where so much of the rounds that it lacks is gone within `patience_s`: then it
-will be level before as much time has passed again."""
+GAINS = 1 / 4
+"""It goes on to follow where its ranks gain at least so much of a round with each that they make.
+
+With a gain of g rounds a round it is level after 1/g times as long as the others would have to
+wait. While they wait, all sites but one stand still. While it follows, one is missing. So among
+five sites both cost the same at a quarter."""
 LONGEST_WAIT = 4.0
 """Times `patience_s`: so long may the others have to wait."""
 LEEWAY_S = 1.0
@@ -35,7 +38,7 @@ class Following:
     """How far the ranks of a site that follows are behind the results of the others."""
 
     def __init__(self, patience_s: float) -> None:
-        """Begin before the first round. `patience_s`: by then the site has to have come nearer."""
+        """Begin before the first round. Every `patience_s` it is looked how much the site gains."""
         self._patience_s = patience_s
         self._since: Mark | None = None
         self._silent_until = 0
@@ -58,8 +61,8 @@ class Following:
         if now_s - since.at_s >= self._patience_s:
             self._since = now
             round_s = (now_s - since.at_s) / (round_ - since.round)
-            comes_nearer = now.num_behind < (1 - NEARER) * since.num_behind
-            if not comes_nearer and now.num_behind * round_s <= self.longest_wait_s:
+            gains = (since.num_behind - now.num_behind) / (round_ - since.round)
+            if gains < GAINS and now.num_behind * round_s <= self.longest_wait_s:
                 return now.num_behind + int(LEEWAY_S / round_s)
         if now.num_behind or round_ < self._silent_until:
             return None
