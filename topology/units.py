@@ -10,11 +10,11 @@ dollars.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from topology.suggest import did_you_mean, shown
+from topology.suggest import one_of, shown
 
 
 class UnitError(ValueError):
@@ -54,7 +54,8 @@ class Quantity:
         if not unit:
             raise UnitError(f"{self._wanted}; got {shown(value)} without a unit")
         if unit not in self.units:
-            hint = did_you_mean(_ALIASES.get(unit, unit), self.units)
+            meant = _meant(unit, self.units)
+            hint = f" (did you mean {one_of(meant)}?)" if meant else ""
             raise UnitError(f"unknown unit {shown(unit)}{hint}: {self._wanted}")
         return Fraction(number) * self.units[unit]
 
@@ -69,27 +70,58 @@ class Quantity:
 
 _NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
 _SPLIT = re.compile(rf"(?P<number>-?{_NUMBER}) ?(?P<unit>[^0-9\s.,][^\s]{{0,15}})?")
-_ALIASES = {
-    "bps": "bit/s",
-    "kbps": "kbit/s",
-    "Mbps": "Mbit/s",
-    "Gbps": "Gbit/s",
-    "Tbps": "Tbit/s",
-    "Gb/s": "Gbit/s",
-    "Mb/s": "Mbit/s",
-    "sec": "s",
-    "m": "min",
-    "KB": "kB",
-    "K": "KiB",
-    "M": "MiB",
-    "G": "GiB",
-    "TFLOPS": "TFLOP/s",
-    "TFLOPs": "TFLOP/s",
-    "GFLOPS": "GFLOP/s",
-    "$/h": "USD/h",
-    "$/GB": "USD/GB",
+_PER_SECOND = ("/s", "ps", "/sec", "/second")
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "ns": ("nsec", "nsecs", "nanosecond", "nanoseconds"),
+    "us": ("\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s", "usec", "usecs", "microseconds"),
+    "ms": ("msec", "msecs", "millisecond", "milliseconds"),
+    "s": ("sec", "secs", "second", "seconds"),
+    "min": ("m", "mins", "minute", "minutes"),
+    "h": ("hr", "hrs", "hour", "hours"),
+    "m": ("meter", "meters", "metre", "metres"),
+    "km": ("kms", "kilometer", "kilometers", "kilometre", "kilometres"),
+    "USD/h": ("$/h", "$/hr", "USD/hr", "USD/hour", "$/hour"),
+    "USD/GB": ("$/GB",),
+    "USD/GiB": ("$/GiB",),
+    "USD/TB": ("$/TB",),
+    "USD/TiB": ("$/TiB",),
 }
-"""Units as people write them, and the right spelling; only ever suggested, never guessed."""
+"""Units that have no prefix, and how people write them besides; only ever suggested."""
+_PREFIXED = re.compile(r"(?P<prefix>[kMGTP]?i?)(?P<what>bit|B|FLOP)(?P<per>/s)?")
+
+
+def _spellings(unit: str) -> tuple[str, ...]:
+    """Return how people write a unit besides.
+
+    What is all in lower case here has several readings: it is compared without case only, and then
+    with all of them.
+    """
+    parts = _PREFIXED.fullmatch(unit)
+    if parts is None:
+        return _SPELLINGS.get(unit, ())
+    prefix, what, per = parts["prefix"], parts["what"], parts["per"]
+    if what == "FLOP":
+        return tuple(f"{prefix}FLOP{end}" for end in ("", "S", "s", "ps", "/sec"))
+    names = ("b", "bit", "bits") if what == "bit" else ("B", "Byte", "Bytes")
+    if per is None:
+        return (*(f"{prefix}{each}" for each in names), *prefix[:1])
+    written = tuple(f"{prefix}{name}{end}" for name in names for end in ("", *_PER_SECOND))
+    loose = f"{prefix}{what[0]}s".lower(), prefix.lower()  # 10 Mbs, 10 M: bits or bytes?
+    return written + loose
+
+
+def _meant(written: str, units: Iterable[str]) -> list[str]:
+    """Return the units that a word may mean; none of another size, currency or kind."""
+    words = {unit: (unit, *_spellings(unit)) for unit in units}
+    if exact := [unit for unit, spelled in words.items() if written in spelled]:
+        return exact
+    folded = written.casefold()
+    alike = [
+        unit for unit, spelled in words.items() if folded in (each.casefold() for each in spelled)
+    ]
+    # A small b beside a capital is a bit: where there is no such unit, a byte is not meant.
+    is_bit = "b" in written and written != folded
+    return [] if is_bit and not any("bit" in unit for unit in alike) else alike
 
 
 def _decimal(prefixes: str, unit: str, base: Fraction = Fraction(1)) -> dict[str, Fraction]:

@@ -73,10 +73,62 @@ def test_what_is_no_quantity_is_refused_with_the_units(
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("written", ["10Gbps", "10Gb/s", "10gbit/s", "10Gbit"])
-def test_common_misspellings_of_a_rate_are_corrected(written: str) -> None:
-    with pytest.raises(UnitError, match=r"did you mean 'Gbit/s'\?"):
-        units.parse_rate(written)
+MEANT = [
+    (units.parse_rate, "Gbps Gb/s gbit/s Gbit GBit/s Gbits", "'Gbit/s'"),
+    (units.parse_rate, "Mbs mbps mb/s MBS M m", "'Mbit/s' or 'MB/s'"),
+    (units.parse_rate, "MBps MB MBytes/s", "'MB/s'"),
+    (units.parse_rate, "kbps", "'kbit/s'"),
+    (units.parse_rate, "Kb/s KBs", "'kbit/s' or 'kB/s'"),
+    (units.parse_rate, "GiB GiBps gib/s", "'GiB/s'"),
+    (units.parse_size, "mb", "'MB'"),
+    (units.parse_size, "M", "'MB' or 'MiB'"),
+    (units.parse_size, "MIB mib", "'MiB'"),
+    (units.parse_size, "KB", "'kB'"),
+    (units.parse_size, "bytes", "'B'"),
+    (units.parse_duration, "\N{MICRO SIGN}s \N{GREEK SMALL LETTER MU}s usec", "'us'"),
+    (units.parse_duration, "MS Ms msec", "'ms'"),
+    (units.parse_duration, "S sec seconds", "'s'"),
+    (units.parse_duration, "m mins", "'min'"),
+    (units.parse_duration, "H hrs", "'h'"),
+    (units.DISTANCE.number, "KM kms", "'km'"),
+    (units.COMPUTE.number, "TFLOPS tflops Tflop/s TFLOP", "'TFLOP/s'"),
+    (units.PRICE_PER_HOUR.number, "$/h usd/h USD/hr", "'USD/h'"),
+    (units.PRICE_PER_BYTE.number, "$/GB", "'USD/GB'"),
+    (units.BDP.number, "bdp", "'BDP'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("parse", "unit", "meant"),
+    [(parse, unit, meant) for parse, words, meant in MEANT for unit in words.split()],
+)
+def test_what_a_unit_may_mean_is_suggested_all_of_it(
+    parse: Callable[[object], object], unit: str, meant: str
+) -> None:
+    with pytest.raises(UnitError) as raised:
+        parse(f"10{unit}")
+    assert f"unknown unit {unit!r} (did you mean {meant}?): " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("parse", "words"),
+    [
+        (units.parse_size, "Mb Gb Mbit Gib"),
+        (units.parse_rate, "Gib/s Pbit/s"),
+        (units.parse_duration, "d days mi"),
+        (units.DISTANCE.number, "mi miles ft"),
+        (units.COMPUTE.number, "EFLOPS"),
+        (units.PRICE_PER_HOUR.number, "EUR/h USD/d"),
+        (units.PRICE_PER_BYTE.number, "USD/MB USD/Gb"),
+    ],
+)
+def test_no_unit_of_another_kind_or_size_is_suggested(
+    parse: Callable[[object], object], words: str
+) -> None:
+    for unit in words.split():
+        with pytest.raises(UnitError, match="unknown unit") as raised:
+            parse(f"10{unit}")
+        assert "did you mean" not in str(raised.value)
 
 
 @given(st.integers(0, 10**9), st.sampled_from(sorted(units.SIZE.units)))
