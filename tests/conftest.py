@@ -32,7 +32,7 @@ FEW_SEEDS = 3
 FEW_SLOW_SEEDS = 2
 """A run without `--all` takes so many seeds of a slow test."""
 RUNS = "tests/multiprocess/"
-SHARED = ("tests/topology/", "tests/fuzz/")
+SHARED = ("tests/topology/", "tests/fuzz/", "tests/conformance/")
 """Where the tests of a file share what takes long to make."""
 PURE = {"topology", "sim"}
 """Folders of tests that only compute. With coverage they take three times as long."""

@@ -1,0 +1,122 @@
+"""What a case of the conformance suite is: a script as people write it, and what must come of it.
+
+A script trains at several sites, and is right if it ends where one process would that has the data
+of all of them; else the run says by name what it cannot do. There is nothing between: a script that
+ends well with other numbers, or waits for ever, is a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.conformance.world import World
+
+Way = Literal["ddp", "fsdp2", "average"]
+"""How gradients cross: DistributedDataParallel, `fully_shard`, or `site.average_gradients`."""
+DDP: tuple[Way, ...] = ("ddp",)
+FSDP2: tuple[Way, ...] = ("fsdp2",)
+BOTH: tuple[Way, ...] = ("ddp", "fsdp2")
+AVERAGE: tuple[Way, ...] = ("average",)
+STEPS = 4
+"""Optimizer steps of a script, unless it says another number."""
+CASE_S = 40.0
+"""A case takes a second. Who has not ended by then waits for ever."""
+
+Script = Callable[[World], Any]
+"""Trains, and returns what it has learnt: a module, several, or named tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The error that ends the run in place of wrong numbers."""
+
+    error: str
+    """A code of docs/errors.md, or the type of an exception of Python's: a regular expression."""
+    text: str
+    """Some of what it says: a regular expression."""
+
+
+EQUAL: Literal["equal"] = "equal"
+Outcome = Refused | Literal["equal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One script, and what holds for it."""
+
+    script: Script
+    ways: tuple[Way, ...]
+    holds: Mapping[Way, Outcome]
+    broken: Mapping[Way, str]
+    """Why it does not hold today."""
+    is_quick: bool
+    """Runs in `./scripts/test`; all others with `--all` only."""
+    ranks: tuple[int, ...]
+    """Of each site."""
+    job: tuple[str, ...]
+    """Settings of the job file, as `--set` has them."""
+    oracle: Script
+    """What one process does, where that is not the same script."""
+    steps: int | None
+    """Optimizer steps that the run counts; None: any number."""
+    within_s: float
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.script.__name__
+
+    @property
+    def module(self) -> str:
+        """The last part of the name of its module: a group of cases."""
+        return self.script.__module__.rpartition(".")[2]
+
+    @property
+    def title(self) -> str:
+        """What it shows: the first line of the script's docstring, without its full stop."""
+        return (self.script.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    ways: Iterable[Way] = DDP,
+    holds: Outcome | Mapping[Way, Outcome] = EQUAL,
+    *,
+    broken: str | Mapping[Way, str] = "",
+    quick: bool = False,
+    ranks: tuple[int, ...] = (1, 1),
+    job: tuple[str, ...] = (),
+    oracle: Script | None = None,
+    steps: int | None = STEPS,
+    within_s: float = CASE_S,
+) -> Callable[[Script], Script]:
+    """Add a script to the suite. `holds` and `broken` may differ by way."""
+    taken = tuple(ways)
+
+    def add(script: Script) -> Script:
+        made = Case(
+            script=script,
+            ways=taken,
+            holds=holds if isinstance(holds, Mapping) else dict.fromkeys(taken, holds),
+            broken=(
+                broken
+                if isinstance(broken, Mapping)
+                else dict.fromkeys(taken if broken else (), broken)
+            ),
+            is_quick=quick,
+            ranks=ranks,
+            job=job,
+            oracle=oracle or script,
+            steps=steps,
+            within_s=within_s,
+        )
+        assert made.name not in CASES, f"two cases are called {made.name}"
+        assert made.title, f"{made.name} says nothing of what it shows"
+        CASES[made.name] = made
+        return script
+
+    return add

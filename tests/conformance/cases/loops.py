@@ -1,0 +1,390 @@
+"""Training loops."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
+from tests.conformance.world import F, World, loss_of, net
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+@case((*BOTH, *AVERAGE), quick=True)
+def plain_loop(world: World) -> Any:
+    """A plain loop"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        world.note(loss)
+        world.site.log(loss=loss)
+    return model
+
+
+@case(BOTH, ranks=(1, 2))
+def unequal_sites(world: World) -> Any:
+    """One site has twice the ranks of the other"""
+    return plain_loop(world)
+
+
+@case((*BOTH, *AVERAGE), quick=True)
+def accumulation(world: World) -> Any:
+    """Gradient accumulation under `no_sync`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with world.no_sync(model):
+            (loss_of(model, world.batch(2 * step)) / 2).backward()
+        (loss_of(model, world.batch(2 * step + 1)) / 2).backward()
+        optimizer.step()
+    return model
+
+
+@case((*BOTH, *AVERAGE))
+def accumulation_with_sync(world: World) -> Any:
+    """Gradient accumulation that synchronises each micro-batch"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in (0, 1):
+            (loss_of(model, world.batch(2 * step + micro)) / 2).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH)
+def accumulation_of_unequal_numbers(world: World) -> Any:
+    """Steps of one, two and three micro-batches, with `zero_grad(set_to_none=False)`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step in range(STEPS):
+        num_micro = 1 + step % 3
+        for micro in range(num_micro - 1):
+            with world.no_sync(model):
+                (loss_of(model, world.batch(3 * step + micro)) / num_micro).backward()
+        (loss_of(model, world.batch(3 * step + 2)) / num_micro).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return model
+
+
+@case(
+    DDP,
+    Refused("LOCAL_PROTOCOL|STEP_WITHOUT_ROUND", "no_sync"),
+    broken="a step without a round is counted, and nothing crosses",
+)
+def step_under_no_sync(world: World) -> Any:
+    """A whole step under `no_sync`: nothing crosses"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        with world.no_sync(model):
+            loss_of(model, batch).backward()
+            optimizer.step()
+    return model
+
+
+@case((*BOTH, *AVERAGE), steps=STEPS - 1)
+def zero_grad_after_step(world: World) -> Any:
+    """`zero_grad` after the step, and batches that all sites skip"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        if step == 1:
+            continue
+        loss_of(model, batch).backward()
+        optimizer.step()
+        model.zero_grad()
+    return model
+
+
+@case(DDP, quick=True)
+def clip_by_norm(world: World) -> Any:
+    """`torch.nn.utils.clip_grad_norm_`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        world.note(norm)
+        optimizer.step()
+    return model
+
+
+@case(BOTH, ranks=(1, 2))
+def clip_by_site_norm(world: World) -> Any:
+    """`site.clip_grad_norm_`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        norm = world.site.clip_grad_norm_(0.1)
+        world.note(torch.tensor(norm))
+        optimizer.step()
+    return model
+
+
+@case(BOTH)
+def clip_by_value(world: World) -> Any:
+    """`clip_grad_value_`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.02)
+        optimizer.step()
+    return model
+
+
+@case(DDP)
+def gradient_noise(world: World) -> Any:
+    """Noise added to gradients, from a generator that is seeded alike"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    generator = torch.Generator().manual_seed(3)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        for each in model.parameters():
+            each.grad += 0.01 * torch.randn(each.shape, generator=generator)
+        optimizer.step()
+    return model
+
+
+@case(
+    DDP,
+    Refused("PARAMETERS_DIFFER", "differs"),
+    oracle=lambda world: plain_loop(world),
+)
+def unseeded_noise(world: World) -> Any:
+    """Noise added to gradients, of each rank's own"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        for each in model.parameters():
+            each.grad += 0.01 * torch.randn(each.shape)
+        optimizer.step()
+    return model
+
+
+@case(BOTH)
+def evaluation_between(world: World) -> Any:
+    """An evaluation between steps, in `eval()` and `no_grad`, through the wrapper and past it"""
+    model = world.wrap(nn.Sequential(*net(), nn.Dropout(0.0), nn.LayerNorm(3)))
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        model.train()
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        if step % 2:
+            model.eval()
+            with torch.no_grad():
+                world.note(loss_of(model, world.batch(100 + step)))
+            with torch.inference_mode():
+                world.note(loss_of(getattr(model, "module", model), world.batch(200 + step)))
+    return model
+
+
+@case(DDP, steps=STEPS + 3)
+def learning_rate_finder(world: World) -> Any:
+    """A learning-rate finder: some steps at rising rates, then everything is put back"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    before = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    for step, batch in enumerate(world.batches(3, first=50)):
+        optimizer.param_groups[0]["lr"] = 0.01 * 10**step
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    model.load_state_dict(before[0])
+    optimizer.load_state_dict(before[1])
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH, steps=None)
+def early_stopping(world: World) -> Any:
+    """Early stopping by a loss that is averaged over all sites"""
+    model = world.wrap(net())
+    optimizer = sgd(model, lr=0.3)
+    world.start(model, optimizer)
+    for batch in world.batches(20):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        with torch.no_grad():
+            loss = loss_of(model, world.batch(500))
+        world.site.all_reduce([loss], exact=True)
+        world.note(loss)
+        if loss < 1.35:
+            break
+    return model
+
+
+@case(
+    DDP,
+    Refused("LOCAL_PROTOCOL|RuntimeError", "retain_graph"),
+    broken="DDP reduces nothing in the second pass, and nobody looks",
+)
+def retained_graph(world: World) -> Any:
+    """A second backward pass through one forward pass (`retain_graph`)"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        inputs, targets = batch
+        outputs = model(inputs)
+        F.mse_loss(outputs, targets).backward(retain_graph=True)
+        outputs.square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP)
+def two_losses_of_two_passes(world: World) -> Any:
+    """Two losses, each with its own forward and backward pass, before one step"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        model(batch[0]).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP, quick=True, steps=0)
+def manual_sgd(world: World) -> Any:
+    """SGD by hand: `site.all_reduce` of gradients, and no optimizer at all"""
+    model: Any = net()
+    world.site.broadcast(model)
+    for batch in world.batches(STEPS):
+        loss_of(model, batch).backward()
+        world.site.all_reduce([each.grad for each in model.parameters()])
+        with torch.no_grad():
+            for each in model.parameters():
+                each.sub_(each.grad, alpha=0.1)
+                each.grad = None
+    return model
+
+
+@case(
+    DDP,
+    Refused("LOCAL_PROTOCOL|ROUND_WITHOUT_STEP|RuntimeError", "step"),
+    broken="rounds without a step are held in memory, and the run has no steps",
+    steps=None,
+)
+def rounds_without_steps(world: World) -> Any:
+    """Weights changed by hand while `optimizer.step` is never called"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        loss_of(model, batch).backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each.sub_(each.grad, alpha=0.1)
+                each.grad = None
+    return model
+
+
+@case(DDP)
+def closure_evaluated_once(world: World) -> Any:
+    """`optimizer.step(closure)` of an optimizer that evaluates it once"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+
+        def closure(batch: Any = batch) -> float:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return float(loss)
+
+        optimizer.step(closure)
+    return model
+
+
+@case(
+    DDP,
+    Refused("LOCAL_PROTOCOL|STEPS_DIFFER|RANK_STALLED", "step"),
+    broken="east's step is averaged with west's next one; at the end one waits for ever",
+    within_s=15,
+)
+def one_site_skips_a_batch(world: World) -> Any:
+    """One site skips a batch whose loss is bad (`continue`)"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        if step == 1 and world.rank == 1:
+            continue
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+def _all_but_one(world: World) -> Any:
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        inputs, targets = world.batch(step)
+        kept = slice(0, 4) if step == 1 else slice(None)
+        loss_of(model, (inputs[kept], targets[kept])).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH, quick=True, oracle=_all_but_one)
+def one_site_counts_nothing(world: World) -> Any:
+    """One site leaves a batch out by `site.count_tokens(0)`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        optimizer.zero_grad()
+        is_bad = step == 1 and world.rank == 1
+        world.site.count_tokens(0 if is_bad else len(batch[0]))
+        (loss_of(model, batch) * (float("nan") if is_bad else 1.0)).backward()
+        optimizer.step()
+    return model

@@ -1,0 +1,317 @@
+"""Processes that run scripts of the conformance suite: one a rank, and one that has all data.
+
+They live on from case to case, for a process costs more than a case. Who has met an error ends, as
+a script's process does, and is replaced. Gateways are real; they run in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import io
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import sites
+from orchestrator.core.parameter_digests import DigestComparison
+from orchestrator.core.same_data import SameDataWatch
+from protos import metrics
+from sites.node.gateway_configs import gateway_config
+from tests.conformance.case import EQUAL, Case, Refused, Way
+from tests.conformance.registry import CASES
+from tests.conformance.world import OneProcess, World, learnt
+from tests.fakes.gateway_sites import Member, gateways
+from tests.fakes.ranks import environment, run_spec
+
+ORACLE = "one process"
+TOLERANCE = 1e-5
+"""Sums of float32 in another order, carried through a few steps."""
+STACKS_S = 2.0
+"""By then a process that hangs has written its stacks."""
+ENDS_S = 10.0
+"""By then a process is gone that was killed."""
+OTHERS_S = 15.0
+"""By then the other ranks have heard of a rank that ended with an error."""
+_PRELOADED = ["tests.conformance.pool", "torch._dynamo"]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a process came to the end of a case."""
+
+    learnt: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    losses: Sequence[float] = ()
+    error: str = ""
+    """A code, or the type of an exception; empty: it ended well."""
+    text: str = ""
+    trace: str = ""
+
+
+class Worker:
+    """One process that waits for cases."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Start it."""
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        self.name = name
+        self.stacks = folder / f"{name}.stacks"
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.stacks), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it waits for more."""
+        return self._process.is_alive()
+
+    def begin(self, job: Mapping[str, Any]) -> None:
+        """Have it run a case."""
+        self.pipe.send(job)
+
+    def end(self) -> End:
+        """Return how it ended, now that it says so, or is gone."""
+        try:
+            written = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            self._process.join(ENDS_S)
+            return End(error="died", text=f"exit status {self._process.exitcode}")
+        return End(**torch.load(io.BytesIO(written), weights_only=True))
+
+    def hung(self) -> End:
+        """Return where it hangs, and end it."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGUSR1)
+        deadline_s = time.monotonic() + STACKS_S
+        while time.monotonic() < deadline_s and not _text(self.stacks):
+            wait([self._process.sentinel], 0.05)
+        self.close()
+        return End(error="hangs", text="it has not ended", trace=_text(self.stacks))
+
+    def close(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.join(ENDS_S)
+        self.pipe.close()
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+class Pool:
+    """The workers of a session."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start nobody yet."""
+        self._folder = folder
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._workers.values():
+            each.close()
+
+    def run(self, case: Case, way: Way, folder: Path) -> dict[str, End]:
+        """Run a case to its end at all ranks, and in one process; return how each ended."""
+        spec = run_spec(case.ranks, [*case.job, "exchange.codec=fp32"])
+        configs = [
+            dataclasses.replace(
+                gateway_config(
+                    spec,
+                    run_id="run",
+                    generation=1,
+                    config_hash="hash",
+                    site=name,
+                    gateway=0,
+                    bind_host="127.0.0.1",
+                    socket_path=str(folder / name),
+                ),
+                chunk_bytes=1024,
+                verify_every=1,
+            )
+            for name in spec.site_names
+        ]
+        with gateways(configs) as members:
+            for member in members:
+                member.wait("connected")
+            ends = self._run(case, way, folder)
+            for member in members:
+                member.gateway.stop()
+                member.end()
+        verdict = verdict_of(members, case)
+        return ends | ({"coordinator": verdict} if verdict is not None else {})
+
+    def _run(self, case: Case, way: Way, folder: Path) -> dict[str, End]:
+        job: dict[str, Any] = {"case": case.name, "way": way, "num_ranks": sum(case.ranks)}
+        running = {}
+        for site, num_ranks in enumerate(case.ranks):
+            for rank in range(num_ranks):
+                environ = environment(
+                    folder, site, rank, case.ranks, folder / f"site{site}", case.job
+                )
+                place = sum(case.ranks[:site]) + rank
+                name = f"rank {place}"
+                running[name] = self._worker(name)
+                running[name].begin({**job, "rank": place, "environ": environ})
+        running[ORACLE] = self._worker(ORACLE)
+        running[ORACLE].begin({**job, "rank": -1, "environ": {}})
+        return self._ends(running, case.within_s)
+
+    def _ends(self, running: dict[str, Worker], within_s: float) -> dict[str, End]:
+        ends: dict[str, End] = {}
+        deadline_s = time.monotonic() + within_s
+        while running:
+            ready = wait(
+                [each.pipe for each in running.values()], max(0.0, deadline_s - time.monotonic())
+            )
+            for name, each in [*running.items()]:
+                if not ready:
+                    ends[name] = each.hung()
+                elif each.pipe in ready:
+                    ends[name] = each.end()
+                    if ends[name].error:
+                        each.close()
+                        deadline_s = min(deadline_s, time.monotonic() + OTHERS_S)
+                if name in ends:
+                    del running[name]
+        return ends
+
+    def _worker(self, name: str) -> Worker:
+        if name not in self._workers or not self._workers[name].is_alive:
+            self._workers[name] = Worker(self._folder, name)
+        return self._workers[name]
+
+
+def verdict_of(members: Sequence[Member], case: Case) -> End | None:
+    """Return the error that a coordinator makes of what gateways tell their agents, if any."""
+    ranks = {member.config.site: num for member, num in zip(members, case.ranks, strict=True)}
+    digests, same_data = DigestComparison(ranks), SameDataWatch()
+    steps = dict.fromkeys(ranks, 0)
+    for member in members:
+        site = member.config.site
+        for told in member.messages:
+            if told["op"] == "digest":
+                names = (told["rank"], told["step"], told["combined"])
+                different = digests.report(site, *names, told["tensors"], told["names"])
+                if different is not None:
+                    return End(error="PARAMETERS_DIFFER", text=str(different))
+            if told["op"] == "metric" and told["kind"] == metrics.STEP:
+                steps[site] = max(steps[site], told["step"])
+                same = same_data.report(
+                    site, told["step"], int(told["values"].get(metrics.GRADIENT_HASH, 0))
+                )
+                if same is not None and same.times > 1:
+                    return End(error="SAME_DATA", text=str(same))
+    if case.steps is not None and {*steps.values()} != {case.steps}:
+        return End(error="steps", text=f"the run has counted {steps}, want {case.steps}")
+    return None
+
+
+def check(case: Case, way: Way, ends: Mapping[str, End]) -> None:
+    """Assert that what had to come of a case has come of it."""
+    where = f"{case.name} ({way})"
+    oracle = ends[ORACLE]
+    assert not oracle.error, f"{where}: one process fails by itself: {_shown(ends)}"
+    holds = case.holds[way]
+    if isinstance(holds, Refused):
+        assert any(_is_refusal(each, holds) for each in ends.values()), (
+            f"{where}: want {holds.error} with {holds.text!r}, got\n{_shown(ends)}"
+        )
+        return
+    assert holds == EQUAL
+    assert not any(each.error for each in ends.values()), f"{where}:\n{_shown(ends)}"
+    ranks = [each for name, each in ends.items() if name != ORACLE]
+    for name, end in ends.items():
+        assert end.learnt.keys() == oracle.learnt.keys(), f"{where}: {name}"
+        for key, value in oracle.learnt.items():
+            _assert_close(end.learnt[key], value, f"{where}: {key} at {name}")
+    losses = torch.tensor([each.losses for each in ranks]).mean(dim=0)
+    _assert_close(losses, torch.tensor(oracle.losses), f"{where}: losses")
+
+
+def _assert_close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    def message(text: str) -> str:
+        return f"{what}: {text}"
+
+    torch.testing.assert_close(
+        found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True, msg=message
+    )
+
+
+def _is_refusal(end: End, holds: Refused) -> bool:
+    return bool(re.fullmatch(holds.error, end.error) and re.search(holds.text, end.text))
+
+
+def _shown(ends: Mapping[str, End]) -> str:
+    return "\n".join(
+        f"{name}: {end.error or 'ended well'}: {end.text}\n{end.trace[-3000:]}"
+        for name, end in ends.items()
+    )
+
+
+# ---------------------------------------------------------------- in a worker
+
+
+def _serve(pipe: Connection, stacks: Path) -> None:
+    """Run one case after another; end at the first error, as a script's process does."""
+    torch.set_num_threads(1)
+    with stacks.open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        while True:
+            try:
+                job = pipe.recv()
+            except EOFError:
+                return
+            end = _run_case(CASES[job["case"]], job)
+            written = io.BytesIO()
+            torch.save(dataclasses.asdict(end), written)
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(written.getvalue())
+            if end.error:
+                os._exit(1)
+
+
+def _run_case(case: Case, job: Mapping[str, Any]) -> End:
+    os.environ.update(job["environ"])
+    rank = job["rank"]
+    torch.manual_seed(max(rank, 0))
+    try:
+        if rank < 0:
+            world = World(job["way"], -1, job["num_ranks"], OneProcess())
+            found = learnt(case.oracle(world))
+        else:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{os.environ['TEST_STORE']}",
+                rank=int(os.environ["RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+            )
+            site = sites.join()
+            world = World(job["way"], rank, job["num_ranks"], site)
+            found = learnt(case.script(world))
+            site.leave()
+            dist.destroy_process_group()
+    except BaseException as error:  # noqa: BLE001 - it is what the case is about
+        return End(
+            error=str(getattr(error, "code", "") or type(error).__name__),
+            text=str(error),
+            trace=traceback.format_exc(),
+        )
+    return End(learnt=found, losses=world.losses)
