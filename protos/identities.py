@@ -29,6 +29,7 @@ _NAME = re.compile(rf"(coordinator|operator)|({_SITE})\.(agent|gateway|joiner)")
 
 _CONTROL = "/isthmus.control.v1.Coordinator/"
 _EXCHANGE = "/isthmus.exchange.v1.Exchange/"
+_STATE = "/isthmus.exchange.v1.State/"
 _PROBE = "/isthmus.exchange.v1.Probe/"
 CALLERS: Mapping[str, str] = {
     f"{_CONTROL}Session": AGENT,
@@ -49,12 +50,14 @@ CALLERS: Mapping[str, str] = {
     f"{_EXCHANGE}Push": GATEWAY,
     f"{_EXCHANGE}Pull": GATEWAY,
     f"{_EXCHANGE}Attend": GATEWAY,
+    f"{_STATE}Index": GATEWAY,
+    f"{_STATE}Read": GATEWAY,
     f"{_PROBE}Turn": GATEWAY,
     f"{_PROBE}Echo": GATEWAY,
     f"{_PROBE}Finish": GATEWAY,
     f"{_PROBE}Pour": GATEWAY,
 }
-"""The one role that may make each call; a call that is not listed, nobody."""
+"""The one role that may make each call; one that is not listed nobody may make, with TLS or not."""
 
 
 @dataclass(frozen=True, slots=True)

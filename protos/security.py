@@ -26,7 +26,7 @@ import grpc.aio
 import platformdirs
 
 from protos.errors import IsthmusError, PermissionDeniedError, UnauthenticatedError
-from protos.identities import GATEWAY, OPERATOR
+from protos.identities import CALLERS, GATEWAY, OPERATOR
 from protos.limits import CONNECTION_LIMITS
 from protos.mutual_tls import (
     Caller,
@@ -103,10 +103,14 @@ class LoopbackSecurity:
 
         Raises:
             UnauthenticatedError: it did not show the secret.
+            PermissionDeniedError: its method has no role.
         """
         if not _shows(self.secret, dict(context.invocation_metadata() or ())):
             log.warning("%s", _unshown(method))
             raise UnauthenticatedError(_show_it())
+        if method not in CALLERS:
+            log.warning("%s", _without_role(method))
+            raise PermissionDeniedError(_without_role(method))
 
     async def watch(self) -> None:
         """Return at once: a secret does not expire."""
@@ -256,7 +260,10 @@ class _Presenting:
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):
-    """Refuses calls that do not show the secret, before a message of theirs is read."""
+    """Refuses calls that do not show the secret, before a message of theirs is read.
+
+    A method without a role is refused as with TLS, so that every test of a call notices it.
+    """
 
     def __init__(self, secret: str, on_refused: OnRefused) -> None:
         self._secret = secret
@@ -268,10 +275,15 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Return the method's handler, or one that refuses."""
-        if _shows(self._secret, dict(handler_call_details.invocation_metadata or ())):
-            return await continuation(handler_call_details)
-        self._on_refused(_unshown(handler_call_details.method))
-        return _refusing(grpc.StatusCode.UNAUTHENTICATED, _show_it())
+        method = handler_call_details.method
+        if not _shows(self._secret, dict(handler_call_details.invocation_metadata or ())):
+            self._on_refused(_unshown(method))
+            return _refusing(grpc.StatusCode.UNAUTHENTICATED, _show_it())
+        handler = await continuation(handler_call_details)
+        if handler is not None and method not in CALLERS:
+            self._on_refused(_without_role(method))
+            return _refusing(grpc.StatusCode.PERMISSION_DENIED, _without_role(method))
+        return handler
 
 
 def _shows(secret: str, metadata: Mapping[str, str | bytes]) -> bool:
@@ -282,6 +294,10 @@ def _shows(secret: str, metadata: Mapping[str, str | bytes]) -> bool:
 
 def _unshown(method: str) -> str:
     return f"{method.rpartition('/')[2][:80]!r} was asked for without this user's secret"
+
+
+def _without_role(method: str) -> str:
+    return f"{method.rpartition('/')[2]} is for nobody: `CALLERS` has no role for it"
 
 
 def _show_it() -> str:

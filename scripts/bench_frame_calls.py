@@ -25,7 +25,7 @@ import grpc.aio
 from protos.security import LoopbackSecurity
 from sites.gateway.links.frame_calls import FrameCall, FrameListener, Patience, dial
 
-METHOD = "/bench.Frames/Push"
+METHOD = "/isthmus.exchange.v1.Exchange/Push"
 ACK = bytes(32)
 SECURITY = LoopbackSecurity("0" * 64)
 PATIENCE = Patience(connect_s=5.0, idle_s=5.0, lost_s=5.0)

@@ -17,12 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from tests.fakes.certified import certify
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.waiting import PROCESSES_S, wait_for
 
 RUN_S = 150.0
 """A small run ends long before this, even on a busy machine."""
+SITES = "abcdefgh"
+"""The sites' names."""
+INSECURE, MTLS = "insecure", "mtls"
+UNDER_BOTH_SECURITIES = pytest.mark.parametrize(
+    "run", [INSECURE, pytest.param(MTLS, marks=pytest.mark.exhaustive)], indirect=True
+)
+"""For tests that start whole runs: once on loopback with a secret, once with certificates."""
 
 
 def topology_yaml(
@@ -43,7 +52,7 @@ def topology_yaml(
 
     `gateways` a node.
     """
-    names = "abcdefgh"[: len(sites)]
+    names = SITES[: len(sites)]
     lines = [
         "version: 1",
         "name: test",
@@ -119,6 +128,8 @@ class Bench:
     """A folder for one run, the processes started for it, and a mark in their environment."""
 
     folder: Path
+    security: str = INSECURE
+    """The mode of all topologies that are written here."""
     processes: MarkedProcesses = field(default_factory=MarkedProcesses)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -128,10 +139,19 @@ class Bench:
         return self.folder / "home"
 
     def write(self, topology: str, job: str) -> Path:
-        """Write both documents; return the job's path."""
-        (self.folder / "topology.yaml").write_text(topology)
+        """Write both documents, and what certificates the topology takes; return the job's path."""
+        self.write_topology("topology.yaml", topology)
         path = self.folder / "job.yaml"
         path.write_text(job)
+        return path
+
+    def write_topology(self, name: str, text: str) -> Path:
+        """Write a topology with the bench's security, and the certificates for it; return where."""
+        path = self.folder / name
+        path.write_text(text.replace(f"mode: {INSECURE}", f"mode: {self.security}"))
+        certs = self.folder / "certs"
+        if self.security == MTLS and not certs.exists():
+            certify(certs, *SITES)
         return path
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -251,9 +271,9 @@ class Result:
 
 
 @contextmanager
-def bench(folder: Path) -> Iterator[Bench]:
+def bench(folder: Path, security: str = INSECURE) -> Iterator[Bench]:
     """Give a bench, and leave no process behind whatever happens."""
-    made = Bench(folder)
+    made = Bench(folder, security)
     try:
         yield made
     finally:

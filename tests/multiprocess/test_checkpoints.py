@@ -17,9 +17,16 @@ from safetensors.torch import load_file
 from protos.checkpoint.store import checkpoint_name, checkpoints_in
 from sites.checkpoint.export import model_tensors
 from sites.worker.missing_sites import NOTICE_STEPS
-from tests.multiprocess.harness import Bench, bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.harness import (
+    UNDER_BOTH_SECURITIES,
+    Bench,
+    bench,
+    job_yaml,
+    kill,
+    topology_yaml,
+)
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 
 STEPS = 30
 GLOBAL_BATCH = 12

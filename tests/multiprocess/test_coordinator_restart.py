@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, Result, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 
 
 class Deployment:
@@ -78,8 +78,8 @@ def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
     deployed = Deployment(run, steps=600)
     run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
     deployed.kill()
-    other = run.folder / "other.yaml"
-    other.write_text(topology_yaml([(1, 1), (1, 1)], emulate=False, rtt="77ms"))
+    text = topology_yaml([(1, 1), (1, 1)], emulate=False, rtt="77ms")
+    other = run.write_topology("other.yaml", text)
     wrong = ("coordinator", "--topology", str(other), "--state", str(deployed.state))
     refused = run.isthmus(*wrong, "--bind", deployed.address, "--json")
     assert (refused.code, refused.envelope["error"]["code"]) == (8, "RUN_UNREADABLE")

@@ -5,9 +5,14 @@ import signal
 
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [
+    UNDER_BOTH_SECURITIES,
+    pytest.mark.multiprocess,
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+]
 
 
 def test_a_missing_site_is_named_and_the_others_are_rolled_back(run: Bench) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.harness import Bench, bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.harness import (
+    UNDER_BOTH_SECURITIES,
+    Bench,
+    bench,
+    job_yaml,
+    kill,
+    topology_yaml,
+)
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -36,6 +43,7 @@ def test_two_gateways_a_node_give_the_bits_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@UNDER_BOTH_SECURITIES
 def test_a_killed_gateway_is_its_sites_failure(run: Bench) -> None:
     topology = topology_yaml([(1, 1), (1, 1)], rtt="2ms").replace(
         "name: b, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {gateways_per_node: 1",

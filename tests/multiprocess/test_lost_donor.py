@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.multiprocess.harness import Bench, kill, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, kill, topology_yaml
 from tests.multiprocess.test_lost_site import is_training, steps_of
 from tests.multiprocess.test_returning_link import JOB, STEPS, gateway, wait_for_pieces
 
 pytestmark = [
+    UNDER_BOTH_SECURITIES,
     pytest.mark.multiprocess,
     pytest.mark.slow,
     pytest.mark.exhaustive,

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 
 DETECT_S = 5.0
 STEPS = 40

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from sites.trainer.reference import train_alone
-from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
 from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -65,6 +65,7 @@ def test_two_nodes_train_what_one_process_would(run: Bench) -> None:
 
 
 @pytest.mark.exhaustive
+@UNDER_BOTH_SECURITIES
 def test_a_node_that_is_killed_is_its_sites_loss(run: Bench) -> None:
     topology = several_machines([(2, 1), (1, 1), (1, 1)], min_sites=2, detect_within="6s")
     job = run.write(topology, job_yaml(steps=60))

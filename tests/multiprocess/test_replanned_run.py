@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.coordinator.journal import JournalReader
 from orchestrator.core.run_view import RecordedEvent, fold
-from tests.multiprocess.harness import RUN_S, Bench, topology_yaml
+from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, topology_yaml
 
 JOB = """
 version: 1
@@ -44,6 +44,7 @@ However long a switch takes, there is no more to see.
 @pytest.mark.multiprocess
 @pytest.mark.exhaustive
 @pytest.mark.slow
+@UNDER_BOTH_SECURITIES
 def test_a_link_that_is_cut_to_a_tenth_is_planned_around(run: Bench) -> None:
     topology = topology_yaml([(1, 1), (1, 1), (1, 1)], rtt="4ms", bandwidth="40Mbit/s")
     topology = topology.replace("[b, c], bandwidth: 40Mbit/s", "[b, c], bandwidth: 20Mbit/s")

@@ -7,10 +7,11 @@ import pytest
 
 from scripts.soak import reset
 from sites.local.entry_folder import INDEX, PIECE_BYTES, TENSORS
-from tests.multiprocess.harness import Bench, kill, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, kill, topology_yaml
 from tests.multiprocess.test_lost_site import is_training, steps_of
 
 pytestmark = [
+    UNDER_BOTH_SECURITIES,
     pytest.mark.multiprocess,
     pytest.mark.slow,
     pytest.mark.exhaustive,

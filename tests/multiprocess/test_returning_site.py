@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
 from tests.multiprocess.test_lost_site import is_training, steps_of, victim
 
 pytestmark = [
+    UNDER_BOTH_SECURITIES,
     pytest.mark.multiprocess,
     pytest.mark.slow,
     pytest.mark.exhaustive,

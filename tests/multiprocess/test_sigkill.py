@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 
 DETECT_WITHIN_S = 15.0
 

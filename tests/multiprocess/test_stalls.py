@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_hang.py"
 STALL_S = 4.0

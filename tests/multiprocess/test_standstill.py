@@ -11,9 +11,10 @@ import threading
 
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, topology_yaml
 
 pytestmark = [
+    UNDER_BOTH_SECURITIES,
     pytest.mark.slow,
     pytest.mark.multiprocess,
     pytest.mark.exhaustive,

@@ -15,6 +15,7 @@ from orchestrator.run_folder import log_files
 from protos import security
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import RemoteProtocolError
+from protos.identities import CALLERS
 from protos.limits import CONNECTION_LIMITS, CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from protos.mutual_streams import HANDSHAKE_S
 from protos.security import HEADER, token_path
@@ -50,6 +51,22 @@ def test_no_call_without_the_secret(tmp_path: Path, shown: str | None) -> None:
                 assert status is UNAUTHENTICATED, name
                 assert str(token_path()) in why
                 assert "ISTHMUS_TOKEN_FILE" in why
+
+    run_scenario(scenario())
+
+
+def test_a_method_without_a_role_is_refused_as_with_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So who adds a method and no role for it hears of it in a test on loopback."""
+    monkeypatch.delitem(CALLERS, "/isthmus.control.v1.Coordinator/ListRuns")
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            call = bench.stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)
+            status, why = await status_of(call)
+            assert status is grpc.StatusCode.PERMISSION_DENIED
+            assert "ListRuns is for nobody" in why
 
     run_scenario(scenario())
 

@@ -2,23 +2,16 @@
 
 import pytest
 
-from protos.control.v1 import control_pb2
-from protos.exchange.v1 import exchange_pb2, probe_pb2
 from protos.identities import CALLERS, Identity
+from tests.fakes.methods import FRAME_METHODS, described_methods
 
 
-def test_every_call_of_both_planes_has_a_role() -> None:
-    files = (control_pb2.DESCRIPTOR, exchange_pb2.DESCRIPTOR, probe_pb2.DESCRIPTOR)
-    described = {
-        f"/{service.full_name}/{method.name}"
-        for file in files
-        for service in file.services_by_name.values()
-        for method in service.methods
-    }
-    raw = {
-        f"/isthmus.exchange.v1.{each}" for each in ("Exchange/Push", "Exchange/Pull", "Probe/Pour")
-    }
-    assert set(CALLERS) == described | raw
+def test_every_call_of_both_planes_has_a_role_and_every_role_a_call() -> None:
+    methods = described_methods()
+    services = {each.rpartition("/")[0].rpartition(".")[2] for each in methods}
+    assert services == {"Coordinator", "Exchange", "State", "Probe"}, "all files were found"
+    assert methods.isdisjoint(FRAME_METHODS)
+    assert set(CALLERS) == methods | FRAME_METHODS
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import dataclasses
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ import pytest
 from orchestrator.certificates import issue, make_authority
 from protos import mutual_tls
 from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
+from protos.identities import CALLERS
+from protos.security import exchange_security
 from sites.gateway.links import frame_calls
 from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
+from sites.gateway.probing.probing_gateway import ProbingGateway
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -30,10 +33,14 @@ from tests.fakes.gateway_sites import (
     leave,
     reduce_once,
 )
+from tests.fakes.methods import FRAME_METHODS, described_methods
 from tests.fakes.tcp_proxy import TcpProxy
+from topology.job import Probe
 from topology.world import GATEWAY_PORTS
 
 SITES = ("ash", "birch")
+PACKAGE = "isthmus.exchange.v1"
+EVERY_METHOD = described_methods() | FRAME_METHODS
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -111,6 +118,87 @@ def test_only_gateways_of_the_deployment_get_in_and_only_as_themselves(
                     assert call(channel) is DENIED, name
             with dialled(at, held_by(certs, "birch.gateway")) as channel:
                 assert call(channel) is DENIED
+
+
+@contextmanager
+def probing(folder: Path) -> Iterator[int]:
+    """Serve the second site's gateway, which only measures links; give its port."""
+    written: list[Mapping[str, Any]] = []
+    config = gateway_config(folder, GATHER_2, 1)
+    gateway = ProbingGateway(config, Probe(connections=(2,)), written.append)
+    gateway.start()
+    try:
+        yield int(written[0]["port"])
+    finally:
+        gateway.stop()
+        gateway.close()
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[int]:
+    """Serve the gateways of two sites, which reduce buckets; give the second one's port."""
+    with gateways([gateway_config(folder, GATHER_2, site) for site in range(2)]) as members:
+        yield members[1].peer.port
+
+
+KINDS = {"training": training, "probing": probing}
+
+
+def served_by(kind: str) -> set[str]:
+    """Return the methods that a gateway of a kind serves."""
+    services = {"training": ("Exchange", "State"), "probing": ("Exchange", "Probe")}[kind]
+    prefixes = tuple(f"/{PACKAGE}.{service}/" for service in services)
+    return {each for each in EVERY_METHOD if each.startswith(prefixes)}
+
+
+def asked(method: str, port: int, keys: grpc.ChannelCredentials, session: str = "") -> str:
+    """Return how a call ends that says nothing beside its session: its status, and why.
+
+    Calls for frames are served at the next port.
+    """
+    at = port + (method in FRAME_METHODS)
+    with dialled(at, keys) as channel:
+        call: Any = channel.stream_stream(method)
+        named = exchange_pb2.LeaveRequest(session=session).SerializeToString()
+        said = named if method.endswith("/Leave") else b""
+        answers = call(iter([said]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
+        return f"{answers.code().name}: {answers.details()}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_between_gateways_is_for_them_and_for_nobody_else(
+    tmp_path: Path, certs: Path, kind: str
+) -> None:
+    """A gateway gets as far as being asked who it is; every other role is refused before."""
+    issue(certs, "ash.joiner", 1.0)
+    own = held_by(certs, "ash.gateway")
+    wrong = ("operator", "coordinator", "ash.agent", "birch.agent", "ash.joiner")
+    served = served_by(kind)
+    absent = EVERY_METHOD - served
+    with KINDS[kind](tmp_path) as port:
+        for method in served:
+            who = "PERMISSION_DENIED: the gateway of site ash" if "Hello" in method else "ABORTED"
+            assert asked(method, port, own).startswith(who), method
+            for name in wrong:
+                refused = asked(method, port, held_by(certs, name))
+                name_of_method = method.rpartition("/")[2]
+                assert refused.startswith(f"PERMISSION_DENIED: {name_of_method} is not for "), name
+        for method in (*absent, f"/{PACKAGE}.State/Nothing"):
+            assert asked(method, port, own).startswith("UNIMPLEMENTED"), method
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_call_is_let_in_with_the_session_of_another_site(
+    tmp_path: Path, certs: Path, kind: str
+) -> None:
+    other = held_by(certs, "birch.gateway")
+    with KINDS[kind](tmp_path) as port:
+        with dialled(port, held_by(certs, "ash.gateway")) as own:
+            session = hello(own, tmp_path)
+        for method in served_by(kind):
+            refused = asked(method, port, other, session)
+            assert refused.startswith("PERMISSION_DENIED: the gateway of site birch ("), method
+            assert "speaks for site" in refused
 
 
 def test_a_session_is_of_no_use_to_another_site(tmp_path: Path, certs: Path) -> None:
@@ -210,6 +298,16 @@ def test_on_loopback_a_frame_of_a_stranger_is_not_taken(tmp_path: Path) -> None:
             stub = exchange_pb2_grpc.ExchangeStub(stranger)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is UNAUTHENTICATED
     assert not [each for each in members[1].messages if each["op"] == "failed"]
+
+
+def test_on_loopback_a_call_for_frames_without_a_role_is_refused_as_with_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(tmp_path) as port:
+        monkeypatch.delitem(CALLERS, PUSH_METHOD)
+        security = exchange_security(SITES[0])
+        with security.channel(f"127.0.0.1:{port + 1}", (), f"{SITES[1]}.gateway") as channel:
+            assert push(channel, "") is DENIED
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])

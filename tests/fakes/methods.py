@@ -1,0 +1,27 @@
+"""Every method that is served, by what is generated from the .proto files below protos/."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import protos
+from sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
+from sites.gateway.probing.probe_server import POUR_METHOD
+
+FRAME_METHODS = frozenset({PUSH_METHOD, PULL_METHOD, POUR_METHOD})
+"""They carry bytes, and stand in no .proto file."""
+
+
+def described_methods() -> set[str]:
+    """Return the methods of every service of every .proto file."""
+    found = set()
+    for module in pkgutil.walk_packages(protos.__path__, f"{protos.__name__}."):
+        if module.name.endswith("_pb2"):
+            file = importlib.import_module(module.name).DESCRIPTOR
+            found |= {
+                f"/{service.full_name}/{method.name}"
+                for service in file.services_by_name.values()
+                for method in service.methods
+            }
+    return found
