@@ -90,7 +90,7 @@ class Checkpoints:
         """
         if self._settings.resume is None:
             return None
-        reader = CheckpointReader(self._settings.resume, self._writer.group)
+        reader = CheckpointReader(self._settings.resume)
         manifest = reader.verified()
         self._objects.take(reader.load(self._state))
         self._own = reader.own(manifest, self._place)

@@ -18,15 +18,16 @@ from protos.errors import BadCheckpointError
 from sites.checkpoint.place import OBJECTS, SHARED, Place, own_path, residuals_path
 from sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
 from sites.checkpoint.training_state import TrainingState
+from sites.worker.collectives import APART
 
 
 class CheckpointReader:
     """One checkpoint, for all ranks of a site together."""
 
-    def __init__(self, place: str, group: dist.ProcessGroup) -> None:
-        """`place` is its folder or URL; `group` the site's ranks."""
+    def __init__(self, place: str) -> None:
+        """`place` is its folder or URL. A collective of the site."""
         self._stored = StoredCheckpoint(place)
-        self._group = group
+        self._group = dist.new_group(backend="gloo", timeout=APART)
 
     def verified(self) -> Manifest:
         """Compare the digests of all files, each rank of some. A collective of the site.

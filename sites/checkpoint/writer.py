@@ -33,13 +33,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
 from protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
@@ -55,8 +52,9 @@ from sites.checkpoint.place import (
     own_path,
     residuals_path,
 )
+from sites.checkpoint.sharded_save import save_sharded
+from sites.checkpoint.site_group import SiteGroup
 from sites.checkpoint.training_state import Tensors
-from sites.worker.collectives import APART
 
 PARTS_S = 60.0
 """The first site waits so long for the other sites' parts; then the checkpoint goes without."""
@@ -92,7 +90,6 @@ class Snapshot:
     late: LateState = LateState({}, {}, frozenset())
 
 
-Told = TypeVar("Told")
 _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
 """A rank's report: what went wrong, the files that it has written, and its `other_state`."""
 
@@ -127,8 +124,8 @@ class CheckpointWriter:
         self._on_stays = on_stays
         self._on_waiting = on_waiting
         self._absent = absent
-        self.group = dist.new_group(backend="gloo", timeout=APART)
-        """The site's ranks, for this thread's collectives: training has its own."""
+        self.group = SiteGroup()
+        """For this thread's collectives: training has its own."""
         on_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
         self._stager = DefaultStager(
@@ -212,7 +209,7 @@ class CheckpointWriter:
             self._make_folders(snapshot, folder)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
             problem = f"{rank}: {error}"
-        agree_on_step(snapshot.step, problem, self._all)
+        agree_on_step(snapshot.step, problem, self.group.gather)
         remove_parts(place, snapshot.step - 1)
         try:
             self._write_files(snapshot, folder, staged)
@@ -225,7 +222,7 @@ class CheckpointWriter:
                 _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
             problem = f"{rank}: {error}"
-        parts = self._all((problem, files, snapshot.other_state))
+        parts = self.group.gather((problem, files, snapshot.other_state))
         problems = [each for each, *_ in parts if each]
         if problems:
             raise OSError(problems[0])
@@ -252,7 +249,7 @@ class CheckpointWriter:
             return self._stager.stage(snapshot.tensors)  # type: ignore[return-value]
 
     def _make_folders(self, snapshot: Snapshot, folder: Path) -> None:
-        """Make them before anybody writes: who could not would miss the collectives of `save`."""
+        """Make them before anybody writes: who could not would miss the collectives of writing."""
         (folder / own_path(self._place)).parent.mkdir(parents=True, exist_ok=True)
         if snapshot.publishes:
             (folder / OWN / self._place.site / PUBLISHES).touch()
@@ -261,8 +258,7 @@ class CheckpointWriter:
     def _write_files(self, snapshot: Snapshot, folder: Path, staged: Tensors) -> None:
         own = folder / own_path(self._place)
         if snapshot.publishes:
-            writer = FileSystemWriter(folder / SHARED)
-            save(staged, storage_writer=writer, process_group=self.group)
+            save_sharded(staged, folder / SHARED, self.group)
         self._is_complete.wait()
         with own.open("wb") as file:
             torch.save(snapshot.own, file)
@@ -278,12 +274,6 @@ class CheckpointWriter:
             if place.rank == 0:
                 paths.append(f"{SHARED}/.metadata")
         return paths
-
-    def _all(self, own: Told) -> list[Told]:
-        """Return what each rank of the site tells."""
-        told: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(told, own, group=self.group)
-        return told
 
     def _put_objects(self, step: int, objects: dict[str, Any]) -> StoredFile:
         """Write what is saved beside the tensors."""

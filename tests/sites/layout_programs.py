@@ -689,6 +689,8 @@ def train_saved(folder: Path, name: str) -> None:
         scheduler.step()
         counted.steps += 1
     wait_for_all_ranks()
+    if plan["is_destroyed"]:  # as many scripts do at their end
+        dist.destroy_process_group()
     site.leave()
     torch.save({"losses": losses, "start": start}, folder / f"{name}.pt")
 

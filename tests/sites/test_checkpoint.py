@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import SafetensorError
 from torch import nn
@@ -31,6 +32,7 @@ from sites.checkpoint.place import Place
 from sites.checkpoint.run_objects import RunObjects
 from sites.checkpoint.training_state import TrainingState
 from sites.checkpoint.writer import agree_on_step
+from sites.worker.collectives import ensure_process_group
 from sites.worker.gateway_link import AloneLink
 from sites.worker.missing_sites import MissingSites
 from sites.worker.site import scale_learning_rates
@@ -393,7 +395,21 @@ def test_who_has_no_folder_to_write_into_says_so_before_others_write(
 def test_ranks_may_wait_for_the_next_checkpoint_for_days(tmp_path: Path) -> None:
     """A group of gloo's in which a collective was not in time is of no use for the next either."""
     group = Training(str(tmp_path / "store"), tmp_path).checkpoints._writer.group
-    assert group._get_backend(CPU).options._timeout >= timedelta(days=30)
+    assert group.gloo.options._timeout >= timedelta(days=30)
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_the_last_checkpoint_needs_no_process_group_of_the_script(
+    tmp_path: Path, last: int
+) -> None:
+    """A script may destroy its groups after its last step, be that saved already or not."""
+    training = Training(str(tmp_path / "store"), tmp_path)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, last + 1))
+    dist.destroy_process_group()
+    training.checkpoints.finish(last)
+    ensure_process_group(CPU, 30.0)  # what the fixture ends
+    assert (training.written, training.failed) == ([2, last], [])
 
 
 def test_where_residuals_cannot_be_written_training_does_not_hear_of_it(tmp_path: Path) -> None:

@@ -30,12 +30,19 @@ def run(
     resume: Path | None = None,
     is_noisy: bool = False,
     is_tied: bool = False,
+    is_destroyed: bool = False,
     codec: str | None = None,
     program: Program = programs.train_saved,
 ) -> Path:
     """Train to the last step, from a checkpoint if there is one; return what was saved."""
     folder.mkdir()
-    plan = {"layouts": layouts, "num_steps": STEPS, "is_noisy": is_noisy, "is_tied": is_tied}
+    plan = {
+        "layouts": layouts,
+        "num_steps": STEPS,
+        "is_noisy": is_noisy,
+        "is_tied": is_tied,
+        "is_destroyed": is_destroyed,
+    }
     (folder / "layouts.json").write_text(json.dumps(plan))
     ranks = [programs.RANKS[each] for each in layouts]
     store = folder / "store"
@@ -73,10 +80,13 @@ def final(store: Path) -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_layout_goes_on_with_the_same_bits(tmp_path: Path, layout: str) -> None:
-    """AdamW, its schedule, generators, and what a script counts."""
+    """AdamW, its schedule, generators, and what a script counts.
+
+    The resumed run's script destroys its process groups before the last step is saved.
+    """
     whole = run(tmp_path / "whole", (layout,), is_noisy=True)
     resume = whole / checkpoint_name(SAVED)
-    resumed = run(tmp_path / "resumed", (layout,), resume=resume, is_noisy=True)
+    resumed = run(tmp_path / "resumed", (layout,), resume=resume, is_noisy=True, is_destroyed=True)
     expected, found = final(whole), final(resumed)
     assert found.keys() == expected.keys() == {*programs.net(seed=0).state_dict()}
     different = [name for name, each in found.items() if not torch.equal(each, expected[name])]
