@@ -129,7 +129,7 @@ class ActiveRun:
             self._metrics.recall(measured, recorded)
         except (LookupError, TypeError) as error:
             not_counted(error)
-        self._metrics.members = self.view.counted
+        self._metrics.count(self.view.counted)
         totals = self._journal.progress(self.run_id).get("totals", {})
         self._lead.run.recall_verified(int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
@@ -344,7 +344,7 @@ class ActiveRun:
         )
         self.view.apply(event)
         if kind in {"run.active", "epoch.begun"}:
-            self._metrics.members = self.view.counted
+            self._metrics.count(self.view.counted)
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -6,6 +6,7 @@ the run: a curve of losses keeps every second point once it is full.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,24 @@ class SiteMetrics:
     them."""
 
 
+class CountedSites:
+    """Which sites counted at a moment, by what the journal has of a run."""
+
+    def __init__(self, recorded: Sequence[RecordedEvent]) -> None:
+        self._view, self._left = RunView(""), deque(recorded)
+
+    def at(self, wall_s: float) -> frozenset[str]:
+        """Return the sites that counted then; empty: not known. Moments come in order."""
+        while self._left and self._left[0].wall_s <= wall_s:
+            self._view.apply(self._left.popleft())
+        return self._view.counted
+
+
+def read_back(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return a metric's values as they were before they were JSON, which has no NaN."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
 @dataclass(slots=True)
 class _OpenStep:
     weighted: float = 0.0
@@ -58,10 +77,13 @@ class RunMetrics:
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.sites = {site: SiteMetrics() for site in sites}
-        self.members = frozenset(sites)
-        """The sites that take part: a step's loss is known once these have sent theirs."""
+        self._members = frozenset(sites)
         self.losses: list[tuple[int, float]] = []
-        """Step, and the mean loss of its global batch; in the order in which they were complete."""
+        """Step, and the mean loss of its global batch, of the steps that were complete; ascending.
+
+        The last one is the run's loss, in its status, its summary and its report. NaN: that of a
+        site was not finite.
+        """
         self.held_out_loss: float | None = None
         self.unigram_entropy: float | None = None
         self.last_step = 0
@@ -89,6 +111,19 @@ class RunMetrics:
             pair = (site, labels.get("target", ""))
             self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
 
+    def count(self, members: frozenset[str]) -> None:
+        """Take which sites count from now on; empty: as before.
+
+        A step's loss is known once these have sent theirs: what only lacks the loss of a site that
+        counts no more, is complete.
+        """
+        if not members or members == self._members:
+            return
+        self._members = members
+        for step in sorted(self._open):
+            if step in self._open and self._open[step].sites >= members:
+                self._keep_loss(step)
+
     def recall(
         self, records: Iterable[Mapping[str, Any]], recorded: Sequence[RecordedEvent]
     ) -> None:
@@ -100,13 +135,12 @@ class RunMetrics:
         Raises:
             LookupError, TypeError: a line is none of ours.
         """
-        view, left = RunView(""), deque(recorded)
+        counted = CountedSites(recorded)
         for each in records:
-            while left and left[0].wall_s <= each["wall_s"]:
-                view.apply(left.popleft())
-                self.members = view.counted
+            self.count(counted.at(each["wall_s"]))
             if each["site"] in self.sites:
-                self.add(each["site"], each["kind"], each["step"], each["values"], each["labels"])
+                values = read_back(each["values"])
+                self.add(each["site"], each["kind"], each["step"], values, each["labels"])
 
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:
@@ -159,21 +193,26 @@ class RunMetrics:
 
     def _add_loss(self, site: str, step: int, values: Mapping[str, float]) -> None:
         """Average the sites' losses, weighted by their tokens, once all have sent the step's."""
-        if site not in self.members or (self.losses and step <= self.losses[-1][0]):
+        if site not in self._members or (self.losses and step <= self.losses[-1][0]):
             return  # it follows, or followed then, and what it makes of its data counts nothing
         entry = self._open.setdefault(step, _OpenStep())
         tokens = values.get(metrics.SITE_TOKENS, 0.0)
         entry.weighted += values[metrics.LOSS] * tokens
         entry.tokens += tokens
         entry.sites.add(site)
-        if entry.sites >= self.members:
+        if entry.sites >= self._members:
             self._keep_loss(step)
         elif len(self._open) > OPEN_STEPS:
             self._keep_loss(min(self._open))
 
     def _keep_loss(self, step: int) -> None:
-        """Append to the curve; between kept points the last one moves with the run."""
+        """Append to the curve; between kept points the last one moves with the run.
+
+        Sites send their steps in order, so what an earlier one lacks never comes.
+        """
         entry = self._open.pop(step)
+        for earlier in [each for each in self._open if each < step]:
+            del self._open[earlier]
         if entry.tokens <= 0:
             return
         loss = entry.weighted / entry.tokens

@@ -16,7 +16,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from orchestrator.client.recorded_run import RecordedRun
+from orchestrator.coordinator.control_messages import event_message, run_message
 from orchestrator.coordinator.journal import Journal
+from orchestrator.core.run_metrics import RunMetrics, summarise
+from orchestrator.core.run_view import RecordedEvent, RunView
 from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
 from orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
 from orchestrator.evidence.record.step_timelines import MAX_READ_STEPS, TimelineReader, choose
@@ -24,8 +27,9 @@ from orchestrator.evidence.report.markdown import markdown
 from orchestrator.evidence.report.page import page
 from orchestrator.evidence.report.run_facts import RunFacts, run_facts
 from orchestrator.evidence.trace_events import rates
+from orchestrator.evidence.view.live import plain_line
 from orchestrator.run_folder.home import TOPOLOGY, RunFolder
-from orchestrator.run_folder.run_files import METRICS
+from orchestrator.run_folder.run_files import METRICS, RunFiles
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
 from topology.presets.templates import topology_yaml
@@ -220,6 +224,50 @@ def test_a_switch_to_other_trees_stands_among_the_faults(tmp_path: Path) -> None
     text = page_of(facts)
     checked(text)
     assert "other trees: 2 weighted trees" in text
+
+
+def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: Path) -> None:
+    """Site b is lost in step 2 of 4, and comes back after; what it said last is not the run's."""
+    events = [
+        RecordedEvent(
+            sequence=place,
+            wall_s=wall_s,
+            run_id="r1",
+            generation=1,
+            kind=kind,
+            site=site,
+            detail=detail,
+        )
+        for place, (wall_s, kind, site, detail) in enumerate(
+            [
+                (0.0, "run.submitted", "",
+                 {"name": "n", "folder": str(tmp_path), "sites": ["a", "b"], "links": []}),
+                (1.0, "run.active", "", {}),
+                (4.0, "epoch.begun", "", {"epoch": 1, "members": ["a"]}),
+                (4.0, "site.lost", "b", {}),
+            ]
+        )
+    ]  # fmt: skip
+    view, measured = RunView("r1"), RunMetrics(("a", "b"))
+    told = [
+        (2.0, "a", 1, 2.0), (2.1, "b", 1, 4.0), (3.0, "a", 2, 8.0), (5.0, "a", 3, 1.0),
+        (6.0, "a", 4, 0.5),
+    ]  # fmt: skip
+    left = list(events)
+    for wall_s, site, step, loss in told:
+        while left and left[0].wall_s <= wall_s:
+            view.apply(left.pop(0))
+            measured.count(view.counted)
+        values = {"loss": loss, "site_tokens": 100.0, "step_s": 0.5}
+        measured.add(site, "step", step, values, {})
+        RunFiles(tmp_path).append_metrics([metric(site, "step", step, wall_s, values)])
+    run = run_message(view, measured.progress())
+    summary = summarise(view, measured, active_s=9.0, verified_steps=0)
+    facts = run_facts(read_record(run, [event_message(each) for each in events]))
+    assert "loss 0.5000  200 tokens/s" in plain_line(run)
+    assert summary["losses"] == [[step, loss] for step, loss in facts.losses]
+    assert summary["losses"] == [[1, 3.0], [2, 8.0], [3, 1.0], [4, 0.5]]
+    assert facts.last_loss == 0.5
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

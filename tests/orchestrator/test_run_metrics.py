@@ -46,7 +46,7 @@ def test_memory_is_bounded_over_a_long_run() -> None:
 
 def test_a_loss_is_known_once_all_have_sent_it_that_take_part() -> None:
     measured = RunMetrics(("a", "b", "c"))
-    measured.members = frozenset("ab")
+    measured.count(frozenset("ab"))
     measured.add("a", "step", 1, step(1.0, 1), {})
     assert measured.losses == []
     measured.add("b", "step", 1, step(2.0, 1), {})
@@ -83,6 +83,44 @@ def test_what_was_measured_counts_for_the_sites_that_took_part_then() -> None:
     measured = RunMetrics(("a", "b"))
     measured.recall(lines, journal)
     assert measured.losses == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5)]
+
+
+def test_a_step_is_complete_without_a_site_that_counts_no_more() -> None:
+    measured = RunMetrics(("a", "b"))
+    for number in (1, 2):
+        measured.add("a", "step", number, step(1.0, 1), {})
+    measured.add("b", "step", 1, step(3.0, 1), {})
+    assert measured.losses == [(1, 2.0)]
+    measured.add("a", "step", 3, step(5.0, 1), {})
+    measured.count(frozenset("a"))
+    assert measured.losses == [(1, 2.0), (2, 1.0), (3, 5.0)]
+    measured.add("b", "step", 3, step(100.0, 1), {})
+    measured.add("a", "step", 4, step(6.0, 1), {})
+    assert measured.losses[-1] == (4, 6.0)
+
+
+def test_a_loss_that_was_lost_on_the_way_changes_no_later_one() -> None:
+    measured = RunMetrics(("a", "b"))
+    for number in range(1, OPEN_STEPS + 3):
+        measured.add("a", "step", number, step(1.0, 1), {})
+        if number != 2:
+            measured.add("b", "step", number, step(3.0, 1), {})
+    steps = [number for number, _ in measured.losses]
+    assert steps == [1, *range(3, OPEN_STEPS + 3)]
+
+
+def test_a_loss_that_is_not_finite_is_the_steps() -> None:
+    measured = RunMetrics(("a", "b"))
+    lines = [
+        {"wall_s": 1.0, "site": "a", "kind": "step", "step": 1, "labels": {},
+         "values": {"loss": None, "site_tokens": 1.0}},
+        {"wall_s": 1.0, "site": "b", "kind": "step", "step": 1, "labels": {},
+         "values": {"loss": 1.0, "site_tokens": 1.0}},
+    ]  # fmt: skip
+    measured.recall(lines, [])
+    assert [number for number, _ in measured.losses] == [1]
+    assert math.isnan(measured.losses[0][1])
+    assert math.isnan(measured.sites["a"].latest["loss"])
 
 
 def test_gateways_of_one_link_count_together() -> None:

@@ -30,6 +30,7 @@ def run(**changed: object) -> control_pb2.Run:
         name="tri-coast",
         state=control_pb2.RUN_STATE_ACTIVE,
         active_s=75.3,
+        totals={"loss": 2.5},
         sites=[
             control_pb2.SiteStatus(
                 site=name, state=control_pb2.SITE_STATE_RUNNING, step=120, latest=STEP
@@ -132,11 +133,27 @@ def test_numbers_that_are_none_are_dashes() -> None:
     assert line.split() == ["oregon", "running", "120", "-", "-", "-", "-", "11ms", "0s"]
 
 
-def test_the_runs_loss_is_weighted_by_tokens() -> None:
-    shown = run()
-    shown.sites[0].latest["loss"] = 4.0
-    shown.sites[0].latest["site_tokens"] = 3 * 8192.0
+def test_the_runs_loss_is_the_last_that_all_sites_have_told() -> None:
+    shown = run(totals={"loss": 3.625})
     assert "loss 3.6250" in plain_line(shown)
+
+
+def test_a_site_that_takes_no_part_has_no_share_in_the_runs_figures() -> None:
+    for state in ("LOST", "DROPPED", "RETURNING"):
+        shown = run(members=["oregon"], epoch=1, totals={"loss": 1.25})
+        shown.sites[1].state = control_pb2.SiteState.Value(f"SITE_STATE_{state}")
+        shown.sites[1].latest["loss"] = 9.0
+        shown.sites[1].latest["step_s"] = 99.0
+        line = plain_line(shown)
+        assert "loss 1.2500  20k tokens/s  WAN 51.3ms a step (13%)" in line, state
+        row = next(row for row in rows(render(shown, 100)) if row[0] == "frankfurt")
+        assert row[:5] == ["frankfurt", state.lower(), "120", "9.0000", "-"]
+
+
+def test_a_site_that_catches_up_has_no_share_in_the_runs_figures() -> None:
+    shown = run(members=["oregon", "frankfurt"], epoch=2)
+    shown.sites[1].state = control_pb2.SITE_STATE_RETURNING
+    assert "20k tokens/s" in plain_line(shown)
 
 
 def test_a_plain_line_says_it_all_in_one_line() -> None:
@@ -148,6 +165,7 @@ def test_a_plain_line_says_it_all_in_one_line() -> None:
         site.state = state  # type: ignore[assignment]
         site.ClearField("latest")
     forming.active_s = 0
+    forming.ClearField("totals")
     assert plain_line(forming) == "FORMING  oregon absent  frankfurt lost"
     failed = run(state=control_pb2.RUN_STATE_FAILED, reason_code="PEER_LOST", reason="no\nanswer")
     assert plain_line(failed).endswith("(13%)  PEER_LOST: no answer")

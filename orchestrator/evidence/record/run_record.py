@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.core.run_metrics import RunMetrics
+from orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
+from orchestrator.core.run_view import RecordedEvent
 from orchestrator.documents import read_text
 from orchestrator.evidence.record.step_timelines import StepTimeline, TimelineReader, hold_back
 from orchestrator.evidence.view import formats
@@ -161,6 +162,7 @@ class Measurements:
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
+        self._counted = CountedSites([_recorded(event) for event in record.events])
         self._timelines = TimelineReader()
         self._evaluations: dict[int, float] = {}
         self._step_ends: dict[int, float] = {}
@@ -211,7 +213,7 @@ class Measurements:
             fields = json.loads(line)
             kind, site = str(fields["kind"]), str(fields["site"])
             step, wall_s = int(fields["step"]), float(fields["wall_s"])
-            values = _finite(fields["values"])
+            values = _numbers(fields["values"])
             labels = {str(name): str(value) for name, value in fields["labels"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self._num_odd += 1
@@ -240,6 +242,7 @@ class Measurements:
         labels: Mapping[str, str],
     ) -> None:
         record = self._record
+        record.measured.count(self._counted.at(wall_s) & record.measured.sites.keys())
         record.measured.add(site, kind, step, values, labels)
         if kind == metrics.STEP:
             self._step_ends.setdefault(step, wall_s)
@@ -294,10 +297,22 @@ def _lines(path: Path) -> Iterator[bytes]:
                 yield line
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers among `values`: a loss that was not finite is null."""
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among `values`, and a loss even if it was none."""
     return {
         str(name): float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value)
+        for name, value in read_back(values).items()
+        if isinstance(value, int | float) and (math.isfinite(value) or name == metrics.LOSS)
     }
+
+
+def _recorded(event: control_pb2.Event) -> RecordedEvent:
+    return RecordedEvent(
+        sequence=event.sequence,
+        wall_s=event.wall_s,
+        run_id=event.run_id,
+        generation=event.generation,
+        kind=event.kind,
+        site=event.site,
+        detail=detail_of(event),
+    )

@@ -5,6 +5,7 @@ Makes the figures of one run from its record. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -162,6 +163,7 @@ def run_facts(record: RunRecord) -> RunFacts:
     gaps = list(record.gaps)
     priced = [link.egress_usd for link in links if link.egress_usd is not None]
     slowest_s = max((each.step_s for each in measured.sites.values()), default=0.0)
+    losses = tuple(each for each in measured.losses if math.isfinite(each[1]))
     return RunFacts(
         run_id=run.run_id,
         name=run.name,
@@ -180,7 +182,7 @@ def run_facts(record: RunRecord) -> RunFacts:
             sum(each.times_s[metrics.EXPOSED_INTER_S] for each in measured.sites.values()),
             sum(each.step_s for each in measured.sites.values()),
         ),
-        first_loss=measured.losses[0][1] if measured.losses else None,
+        first_loss=losses[0][1] if losses else None,
         last_loss=known(totals, metrics.LOSS),
         held_out_loss=measured.held_out_loss,
         unigram_entropy=measured.unigram_entropy,
@@ -190,7 +192,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         verified_steps=None if verified_steps is None else int(verified_steps),
         sites=sites,
         links=links,
-        losses=tuple(measured.losses),
+        losses=losses,
         evaluations=tuple(record.evaluations),
         faults=_faults(record),
         plan=_plan(record, gaps),

@@ -25,6 +25,7 @@ STYLES = {
     "CANCELLED": "bold yellow",
 }
 """How a run's state is shown."""
+_OUT = frozenset({control_pb2.SITE_STATE_LOST, control_pb2.SITE_STATE_DROPPED})
 _UNFINISHED = frozenset({control_pb2.RUN_STATE_UNSPECIFIED, control_pb2.RUN_STATE_FORMING})
 
 
@@ -92,8 +93,8 @@ def _members(run: control_pb2.Run) -> str:
 
 def _figures(run: control_pb2.Run) -> list[str]:
     """Return the run's own figures, each with its name: those that are known."""
-    latest = [site.latest for site in run.sites if site.latest]
-    loss = _global_loss(latest)
+    latest = [site.latest for site in _counted(run)]
+    loss = known(run.totals, metrics.LOSS)
     held_out_loss = known(run.totals, metrics.HELD_OUT_LOSS)
     tokens_per_s = sum(_tokens_per_s(values) or 0.0 for values in latest)
     step_s = max((known(values, metrics.STEP_S) or 0.0 for values in latest), default=0.0)
@@ -101,7 +102,7 @@ def _figures(run: control_pb2.Run) -> list[str]:
     parts = []
     if run.active_s:
         parts.append(formats.duration(run.active_s))
-    if latest:
+    if any(site.latest for site in run.sites):
         parts.append(f"step {max(site.step for site in run.sites)}")
     if loss is not None:
         parts.append(f"loss {formats.loss(loss)}")
@@ -115,16 +116,16 @@ def _figures(run: control_pb2.Run) -> list[str]:
     return parts
 
 
-def _global_loss(latest: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the sites' losses weighted by their tokens, of the sites that tell both."""
-    told = [
-        (loss, tokens)
-        for values in latest
-        if (loss := known(values, metrics.LOSS)) is not None
-        and (tokens := known(values, metrics.SITE_TOKENS))
+def _counted(run: control_pb2.Run) -> list[control_pb2.SiteStatus]:
+    """Return the sites whose figures are the run's: of one that is lost they are its last."""
+    returning = control_pb2.SITE_STATE_RETURNING
+    return [
+        site
+        for site in run.sites
+        if site.latest
+        and (site.site in run.members or not run.members)
+        and site.state not in {returning, *_OUT}
     ]
-    weighted = sum(loss * tokens for loss, tokens in told)
-    return ratio(weighted, sum(tokens for _, tokens in told))
 
 
 def _loss(values: Mapping[str, float]) -> float | None:
@@ -142,6 +143,8 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     exposed_s = [known(values, metrics.EXPOSED_INTER_S) for values in latest]
     shares = [ratio(part, whole) for part, whole in zip(exposed_s, step_s, strict=True)]
     waits_s = [known(values, metrics.WAIT_S) for values in latest]
+    counted = {site.site for site in _counted(run)}
+    rates = [_tokens_per_s(site.latest) if site.site in counted else None for site in run.sites]
     return FittingTable(
         [
             Column("site", [formats.words(site.site) for site in run.sites], is_text=True),
@@ -154,7 +157,7 @@ def _sites(run: control_pb2.Run) -> FittingTable:
                 "step", [str(site.step) if site.latest else formats.UNKNOWN for site in run.sites]
             ),
             Column("loss", [show(_loss(each), formats.loss) for each in latest]),
-            Column("tokens/s", [show(_tokens_per_s(each), formats.count) for each in latest]),
+            Column("tokens/s", [show(each, formats.count) for each in rates]),
             Column("WAN", [show(each, formats.duration) for each in exposed_s]),
             Column("share", [show(each, formats.share) for each in shares]),
             Column("wait", [show(each, formats.duration) for each in waits_s]),
