@@ -286,7 +286,8 @@ _ENTRIES = (
     Entry(
         "NON_FINITE",
         "A gradient held a NaN or an infinity.",
-        "See the loss of that site's steps before; exchange.non_finite: carry lets them cross.",
+        "See the loss of that site's steps before, and its data of that step; "
+        "exchange.non_finite: carry lets them cross.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

@@ -34,6 +34,11 @@ STATE = "state"
 STATE_FAILED = "state_failed"
 """A site could not write its state for others that come back, at a step; label REASON. No values.
 """
+NON_FINITE = "non_finite"
+"""A gradient of a step held a NaN or an infinity, as the first rank to see it tells: label REASON.
+
+Label TENSOR names the parameter.
+"""
 PROBE = "probe"
 """What one gateway measured of one direction of a link; labels `source`, `target`."""
 ALLREDUCE = "allreduce"
@@ -71,8 +76,8 @@ RAW_BYTES = "raw_bytes"
 WIRE_BYTES = "wire_bytes"
 """Bytes that the rank's gateway sent for them."""
 GRADIENT_HASH = "gradient_hash"
-"""52 bits of a hash of the site's own gradient, of its beginning; 0: it was all zeros. Where the
-exchange is off there is none."""
+"""52 bits of a hash of the site's own gradient, of its beginning; 0: it tells nothing of the data,
+as zeros do. Where the exchange is off there is none."""
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
 
@@ -119,7 +124,13 @@ has it."""
 DIGEST = "digest"
 """A label: hash of all bits of the result."""
 
-# kinds "checkpoint_failed", "checkpoint_stays" and "state_failed"
+# kind "non_finite"
+AVERAGED = "averaged"
+"""1: of the average over sites, and this rank's own gradient was finite; else 0."""
+TENSOR = "tensor"
+"""A label: the parameter's name."""
+
+# kinds "checkpoint_failed", "checkpoint_stays", "state_failed" and "non_finite"
 REASON = "reason"
 """A label: one line."""
 

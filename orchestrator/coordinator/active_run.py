@@ -238,6 +238,16 @@ class ActiveRun:
             if metric.kind == metrics.CHECKPOINT_STAYS:
                 reason = one_line(labels.get(metrics.REASON, ""))
                 self.handle(run_events.CheckpointStays(site, metric.step, reason))
+            if metric.kind == metrics.NON_FINITE:
+                self.handle(
+                    run_events.NonFiniteReported(
+                        site,
+                        -1 if values.get(metrics.AVERAGED) else metric.rank,
+                        metric.step,
+                        one_line(labels.get(metrics.TENSOR, "")),
+                        one_line(labels.get(metrics.REASON, "")),
+                    )
+                )
             if metric.kind == metrics.STEP and self._lead.run.awaits_steps:
                 self.handle(run_events.StepTaken(site))
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)

@@ -24,6 +24,7 @@ _PRIORITY = {
             # These name a cause, and what else was seen at that moment followed from it.
             (
                 "PARAMETERS_DIFFER",
+                "NON_FINITE",
                 "SAME_DATA",
                 "LAYOUT_MISMATCH",
                 "CORRUPT_DATA",

@@ -236,6 +236,18 @@ class GradientReported:
 
 
 @dataclass(frozen=True, slots=True)
+class NonFiniteReported:
+    """A gradient of a step held a NaN or an infinity, and the run goes on with it."""
+
+    site: str
+    rank: int
+    """-1: it was the average over sites."""
+    step: int
+    tensor: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepTaken:
     """The ranks of a site have taken a step of the run."""
 
@@ -370,6 +382,7 @@ Event = (
     | SiteEnded
     | DigestReported
     | GradientReported
+    | NonFiniteReported
     | StateOffered
     | StepTaken
     | CheckpointFailed

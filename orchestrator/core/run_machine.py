@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.core import run_events
 from orchestrator.core.first_failure import first_failure
+from orchestrator.core.non_finite_watch import NonFiniteWatch, NotFinite
 from orchestrator.core.parameter_digests import Difference, DigestComparison
 from orchestrator.core.run_events import (
     Action,
@@ -176,6 +177,7 @@ class RunMachine:
         self._stalls = StallWatch()
         self._gradients = SameDataWatch()
         self._refuses_same_data = refuses_same_data
+        self._not_finite = NonFiniteWatch(self._timeouts.collect_s)
         self._active_s: float | None = None
         self._failed_files: dict[str, set[tuple[str, str]]] = {
             _NO_CHECKPOINT: set(),
@@ -488,6 +490,15 @@ class RunMachine:
                 return self._compared(event, now_s)
             case run_events.GradientReported():
                 return self._same_data(event, now_s)
+            case run_events.NonFiniteReported():
+                found = NotFinite(
+                    step=event.step,
+                    site=event.site,
+                    rank=event.rank,
+                    tensor=event.tensor,
+                    message=event.message,
+                )
+                return _noted_not_finite(self._not_finite.report(found, now_s))
             case run_events.StateOffered():
                 is_first, self._has_state = not self._has_state, True
                 return [RecordEvent("run.state_offered")] if is_first else []
@@ -531,7 +542,7 @@ class RunMachine:
             case run_events.CannotGoOn():
                 return self._cannot_go_on(event, now_s)
             case run_events.Ticked():
-                return []
+                return _noted_not_finite(self._not_finite.explained(now_s))
 
     def _joined(self, event: run_events.SiteJoined) -> list[Action]:
         site = self._sites[event.site]
@@ -1126,6 +1137,13 @@ class RunMachine:
 
     def _present(self) -> Sequence[_Site]:
         return [site for site in self._all() if not site.is_out]
+
+
+def _noted_not_finite(found: NotFinite | None) -> list[Action]:
+    if found is None:
+        return []
+    detail = {"step": found.step, "rank": found.rank, "tensor": found.tensor, "note": found.note}
+    return [RecordEvent("gradient.non_finite", found.site if found.rank >= 0 else "", detail)]
 
 
 def _reported(failure: Failure) -> Action:

@@ -32,6 +32,7 @@ _NOTED = frozenset(
         "plan.relaunch",
         "rank.stalled",
         "data.same",
+        "gradient.non_finite",
         "site.lost",
         "site.dropped",
         "site.drop_refused",

@@ -27,6 +27,7 @@ from protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     LocalProtocolError,
+    NonFiniteError,
     NoTokensError,
     RankLostError,
     RemoteProtocolError,
@@ -36,6 +37,7 @@ from sites.local.regions import FLOAT_BYTES
 from sites.local.squares import norm_of, total_of, units_of_words, words_of
 from sites.worker.bucket_copy import Pending, Slot, Transfer, write_pieces
 from sites.worker.collectives import Ranks, wait
+from sites.worker.finite_watch import FiniteWatch, Named, are_finite
 from sites.worker.gateway_link import Link
 from sites.worker.member_history import MemberHistory
 from sites.worker.routes import Route
@@ -90,6 +92,12 @@ class Bucket:
     """When its result was in place; on CUDA, when that was enqueued."""
     reduced: Reduced | None = None
     done: bool = False
+    named: Named = ()
+    """The gradients in it."""
+    is_finite: torch.Tensor | None = None
+    """Whether what this rank submitted is, once `pending` is over; None: nobody asks."""
+    is_own: bool = True
+    """It is this rank's gradient, and no shard of the site's."""
 
 
 @dataclass(slots=True)
@@ -161,6 +169,12 @@ class Round:
         return [each.reduced.times for each in self.buckets if each.reduced]
 
     @property
+    def unfit(self) -> list[Named]:
+        """The gradients of the buckets of which this rank's shard of the average is not finite."""
+        gradients = (each for each in self.buckets if each.is_gradient)
+        return [each.named for each in gradients if each.reduced and each.reduced.squares is None]
+
+    @property
     def squares(self) -> int | None:
         """Squares of this rank's shards of all gradients, in units (sites/local/squares.py)."""
         gradients = (each for each in self.buckets if each.is_gradient)
@@ -190,10 +204,15 @@ def hash_of_site(region: torch.Tensor) -> int:
     """Return 52 bits that tell what a site contributes: sites with other data have others.
 
     Takes the first HASHED_NUMEL elements of the first rank's shard, which are the first of the
-    bucket at each site. 0: they are all zeros.
+    bucket at each site. 0: they tell nothing, for other data may have the same. Where one is not
+    finite, all are likely to be that NaN. Zeros, and one constant of either sign beside them, are
+    what a mean loss gives a bias, whatever the data are.
     """
     values = region[:HASHED_NUMEL]
-    if not bool(values.count_nonzero()):
+    magnitudes = values[values != 0.0].abs()
+    if not magnitudes.numel() or not bool(torch.isfinite(values).all()):
+        return 0
+    if bool((magnitudes == magnitudes[0]).all()):
         return 0
     return xxhash.xxh3_64_intdigest(values.numpy().data) >> 12
 
@@ -355,6 +374,7 @@ class BucketPipeline:
         encoder: ShardEncoder | None = None,
         shared: SharedTensors | None = None,
         members: MemberHistory | None = None,
+        finite: FiniteWatch | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepare; `start` starts the threads.
@@ -362,7 +382,8 @@ class BucketPipeline:
         `deadline_s` is for every wait. Without `overlaps`, all buckets of a round are handed over
         at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
         None: the gateway does. `shared` are tensors that are averaged where they lie. `members`
-        is told what the gateway says of them, and allows rounds.
+        is told what the gateway says of them, and allows rounds. `finite` is told of gradients that
+        are not.
         """
         self._link = link
         self._transfer = transfer
@@ -373,6 +394,7 @@ class BucketPipeline:
         self._slots = Slots(link, transfer, world_size, shared)
         self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
         self._members = members or MemberHistory("")
+        self._finite = finite
         self.num_rounds = 0
         """How many rounds of the run have begun."""
         self.before_gradients: Callable[[], int] = lambda: 0
@@ -472,6 +494,7 @@ class BucketPipeline:
         sharing: SharedBy = EVERYBODY,
         factors: Sequence[float] = (),
         is_gradient: bool = True,
+        named: Named = (),
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -486,6 +509,7 @@ class BucketPipeline:
             factors: by which each of the pieces is multiplied, in place of the tokens; of sums,
                 empty is 1.
             is_gradient: its elements count in the round's norm.
+            named: the gradients in it, by which one that is not finite is named: views.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -503,6 +527,9 @@ class BucketPipeline:
         slot = self._slots.get(slot_index, numel, route, pieces)
         with torch.no_grad():
             is_own = route is None or current.counted_by == (self._rank,)
+            is_finite = None
+            if current.is_gradient and is_gradient and self._counts(current, is_own=is_own):
+                is_finite = self._look(pieces, named, is_own=is_own)
             tokens = current.tokens if is_own else self.site_tokens()
             weights = factors or ([1.0] * len(pieces) if current.is_summed else tokens)
             write_pieces(pieces, weights, slot.padded)
@@ -535,11 +562,45 @@ class BucketPipeline:
             future,
             raw_bytes,
             now_s,
+            named=named,
+            is_finite=is_finite,
+            is_own=is_own,
         )
         self._open.add(current, bucket)
         if self._overlaps:
             self._release(current)
         return future
+
+    def _counts(self, current: Round, *, is_own: bool) -> bool:
+        """Whether what this rank submits has a part in the average, and anybody wants to know."""
+        has_part = not (current.follows or (is_own and current.tokens == 0))
+        return self._finite is not None and has_part
+
+    def _look(
+        self, pieces: Sequence[torch.Tensor], named: Named, *, is_own: bool
+    ) -> torch.Tensor | None:
+        """Look for what is not finite before another rank can have it.
+
+        Returns:
+            On CUDA, what says so once the reduce-scatter is over.
+
+        Raises:
+            NonFiniteError: there is some, and the run is to stop for that.
+        """
+        found = are_finite(pieces)
+        if self._transfer.device.type != "cpu":
+            return found
+        if not bool(found):
+            self._tell_not_finite(named, is_own=is_own)
+        return None
+
+    def _tell_not_finite(self, named: Named, *, is_own: bool) -> None:
+        assert self._finite is not None, "nobody looks"
+        try:
+            self._finite.found(named, is_own=is_own)
+        except NonFiniteError as error:
+            self._open.fail(error)
+            raise
 
     def site_tokens(self) -> torch.Tensor:
         """Return the tokens of all ranks of the site, this round: float64[1], on this stream."""
@@ -554,10 +615,13 @@ class BucketPipeline:
         Raises:
             IsthmusError: the first error of any thread or of the gateway.
             DeadlineExceededError: results did not come in time.
+            NonFiniteError: the average is not finite, and the run is to stop for that.
         """
         current = self._open.current
         self._release(current)
         self._open.wait_finished(current, len(current.buckets))
+        if self._finite is not None and current.is_gradient and not current.follows:
+            self._finite.end_round(unfit=current.unfit)
         if has_norm:
             current.read_squares = self._transfer.sum_words(words_of(current.squares))
             current.end_s = self._now_s()
@@ -594,6 +658,8 @@ class BucketPipeline:
                     # Submitted long before: the device still computed what was only enqueued.
                     bucket.submitted_s = self._now_s() - computed_s
                     current.note_computed(bucket.index, bucket.submitted_s)
+                if bucket.is_finite is not None and not bool(bucket.is_finite):
+                    self._tell_not_finite(bucket.named, is_own=bucket.is_own)
             if current.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
                 current.gradient_hash = hash_of_site(buckets[0].slot.region)
             for bucket in buckets:

@@ -197,13 +197,13 @@ class ReplicaHook(GradientHook):
             return self._hold(model, bucket)
         self._buckets[model].append(names)
         layout, buffer = self._layout(bucket), bucket.buffer()
+        named = [*zip(names, bucket.gradients(), strict=True)]
         if not self._exactness.is_lossy:
-            return self._pipeline.submit([buffer], layout)
-        named = zip(names, bucket.gradients(), strict=True)
+            return self._pipeline.submit([buffer], layout, named=named)
         futures = []
         for group, is_exact in self._exactness.split(named, exact=False):
             pieces = [memory_of(each, buffer) for _, each in group]
-            futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
+            futures.append(self._pipeline.submit(pieces, layout, exact=is_exact, named=[*group]))
 
         def whole(last: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             last.value()  # raises what went wrong
@@ -234,7 +234,9 @@ class ReplicaHook(GradientHook):
             memory = {name: grads.pop(name)[2] for name in names}
             for group, is_exact in self._exactness.split(named, exact=False):
                 pieces = [memory[name] for name, _ in group]
-                futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
+                futures.append(
+                    self._pipeline.submit(pieces, layout, exact=is_exact, named=[*group])
+                )
 
         # Buckets are completed in the order in which they were submitted.
         self._held[model].complete_after(futures[-1])

@@ -150,6 +150,7 @@ class ReplicaBesideShardsHook(GradientHook):
                 exact=cut.exact,
                 number=cut.number,
                 sharing=sharing,
+                named=[(name, self._arrived[name]) for name in cut.names],
             )
             self._num_submitted += 1
         return latest

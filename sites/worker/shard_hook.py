@@ -328,6 +328,7 @@ class ShardHook(GradientHook):
             number=bucket.cut.number,
             sharing=bucket.sharing,
             factors=divisors if self._is_summed else (),
+            named=[*flats.items()],
         )
         self._futures.append(future)
 

@@ -30,6 +30,7 @@ from sites.worker.collectives import Collectives, local_rank
 from sites.worker.data_part import part_of
 from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
+from sites.worker.finite_watch import FiniteWatch
 from sites.worker.gateway_link import Link
 from sites.worker.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
 from sites.worker.initial_state import InitialState
@@ -911,9 +912,23 @@ class Site:
                 encoder=self._encoder,
                 shared=self._shared,
                 members=self._members,
+                finite=FiniteWatch(
+                    self._tell_not_finite, stops=self.job.exchange.non_finite == "stop"
+                ),
             )
             self._pipeline.start()
         return self._pipeline
+
+    def _tell_not_finite(self, tensor: str, reason: str, is_averaged: bool) -> None:
+        step = self._steps.num_steps + 1
+        self._link.send(
+            Metric(
+                kind=metrics.NON_FINITE,
+                step=step,
+                values={metrics.AVERAGED: float(is_averaged)},
+                labels={metrics.TENSOR: tensor, metrics.REASON: f"in step {step} {reason}"},
+            )
+        )
 
     def _open_average(self) -> TensorAverage:
         """Return what averages lists of tensors."""

@@ -108,7 +108,7 @@ class TensorAverage:
         for group, is_exact in self._exactness.split(held, exact=exact):
             tensors = [each for _, each in group]
             for pieces in packed(_flat(tensors, copies), self._bucket_numel):
-                future = self._pipeline.submit(pieces, layout, exact=is_exact)
+                future = self._pipeline.submit(pieces, layout, exact=is_exact, named=group)
                 futures.append(future)
         finished = self._pipeline.wait()
         for future in futures:

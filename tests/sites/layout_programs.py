@@ -723,3 +723,26 @@ def train_sampled(folder: Path, name: str) -> None:
     wait_for_all_ranks()
     site.leave()
     torch.save({"start": start, "drawn": drawn, "place": laid.place}, folder / f"{name}.pt")
+
+
+def train_not_finite(folder: Path, name: str) -> None:
+    """Three steps; in the second one rank's gradient is NaN: of one parameter, or of all."""
+    plan = json.loads((folder / "layouts.json").read_text())
+    site = join_site()
+    layout = plan["layouts"][site.index]
+    model = net(seed=0)
+    parameter = dict(model.named_parameters()).get(plan["parameter"])
+    is_bad = False
+    if parameter is not None:
+        parameter.register_hook(lambda grad: grad * (float("nan") if is_bad else 1.0))  # type: ignore[no-untyped-call]
+    laid = lay_out(layout, model)
+    optimizer = torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE)
+    site.synchronize(laid.models, optimizer, beside_shards=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        is_bad = (step, name) == (1, plan["rank"])
+        weight = float("nan") if is_bad and parameter is None else 1.0
+        laid.step(*data(step, 10 * site.index + laid.place), weight)
+        optimizer.step()
+    wait_for_all_ranks()
+    site.leave()

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from protos.errors import IsthmusError, LocalProtocolError, failure_of
+from protos import metrics
+from protos.errors import IsthmusError, LocalProtocolError, NonFiniteError, failure_of
 from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.codecs.codec import Floats
@@ -389,6 +390,8 @@ class LocalServer:
                 self._ranks.keep_residuals(rank, Path(message.path))
             case OweResiduals():
                 self._ranks.owe_residuals(Path(message.path))
+            case Metric(kind=metrics.NON_FINITE) if self._config.non_finite == "stop":
+                raise NonFiniteError(message.labels.get(metrics.REASON, ""))
             case Metric() | Digest():
                 self._ranks.passed({"rank": rank, **to_json(message)})
             case _:

@@ -1,0 +1,74 @@
+"""Finds whose gradient was the first that was not finite, of all that ranks tell of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_NOTES = 8
+"""So many are noted of a run: a GradScaler finds out now and then how large its scale may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """A gradient of one step held a NaN or an infinity."""
+
+    step: int
+    site: str
+    rank: int
+    """Inside the site; -1: it was the average over sites."""
+    tensor: str
+    message: str
+
+    @property
+    def note(self) -> str:
+        """What people are to know, in a line."""
+        place = f"site {self.site}, rank {self.rank}: " if self.rank >= 0 else ""
+        return f"NON_FINITE: {place}{self.message}; `exchange.non_finite: carry` lets it cross"
+
+
+class NonFiniteWatch:
+    """Notes each site's first report of the first such step. Pure.
+
+    From the next step on all sites have it, for it is in their parameters: what they tell then
+    is no news, until steps were finite again. An average that is not finite is seen by all, so it
+    is noted only where no rank has told of its own gradient within `wait_s`.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._first_step = self._last_step = -2
+        """Of the steps in a row that were not finite, as far as is known."""
+        self._sites: set[str] = set()
+        """Those that were noted of the first step."""
+        self._average: tuple[NotFinite, float] | None = None
+        """What waits for a better explanation, and until when."""
+        self._num_notes = 0
+
+    def report(self, found: NotFinite, now_s: float) -> NotFinite | None:
+        """Take what a rank tells; return what is to be noted at once."""
+        if found.step > self._last_step + 1:
+            self._first_step = self._last_step = found.step
+            self._sites.clear()
+            self._average = None
+        self._last_step = max(self._last_step, found.step)
+        if found.step != self._first_step or found.site in self._sites:
+            return None
+        if found.rank >= 0:
+            self._average = None
+            self._sites.add(found.site)
+            return self._counted(found)
+        if not self._sites and self._average is None:
+            self._average = found, now_s + self._wait_s
+        return None
+
+    def explained(self, now_s: float) -> NotFinite | None:
+        """Return an average that no rank's gradient explains, once it has waited."""
+        if self._average is None or now_s < self._average[1]:
+            return None
+        found, self._average = self._average[0], None
+        self._sites.add(found.site)
+        return self._counted(found)
+
+    def _counted(self, found: NotFinite) -> NotFinite | None:
+        self._num_notes += 1
+        return found if self._num_notes <= MAX_NOTES else None
