@@ -226,6 +226,13 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "NEVER_SYNCHRONISED",
+        "A training script joined the run, and averaged nothing with the other sites.",
+        "Add `site.synchronize(model, optimizer)` before the first step. A script that averages "
+        "nothing on purpose says `sites.join(averages=False)`: docs/integration.md.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "RANK_LOST",
         "A training process closed its connection to the gateway without leaving.",
         "See that rank's own end; its log says more.",

@@ -28,6 +28,10 @@ ENTRY = "entry"
 """A site that comes back has fetched the others' state, told by a gateway of it."""
 ENTERED = "entered"
 """A site that came back takes part from the step after this one on, told by its first rank."""
+STEPPED_ALONE = "stepped_alone"
+"""A site's first rank has taken an optimizer step, and its script has not averaged anything yet. No
+values.
+"""
 STATE = "state"
 """A site's script has called `site.checkpoint`: the state can be given, and taken over. No values.
 """

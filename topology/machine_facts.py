@@ -46,6 +46,8 @@ class Script:
     column: Count = 0
     joins: bool = True
     """Whether it, or a module beside it that it imports, calls `sites.join`; True in doubt."""
+    averages: bool = True
+    """Whether one of them averages something over sites, or says that none does; True in doubt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,6 +248,13 @@ class NonFiniteReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SteppedAlone:
+    """A site's script has taken an optimizer step, and has averaged nothing with other sites."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepTaken:
     """The ranks of a site have taken a step of the run."""
 
@@ -383,6 +390,7 @@ Event = (
     | DigestReported
     | GradientReported
     | NonFiniteReported
+    | SteppedAlone
     | StateOffered
     | StepTaken
     | CheckpointFailed

@@ -47,6 +47,10 @@ NO_STATE = (
     "the script does not call `start = site.checkpoint(model, optimizer)`, by which a site takes over "
     "the others' state"
 )
+STEPPED_ALONE = (
+    "has taken an optimizer step, and has averaged nothing with the other sites yet: it trains by "
+    "itself until its script calls `site.synchronize(model, optimizer)`"
+)
 _WHAT_IS_MISSING = {
     SiteState.ABSENT: "no agent has joined",
     SiteState.JOINED: "its gateways do not listen yet",
@@ -502,6 +506,9 @@ class RunMachine:
             case run_events.StateOffered():
                 is_first, self._has_state = not self._has_state, True
                 return [RecordEvent("run.state_offered")] if is_first else []
+            case run_events.SteppedAlone():
+                note = f"site {event.site} {STEPPED_ALONE}"
+                return [RecordEvent("site.stepped_alone", event.site, {"note": note})]
             case run_events.StepTaken():
                 return self._step_taken()
             case run_events.CheckpointFailed():

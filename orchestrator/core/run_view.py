@@ -33,6 +33,7 @@ _NOTED = frozenset(
         "rank.stalled",
         "data.same",
         "gradient.non_finite",
+        "site.stepped_alone",
         "site.lost",
         "site.dropped",
         "site.drop_refused",

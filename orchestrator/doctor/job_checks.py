@@ -43,8 +43,21 @@ def _script(script: Script, user: str, site: str | None) -> list[Finding]:
                 line=(script.path, script.line, script.column) if is_syntax else None,
             )
         ]
-    if script.joins:
+    if script.joins and script.averages:
         return []
+    if script.joins:
+        return [
+            Finding(
+                severity=Severity.WARNING,
+                kind="script-never-synchronises",
+                site=site,
+                found=f"the entrypoint {script.path} joins, and never calls site.synchronize()",
+                why="each site would train by itself, and the run fail: NEVER_SYNCHRONISED",
+                cure="add to it, before the first step: site.synchronize(model, optimizer); or, if "
+                "it is to average nothing: sites.join(averages=False)",
+                path=("entrypoint",),
+            )
+        ]
     return [
         Finding(
             severity=Severity.WARNING,

@@ -1,4 +1,4 @@
-"""Whether a training script can be run, and joins: told from its text, without running it."""
+"""Whether a training script can be run, joins and averages: told from its text alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ _MODULES_MAX = 200
 """Modules beside the script that are looked into."""
 _JOINING = frozenset({"sites", "sites.worker.joining"})
 """The modules that `join` is imported from."""
+_INTEGRATIONS = ("sites.integrations.", "sites.trainer.")
+"""Modules of ours that average by themselves."""
+_AVERAGING = frozenset({"synchronize", "average_gradients", "all_reduce", "broadcast"})
+"""Methods of a site that do."""
 
 
 def look_at(path: str) -> Script:
-    """Read the script, and the modules beside it, until one of them joins."""
+    """Read the script, and the modules beside it, until one joins and one averages."""
     script = Path(path)
     try:
         if script.is_dir():
@@ -34,7 +38,8 @@ def look_at(path: str) -> Script:
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path or in the text
         return Script(path=path, error=_reason(error))
-    return Script(path=path, joins=_joins(tree, script.parent))
+    joins, averages = _joins_and_averages(tree, script.parent)
+    return Script(path=path, joins=joins, averages=averages)
 
 
 def _look_at_folder(folder: Path) -> Script:
@@ -47,23 +52,56 @@ def _look_at_folder(folder: Path) -> Script:
         path=str(folder),
         error=None if found.error is None else f"{main.name}: {found.error}",
         joins=found.joins,
+        averages=found.averages,
     )
 
 
-def _joins(tree: ast.AST, folder: Path) -> bool:
-    """Whether a module, or one of those in `folder` that it imports, calls `sites.join`."""
+def _joins_and_averages(tree: ast.AST, folder: Path) -> tuple[bool, bool]:
+    """Whether a module, or one of those in `folder` that it imports, joins; and averages."""
     trees, seen = [tree], set[Path]()
+    joins = averages = False
     for each in trees:
-        if _calls_join(each):
-            return True
+        joins |= _calls_join(each)
+        averages |= _averages(each)
+        if joins and averages:
+            break
         for path in _imported(each, folder):
             if path not in seen and len(seen) < _MODULES_MAX:
                 seen.add(path)
                 try:
                     trees.append(ast.parse(path.read_bytes()))
                 except (OSError, SyntaxError, ValueError):
-                    return True  # in doubt
-    return False
+                    return True, True  # in doubt
+    return joins, averages or len(seen) == _MODULES_MAX
+
+
+def _averages(tree: ast.AST) -> bool:
+    """Whether a module calls what averages over sites, by whatever name it has the site.
+
+    torch has methods of the same names. A module of ours does it itself.
+    """
+    others = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {each.name: each.asname or each.name.partition(".")[0] for each in node.names}
+            others |= {known for name, known in names.items() if name.partition(".")[0] == "torch"}
+            if any(name.startswith(_INTEGRATIONS) for name in names):
+                return True
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if f"{node.module}.".startswith(_INTEGRATIONS):
+                return True
+            if node.module.partition(".")[0] == "torch":
+                others |= {each.asname or each.name for each in node.names}
+    return any(
+        (
+            isinstance(node, ast.Attribute)
+            and node.attr in _AVERAGING
+            and _first_name(node) not in others
+        )
+        or (isinstance(node, ast.keyword) and node.arg == "averages")
+        or (isinstance(node, ast.Constant) and node.value in _AVERAGING)  # getattr
+        for node in ast.walk(tree)
+    )
 
 
 def _calls_join(tree: ast.AST) -> bool:

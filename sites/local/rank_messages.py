@@ -200,6 +200,8 @@ class Leave:
     """The rank ends because it is done. A connection that ends without this has lost its rank."""
 
     op: ClassVar[str] = "leave"
+    has_averaged: bool = True
+    """It has averaged something with other sites, or was not meant to."""
 
 
 # ---------------------------------------------------------------- gateway to rank

@@ -72,8 +72,11 @@ class Link(Protocol):
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
         """Pass a message on: a region with its memfd, which stays the caller's."""
 
-    def leave(self) -> None:
-        """Report that this rank ends because it is done, then close. Idempotent."""
+    def leave(self, *, has_averaged: bool = True) -> None:
+        """Report that this rank ends because it is done, then close. Idempotent.
+
+        `has_averaged` is as `Leave` has it.
+        """
 
     def close(self) -> None:
         """Close without a word: to the other side, this rank has died. Idempotent."""
@@ -124,8 +127,9 @@ class AloneLink:
             )
         )
 
-    def leave(self) -> None:
+    def leave(self, *, has_averaged: bool = True) -> None:
         """Nobody is there to be told."""
+        del has_averaged
         self.close()
 
     def close(self) -> None:
@@ -158,10 +162,10 @@ class SiteOnlyLink(AloneLink):
         else:
             super().send(message, descriptor)
 
-    def leave(self) -> None:
+    def leave(self, *, has_averaged: bool = True) -> None:
         """Report that this rank ends because it is done, then close. Idempotent."""
         super().close()
-        self._gateway.leave()
+        self._gateway.leave(has_averaged=has_averaged)
 
     def close(self) -> None:
         """Close without a word. Idempotent."""
@@ -259,12 +263,12 @@ class GatewayLink:
             target=self._listen, args=arguments, name="isthmus-receive", daemon=True
         ).start()
 
-    def leave(self) -> None:
+    def leave(self, *, has_averaged: bool = True) -> None:
         """Send Leave and close. A gateway that has gone already is no error."""
         if self._closed:
             return
         with contextlib.suppress(IsthmusError):
-            self.send(Leave())
+            self.send(Leave(has_averaged=has_averaged))
         self.close()
 
     def close(self) -> None:

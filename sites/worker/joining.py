@@ -19,7 +19,12 @@ from sites.worker.site import Site
 from sites.worker.stacks import write_stacks_on_signal
 
 
-def join(*, alone: bool = False, environment: Literal["site", "global"] = "site") -> Site:
+def join(
+    *,
+    alone: bool = False,
+    environment: Literal["site", "global"] = "site",
+    averages: bool = True,
+) -> Site:
     """Enter the run that isthmus started this process for. Once a process, from every rank.
 
     Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the
@@ -31,6 +36,9 @@ def join(*, alone: bool = False, environment: Literal["site", "global"] = "site"
         environment: `global` sets RANK and WORLD_SIZE in `os.environ` to this rank among the ranks
             of all sites, once the site's process group is there: for a script that divides its data
             by them. torch.distributed's own ranks stay the site's.
+        averages: False: the script averages nothing over sites on purpose, as one that only
+            evaluates. Else a run whose script ends without having done so has failed
+            (NEVER_SYNCHRONISED).
 
     Raises:
         ValueError: another environment.
@@ -84,6 +92,7 @@ def join(*, alone: bool = False, environment: Literal["site", "global"] = "site"
         device=device,
         owns_group=owns_group,
         returns=launched.returns,
+        averages=averages,
     )
     if environment == "global":
         os.environ["RANK"] = str(site.global_rank)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from protos import metrics
 from protos.checkpoint.manifest import Manifest
@@ -107,6 +108,7 @@ class Site:
         run: str = "alone",
         generation: int = 0,
         returns: bool = False,
+        averages: bool = True,
     ) -> None:
         """Made by `sites.join`."""
         self.name = welcome.site
@@ -167,6 +169,11 @@ class Site:
         self._returned_at = 0
         """Steps that the others had taken when this site began to follow."""
         self._has_left = False
+        is_apart = self.num_sites == 1 or self.job.exchange.schedule == "off"
+        self._must_average = averages and not is_apart
+        """Ending without having averaged anything is a mistake of the script."""
+        if self._must_average and self.rank == 0:
+            self._watched = register_optimizer_step_post_hook(self._stepped)
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
@@ -785,8 +792,15 @@ class Site:
         if self._entry is not None:
             self._entry.close()
         self._steps.flush()
-        self._link.leave()
+        has_averaged = self._pipeline is not None or not self._must_average
+        self._link.leave(has_averaged=has_averaged)
         self._end()
+
+    def _stepped(self, *_: object) -> None:
+        """Tell, once, of an optimizer that takes steps of which other sites know nothing."""
+        self._watched.remove()
+        if self._pipeline is None:
+            self.record(metrics.STEPPED_ALONE, 0, {})
 
     def _leave_at_exit(self) -> None:
         """Leave, unless an exception ends the process: to the others that is a crash."""

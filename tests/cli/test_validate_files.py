@@ -86,13 +86,16 @@ def test_a_topology_that_is_not_there_is_told_at_its_line(isthmus: Isthmus, fold
     ("script", "joins"),
     [
         (JOINING, True),
-        ("from sites import join\nsite = join(alone=True)", True),
-        ("from sites import join as enter\nenter()", True),
-        ("import sites as wan\n\ndef main():\n    with wan.join() as site: pass", True),
-        ("import sites.worker.joining\nsites.worker.joining.join()", True),
+        ("from sites import join\nsite = join(alone=True, averages=False)", True),
+        ("from sites import join as enter\nenter().synchronize(m, o)", True),
+        (
+            "import sites as wan\n\ndef main():\n    with wan.join() as site: site.broadcast(m)",
+            True,
+        ),
+        ("import sites.worker.joining\nsites.worker.joining.join().all_reduce([t])", True),
         ("import helper", True),
         ("from package import helper", True),
-        ("import sites\nmain(sites.join)", True),
+        ("import sites, helper\nmain(sites.join)", True),
         ("import sites", False),
         ("import os\nos.path.join('a', 'b')", False),
         ("from sites import Site\n','.join([])", False),
@@ -106,7 +109,7 @@ def test_a_script_that_never_joins(
     (folder / "helper.py").write_text(JOINING)
     (folder / "other.py").write_text("import train\nimport json")
     (folder / "package").mkdir()
-    (folder / "package" / "helper.py").write_text("import sites\nsites.join()")
+    (folder / "package" / "helper.py").write_text(JOINING)
     found = warned(isthmus, folder / "job.yaml")
     if joins:
         assert found == []
@@ -115,6 +118,38 @@ def test_a_script_that_never_joins(
         assert place == "4:13"
         assert told.startswith(f"the entrypoint {folder}/train.py never calls sites.join()")
         assert "site = sites.join(); site.synchronize(model, optimizer)" in told
+
+
+@pytest.mark.parametrize(
+    ("script", "averages"),
+    [
+        ("site.average_gradients(optimizer)", True),
+        ("site.all_reduce([loss])", True),
+        ("run.site.broadcast(model)", True),
+        ("getattr(site, 'synchronize')(model, optimizer)", True),
+        ("from sites.integrations.transformers import train", True),
+        ("import helper", True),
+        ("print('evaluating')", False),
+        ("import torch\ntorch.cuda.synchronize()", False),
+        ("import torch.distributed as dist\ndist.all_reduce(loss)\ndist.broadcast(w, 0)", False),
+        ("from torch import distributed as d, cuda\nd.all_reduce(loss); cuda.synchronize()", False),
+        ("import other", False),
+    ],
+)
+def test_a_script_that_joins_and_never_averages(
+    isthmus: Isthmus, folder: Path, script: str, averages: bool
+) -> None:
+    (folder / "train.py").write_text(f"import sites\nsite = sites.join()\n{script}\n")
+    (folder / "helper.py").write_text("def train(site, *more):\n    site.synchronize(*more)\n")
+    (folder / "other.py").write_text("import json")
+    found = warned(isthmus, folder / "job.yaml")
+    if averages:
+        assert found == []
+    else:
+        ((place, told),) = found
+        assert place == "4:13"
+        assert "train.py joins, and never calls site.synchronize()" in told
+        assert "sites.join(averages=False)" in told
 
 
 def test_a_round_trip_that_is_shorter_than_lights(isthmus: Isthmus, folder: Path) -> None:

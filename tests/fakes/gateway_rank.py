@@ -74,9 +74,9 @@ class GatewayRank:
         }  # fmt: skip
         self.send(**{**message, **changes})
 
-    def leave(self) -> None:
+    def leave(self, **told: object) -> None:
         """End cleanly."""
-        self.send(op="leave")
+        self.send(op="leave", **told)
         self.close()
 
     def close(self) -> None:

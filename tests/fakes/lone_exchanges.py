@@ -116,8 +116,9 @@ class RecordingLink(AloneLink):
             self.steps_hashed.append(message.step)
         super().send(message, descriptor)
 
-    def leave(self) -> None:
+    def leave(self, *, has_averaged: bool = True) -> None:
         self.has_left = True
+        self.has_averaged = has_averaged
 
 
 class StreamTransfer(Transfer):

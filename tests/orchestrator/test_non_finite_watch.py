@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core import run_events
 from orchestrator.core.non_finite_watch import MAX_NOTES, NonFiniteWatch, NotFinite
-from tests.orchestrator.test_run_machine import COLLECT_S, World
+from tests.fakes.run_worlds import COLLECT_S, World
 
 WAIT_S = 2.0
 

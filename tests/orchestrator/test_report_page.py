@@ -11,6 +11,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -228,6 +229,13 @@ def test_a_switch_to_other_trees_stands_among_the_faults(tmp_path: Path) -> None
 
 def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: Path) -> None:
     """Site b is lost in step 2 of 4, and comes back after; what it said last is not the run's."""
+    written: list[tuple[float, str, str, dict[str, Any]]] = [
+        (0.0, "run.submitted", "",
+         {"name": "n", "folder": str(tmp_path), "sites": ["a", "b"], "links": []}),
+        (1.0, "run.active", "", {}),
+        (4.0, "epoch.begun", "", {"epoch": 1, "members": ["a"]}),
+        (4.0, "site.lost", "b", {}),
+    ]  # fmt: skip
     events = [
         RecordedEvent(
             sequence=place,
@@ -238,16 +246,8 @@ def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: 
             site=site,
             detail=detail,
         )
-        for place, (wall_s, kind, site, detail) in enumerate(
-            [
-                (0.0, "run.submitted", "",
-                 {"name": "n", "folder": str(tmp_path), "sites": ["a", "b"], "links": []}),
-                (1.0, "run.active", "", {}),
-                (4.0, "epoch.begun", "", {"epoch": 1, "members": ["a"]}),
-                (4.0, "site.lost", "b", {}),
-            ]
-        )
-    ]  # fmt: skip
+        for place, (wall_s, kind, site, detail) in enumerate(written)
+    ]
     view, measured = RunView("r1"), RunMetrics(("a", "b"))
     told = [
         (2.0, "a", 1, 2.0), (2.1, "b", 1, 4.0), (3.0, "a", 2, 8.0), (5.0, "a", 3, 1.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_on_a_device_it_is_told_once_the_values_are_there() -> None:
 
 def reports(
     folder: Path, layouts: tuple[str, str], parameter: str, rank: str
-) -> list[tuple[str, int, dict[str, object]]]:
+) -> list[tuple[str, int, dict[str, Any]]]:
     plan = {"layouts": layouts, "parameter": parameter, "rank": rank}
     (folder / "layouts.json").write_text(json.dumps(plan))
     ranks = [layout_programs.RANKS[each] for each in layouts]

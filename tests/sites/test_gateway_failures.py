@@ -144,6 +144,38 @@ def test_a_site_that_finishes_first_is_not_a_loss(tmp_path: Path) -> None:
         assert "left before the run's end" in suspect["why"]
 
 
+def test_a_rank_that_leaves_and_has_averaged_nothing_fails_the_run(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        for member in members:
+            member.wait("connected")
+        ranks[0].leave(has_averaged=False)
+        failed = members[0].end()
+        assert failed is not None
+        assert (failed["code"], failed["site"], failed["rank"]) == ("NEVER_SYNCHRONISED", "ash", 0)
+        assert not failed["collateral"]
+        assert "rank 0 of site ash joined the run, and ended without" in failed["message"]
+
+
+def test_a_rank_with_a_nan_is_named_with_its_tensor_where_the_run_is_to_stop(
+    tmp_path: Path,
+) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site, non_finite="stop") for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        for member in members:
+            member.wait("connected")
+        labels = {"tensor": "w", "reason": "in step 3 the gradient of w held a NaN"}
+        values = {"averaged": 0.0}
+        ranks[1].send(op="metric", kind="non_finite", step=3, values=values, labels=labels)
+        for member in members:
+            failed = member.end()
+            assert failed is not None
+            assert (failed["code"], failed["site"], failed["rank"]) == ("NON_FINITE", "birch", 0)
+            assert "rank 0: in step 3 the gradient of w held a NaN" in failed["message"]
+
+
 def test_no_tokens_anywhere(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members, ExitStack() as stack:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from protos import metrics
 from sites.local.rank_messages import Welcome
 from sites.worker.environment import lone_spec
 from sites.worker.site import Site
 from tests.fakes.lone_exchanges import RecordingLink
-from topology.job import Job
+from topology.job import Exchange, Job
 
 LONG_S = 30.0
 EIGHT = torch.ones(8)
@@ -27,24 +28,90 @@ def restored_default_dtype() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def lone_site(link: RecordingLink) -> Site:
+def lone_site(
+    link: RecordingLink,
+    num_sites: int = 1,
+    *,
+    averages: bool = True,
+    exchange: Exchange | None = None,
+) -> Site:
     """A real site of one rank whose link records."""
     welcome = Welcome(
         site="only",
         site_index=0,
-        sites=("only",),
-        ranks_per_site=(1,),
+        sites=("only", "b", "c")[:num_sites],
+        ranks_per_site=(1,) * num_sites,
         verify_every=2,
         config_hash="",
     )
+    job = Job(name="test", topology="", timeline_every=0, exchange=exchange or Exchange())
     return Site(
         link=link,
         welcome=welcome,
-        spec=dataclasses.replace(lone_spec(1), job=Job(name="test", topology="", timeline_every=0)),
+        spec=dataclasses.replace(lone_spec(1), job=job),
         run_folder=Path(),
         device=torch.device("cpu"),
         owns_group=False,
+        averages=averages,
     )
+
+
+def step_alone() -> None:
+    """Train as a script does that has forgotten the others."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        torch.autograd.backward(model(torch.ones(2, 3)).sum())
+        optimizer.step()
+
+
+def test_a_script_that_forgets_to_synchronise_is_told_of_while_it_trains_and_at_its_end() -> None:
+    link = RecordingLink()
+    site = lone_site(link, 2)
+    step_alone()
+    assert [kind for kind, _, _ in link.metrics] == [metrics.STEPPED_ALONE]
+    site.leave()
+    assert link.has_left
+    assert not link.has_averaged
+
+
+@pytest.mark.parametrize(
+    "average",
+    [
+        lambda site: site.all_reduce([torch.ones(2)]),
+        lambda site: site.broadcast([torch.ones(2)]),
+        lambda site: site.average_gradients(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)),
+        lambda site: site.synchronize(
+            *(lambda model: (model, torch.optim.SGD(model.parameters(), lr=0.1)))(
+                nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+            )
+        ),
+    ],
+)
+def test_whatever_averages_over_sites_is_no_mistake(average: Callable[[Site], None]) -> None:
+    link = RecordingLink()
+    site = lone_site(link, 2)
+    average(site)
+    step_alone()
+    site.leave()
+    assert link.has_averaged
+    assert not [kind for kind, _, _ in link.metrics if kind == metrics.STEPPED_ALONE]
+
+
+@pytest.mark.parametrize(
+    ("num_sites", "averages", "schedule"),
+    [(1, True, "overlap"), (2, False, "overlap"), (3, True, "off")],
+    ids=["one site", "on purpose", "exchange off"],
+)
+def test_where_nothing_has_to_cross_nothing_is_missed(
+    num_sites: int, averages: bool, schedule: str
+) -> None:
+    link = RecordingLink()
+    site = lone_site(link, num_sites, averages=averages, exchange=Exchange(schedule=schedule))
+    step_alone()
+    site.leave()
+    assert link.has_averaged
+    assert not link.metrics
 
 
 def test_steps_are_counted_and_logged() -> None:

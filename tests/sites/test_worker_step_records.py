@@ -72,7 +72,8 @@ class Gateway(AloneLink):
         elif isinstance(message, Digest):
             self.hashed.append(message.step)
 
-    def leave(self) -> None:
+    def leave(self, *, has_averaged: bool = True) -> None:
+        del has_averaged
         self.ends.append("leave")
 
     def close(self) -> None:

@@ -73,6 +73,7 @@ _BROKEN_PROMISES: Final = frozenset(
         "CONFIG_MISMATCH",
         "CORRUPT_DATA",
         "LAYOUT_MISMATCH",
+        "NEVER_SYNCHRONISED",
         "NON_FINITE",
         "NO_TOKENS",
         "PROTOCOL_VIOLATION",

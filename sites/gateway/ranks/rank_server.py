@@ -47,6 +47,8 @@ from sites.local.regions import map_received
 
 _log = logging.getLogger(__name__)
 
+SYNCHRONISE: Final = "its script wants `site.synchronize(model, optimizer)` before the first step"
+"""What a script lacks that trains by itself."""
 _JOIN_S = 0.5
 _LAST_WORDS_S = 2.0
 """A rank may take so long to read what was said before its connection ends."""
@@ -313,7 +315,7 @@ class LocalServer:
             while rank is not None:
                 message = connection.receive()
                 if message is None or isinstance(message, Leave):
-                    self._end(rank, clean=message is not None)
+                    self._end(rank, message)
                     return
                 self._handle(rank, connection, message)
         except IsthmusError as error:
@@ -409,13 +411,14 @@ class LocalServer:
         self.encoding.check(rank, message)
         return values
 
-    def _end(self, rank: int, *, clean: bool) -> None:
+    def _end(self, rank: int, leave: Leave | None) -> None:
+        """A rank has left, or has gone without a word."""
         with self._lock:
             if self._closed:
                 return
             self._left.add(rank)
             complete = len(self._left) == len(self._expected)
-        if not clean:
+        if leave is None:
             self._ranks.fail(
                 Failure(
                     code="RANK_LOST",
@@ -423,6 +426,17 @@ class LocalServer:
                     site=self._config.site,
                     rank=rank,
                     is_collateral=True,  # its own exit status says more
+                )
+            )
+            return
+        if not leave.has_averaged:
+            self._ranks.fail(
+                Failure(
+                    code="NEVER_SYNCHRONISED",
+                    message=f"rank {rank} of site {self._config.site} joined the run, and ended "
+                    f"without having averaged anything with the other sites: {SYNCHRONISE}",
+                    site=self._config.site,
+                    rank=rank,
                 )
             )
             return
