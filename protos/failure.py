@@ -157,3 +157,23 @@ def one_line(text: str) -> str:
     """Return `text` on one line, cut where it gets too long."""
     line = " ".join(text.split())
     return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 1] + "…"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what went wrong, on one line.
+
+    That is an operating system error's text, and any other's with its type. Where a text is no
+    sentence, as a KeyError's, which is its key, the place in the code is added.
+    """
+    text, kind = one_line(str(error)), type(error).__name__
+    if " " in text:
+        return text if isinstance(error, OSError) else f"{kind}: {text}"
+    said = f"{kind}: {text}" if text else kind
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None:
+        return said
+    code = at.tb_frame.f_code
+    file = "/".join(code.co_filename.split("/")[-2:])
+    return f"{said}, in {code.co_name}, {file}:{at.tb_lineno}"

@@ -3,8 +3,9 @@
 All ranks agree on a step after which other sites follow. After it, each node writes the whole state
 into its folder (sites/local/entry_folder.py). Tensors are whole and in one order, so the bytes are
 the same at all sites, whatever ranks they have. Sites that follow fetch parts of the state from all
-nodes, and go on from there by the results of the rounds since. The others train on: a thread copies
-the tensors before the next step changes them, and writes them.
+nodes, and go on from there by the results of the rounds since. Tensors are copied when the next
+gradients begin to cross, so that all belongs to the state that a script does after the step; what
+ranks hold shards of, right after the step. A thread writes the copies, while the others train on.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class _Beside:
     buckets: list[list[str]]
 
 
+def _on_host(tensors: Tensors) -> Tensors:
+    return {name: each.detach().to("cpu", copy=True) for name, each in tensors.items()}
+
+
 class EntryState:
     """One rank's part in writing the state, or in taking it over. For the training thread.
 
@@ -95,13 +100,15 @@ class EntryState:
         self._writer: EntryWriter | None = None
         """Writes the latest state."""
         self._make_objects: Callable[[], dict[str, Any]] = dict
+        self._live: Tensors = {}
+        """Tensors of this rank's part that are yet to be copied."""
+        self._copies: Tensors = {}
         self._told_s = float("-inf")
 
     def write(self, following: Following, step: int) -> None:
-        """Begin to write the tensors, right after the step before sites follow.
+        """Note what there is to write, right after the step before sites follow.
 
-        They are copied while the next gradients are computed: until `wait_copied` nothing may
-        change them. What ranks hold shards of is brought together at once.
+        What ranks hold shards of is brought together at once.
         """
         self.discard()
         if self._writer is not None:
@@ -126,6 +133,7 @@ class EntryState:
         extents, num_bytes = laid_out(forms)
         live: Tensors = {}
         copies: Tensors = {}
+        self._live, self._copies = live, copies
         for number, (path, extent) in enumerate(extents.items()):
             self._say_waiting()
             own = common.get(path)
@@ -148,7 +156,6 @@ class EntryState:
         beside = _Beside(buffers, other_state, self._objects.buckets)
         self._make_objects = lambda: self._objects_of(written, beside)
         self._writer = EntryWriter(written, part, self._reports)
-        self._writer.start(live, copies)
 
     def _objects_of(self, written: Written, beside: _Beside) -> dict[str, Any]:
         """Return what others take over beside the tensors."""
@@ -156,7 +163,7 @@ class EntryState:
             "step": written.step,
             "data": self._data(),
             "lists": [*self._lists()],
-            "objects": self._objects.now(beside.buckets, beside.other_state),
+            "objects": self._objects.now(beside.buckets, beside.other_state, _on_host),
             "buffers": beside.buffers,
             "extents": {
                 path: (each.offset, list(each.shape), each.dtype)
@@ -186,18 +193,24 @@ class EntryState:
             dist.broadcast(octets, holders[0], group=self._group)
         return octets.view(extent.dtype).view(extent.shape)
 
-    def wait_copied(self) -> None:
-        """Wait until an optimizer's step may change the tensors."""
-        if self._writer is not None:
-            self._writer.wait_copied()
-
     def publish(self) -> None:
-        """Add what a script changes after the step, as its scheduler: then others may fetch it all.
+        """Copy what there is to write, and have it written: then others may fetch it.
 
-        As the next gradients begin.
+        As the next gradients begin, and before the next step: once it is enough.
         """
-        if self._writer is not None:
-            self._writer.publish(self._make_objects)
+        if self._writer is None or self._writer.has_started:
+            return
+        live, self._live = self._live, {}
+        copies, self._copies = self._copies, {}
+        problem: Exception | None = None
+        try:
+            for path, each in live.items():
+                self._say_waiting()
+                copies[path] = each.detach().to("cpu", copy=True)
+        except Exception as error:  # noqa: BLE001 - told by the thread: training goes on
+            problem = error
+        self._writer.start(copies, problem)
+        self._writer.publish(self._make_objects)
 
     def discard(self) -> None:
         """Have what was written removed: whoever was to follow has it, or does not come."""

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 import torch
 
 from protos.errors import IsthmusError
-from protos.failure import one_line
+from protos.failure import one_line, reason_of
 from sites.checkpoint.patience import TELL_EVERY_S, join_patiently, wait_patiently
 from sites.checkpoint.training_state import Forms, Tensors
 from sites.local.entry_folder import (
@@ -113,7 +113,6 @@ class EntryWriter:
         self._reports = reports
         self._objects: bytes | Exception = b""
         """What there is beside the tensors, at a node's first rank, or why it cannot be saved."""
-        self._is_copied = threading.Event()
         self._has_objects = threading.Event()
         self._is_unwanted = threading.Event()
         self._is_settled = threading.Event()
@@ -122,21 +121,20 @@ class EntryWriter:
         self._told_s = float("-inf")
         self._thread: threading.Thread | None = None
 
-    def start(self, live: Tensors, copies: Tensors) -> None:
-        """Begin to copy and write this rank's tensors, all of them whole. Both are emptied.
+    @property
+    def has_started(self) -> bool:
+        """Whether the thread writes."""
+        return self._thread is not None
 
-        Args:
-            live: tensors that the next optimizer step changes, after `wait_copied`.
-            copies: others.
+    def start(self, copies: Tensors, problem: Exception | None = None) -> None:
+        """Begin to write this rank's tensors, all of them whole, and free them.
+
+        `problem` is why there are none.
         """
         self._thread = threading.Thread(
-            target=self._run, args=(live, copies), name="write-entry", daemon=True
+            target=self._run, args=(copies, problem), name="write-entry", daemon=True
         )
         self._thread.start()
-
-    def wait_copied(self) -> None:
-        """Wait until an optimizer's step may change the tensors."""
-        wait_patiently(self._is_copied, self._reports.waiting)
 
     def publish(self, make: Callable[[], dict[str, Any]]) -> None:
         """Add what there is beside the tensors: then others may fetch it all. Once it is enough.
@@ -162,7 +160,8 @@ class EntryWriter:
 
     def wait_settled(self) -> None:
         """Wait until the thread takes part in no collective any more."""
-        wait_patiently(self._is_settled, self._reports.waiting)
+        if self.has_started:
+            wait_patiently(self._is_settled, self._reports.waiting)
 
     def close(self) -> None:
         """Have it removed, and wait for that, a bounded time."""
@@ -172,10 +171,10 @@ class EntryWriter:
 
     # ------------------------------------------------------------ the thread
 
-    def _run(self, live: Tensors, copies: Tensors) -> None:
+    def _run(self, copies: Tensors, problem: Exception | None) -> None:
         """Write it, have it lie there while it is wanted, and remove it."""
         try:
-            self._agreed(lambda: self._write_tensors(live, copies))
+            self._agreed(lambda: self._write_tensors(copies, problem))
             digests = self._agreed(self._hash_tensors)
             self._agreed(lambda: self._write_index(digests))
         except _UnwantedError:
@@ -239,20 +238,15 @@ class EntryWriter:
             self._told_s = now_s
             self._reports.progress(self._written.epoch, self._done_bytes)
 
-    def _write_tensors(self, live: Tensors, copies: Tensors) -> None:
+    def _write_tensors(self, copies: Tensors, problem: Exception | None) -> None:
         written = self._written
         try:
+            if problem is not None:
+                raise problem
             self._note_done(0)
             written.folder.mkdir(parents=True, exist_ok=True)
             if self._part.local_rank == 0:
                 require_room(written.folder, written.num_bytes)
-            for path, each in live.items():
-                copies[path] = each.detach().to("cpu", copy=True)
-                self._note_done(each.nbytes)
-        finally:
-            live.clear()
-            self._is_copied.set()
-        try:
             with open_shared(written.folder / TENSORS, written.num_bytes) as file:
                 for path, each in copies.items():
                     file.seek(written.extents[path].offset)
@@ -318,4 +312,4 @@ def open_shared(path: Path, num_bytes: int) -> BinaryIO:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{type(error).__name__}: {error}"
+    return reason_of(error)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from protos.errors import ConfigMismatchError
 from sites.checkpoint.exchange_state import ExchangeState
-from sites.checkpoint.training_state import TrainingState
+from sites.checkpoint.staging import tensors_in
+from sites.checkpoint.training_state import Tensors, TrainingState
+
+Copies = Callable[[Tensors], Tensors]
+"""Returns copies of tensors, by name."""
 
 
 class Stateful(Protocol):
@@ -41,17 +45,24 @@ class RunObjects:
         """Return what the optimizer has of this rank's parameters that is no tensor."""
         return self._state.other_state()
 
-    def now(self, buckets: list[list[str]], other_state: Mapping[str, Any]) -> dict[str, Any]:
+    def now(
+        self, buckets: list[list[str]], other_state: Mapping[str, Any], copies: Copies
+    ) -> dict[str, Any]:
         """Return a copy of all of it.
 
         With the buckets into which gradients were cut, and what the optimizer has of all parameters
-        that is no tensor.
+        that is no tensor. `copies` makes those of the tensors.
         """
         states = {name: each.state_dict() for name, each in self._named.items()}
         exchange = {"buckets": buckets}
         optimizer = self._state.settings(other_state)
         held = {"optimizer": optimizer, "objects": states, "exchange": exchange}
-        return copy.deepcopy(held)
+        tensors = {f"objects/{at}": each for at, each in enumerate(tensors_in(held))}
+        copied = copies(tensors)
+        made: dict[str, Any] = copy.deepcopy(
+            held, {id(each): copied[name] for name, each in tensors.items()}
+        )
+        return made
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Put back what is not the optimizer's.

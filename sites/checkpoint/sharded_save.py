@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
 
+from protos.failure import reason_of
 from sites.checkpoint.site_group import SiteGroup
 from sites.checkpoint.training_state import Tensors
 
@@ -52,7 +53,7 @@ def _of_all(group: SiteGroup, make: Callable[[], Made]) -> list[Made]:
     try:
         made = make()
     except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-        problem = f"rank {group.rank}: {error}"
+        problem = f"rank {group.rank}: {reason_of(error)}"
     parts = group.gather((made, problem))
     if problems := [each for _, each in parts if each]:
         raise OSError(problems[0])

@@ -1,9 +1,10 @@
-"""What a model and its optimizer hold, under names that do not depend on how ranks share it.
+"""What a model and its optimizers hold, under names that do not depend on how ranks share it.
 
 Flat: `model/NAME` for parameters and buffers, `optimizer/NAME/KEY` for tensors of the optimizer's
 state, NAME as `model.named_parameters()` has it without wrappers. A sharded tensor stands for all
 of it, so torch.distributed.checkpoint may cut it in one way when it saves and in another when it
 loads. A pipeline's ranks have each the tensors of their stages, under the whole model's names.
+Of several models whose parameters share names, as a GAN's, names begin with the model's number.
 
 torch's own get_optimizer_state_dict is not used: where an optimizer has no state yet, it takes a
 step to make one, and each step of this optimizer is one of the run.
@@ -11,7 +12,7 @@ step to make one, and each step of this optimizer is one of the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,53 +33,83 @@ _NAMES = {"params", "param_names"}
 
 
 class TrainingState:
-    """One model and one optimizer. Holds references only."""
+    """The models and optimizers of one rank. Holds references only."""
 
     def __init__(
         self,
         model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         is_split: bool = False,
     ) -> None:
-        """Find the optimizer's parameters among the model's.
+        """Find the optimizers' parameters among the model's.
 
         Args:
-            model: or its parts, where this rank has several of a pipeline.
-            optimizer: of its parameters.
+            model: or several, or the parts of a pipeline that this rank has.
+            optimizer: of its parameters, or several, each of other parameters.
             is_split: ranks of the site have unlike parameters, as a pipeline's. Then this is a
                 collective of the site.
 
         Raises:
-            TypeError: one of them is not there, is laid out in a way that cannot be saved, or ranks
-                of a pipeline have unlike groups of parameters.
+            TypeError: one of them is not there, two optimizers have one parameter, a tensor is laid
+                out in a way that cannot be saved, or ranks of a pipeline have unlike groups.
         """
         models = [model] if isinstance(model, nn.Module) else model
         self._models: list[nn.Module] = [
             each.module if isinstance(each, DistributedDataParallel) else each for each in models
         ]
-        self._optimizer = optimizer
+        self._optimizers = (
+            [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
+        )
         self.is_split = is_split
-        named = [pair for each in self._models for pair in each.named_parameters()]
-        names = {id(each): bare_name(name) for name, each in named}
-        self._parameter_names = {
-            bare_name(name)
-            for each in self._models
-            for name, _ in each.named_parameters(remove_duplicate=False)
-        }
+        self._prefixes = self._told_apart()
+        names = {id(each): name for name, each in self._parameters()}
+        self._parameter_names = {name for name, _ in self._parameters(remove_duplicate=False)}
         self._named: dict[str, nn.Parameter] = {}
+        self._owners: dict[str, torch.optim.Optimizer] = {}
+        """By a parameter's name, whose it is."""
         self._groups: list[list[str]] = []
-        for index, group in enumerate(optimizer.param_groups):
+        for index, (owner, group) in enumerate(self._all_groups()):
             if any(id(each) not in names for each in group["params"]):
                 raise TypeError(
                     f"site.checkpoint: group {index} of the optimizer has a parameter that the "
                     "model has not"
                 )
             self._groups.append([names[id(each)] for each in group["params"]])
-            self._named |= {names[id(each)]: each for each in group["params"]}
-        for name, each in named:
+            for name, each in zip(self._groups[-1], group["params"], strict=True):
+                if self._owners.setdefault(name, owner) is not owner:
+                    raise TypeError(
+                        f"site.checkpoint: two optimizers train {name}: its state would be saved "
+                        "once"
+                    )
+                self._named[name] = each
+        for name, each in self._parameters():
             check_is_box(name, each)
+        self._forms = {
+            f"{MODEL}{name}": (each.shape, each.dtype) for name, each in self._parameters()
+        }
         self._site_groups = self._groups_of_site() if is_split else self._groups
+
+    def _told_apart(self) -> list[str]:
+        """Return what the names of each model begin with: its number, where names are shared.
+
+        Parts of a pipeline have the names of the whole model, and may share a tensor.
+        """
+        names = [{name for name, _ in model.named_parameters()} for model in self._models]
+        shared = sum(map(len, names)) > len(set().union(*names))
+        if self.is_split or not shared:
+            return ["" for _ in self._models]
+        return [f"{index}." for index, _ in enumerate(self._models)]
+
+    def _parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        for prefix, model in zip(self._prefixes, self._models, strict=True):
+            for name, each in model.named_parameters(remove_duplicate=remove_duplicate):
+                yield prefix + bare_name(name), each
+
+    def _all_groups(self) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield optimizer, group
 
     def _groups_of_site(self) -> list[list[str]]:
         """Return the names of each group's parameters at all ranks of the site.
@@ -104,33 +135,63 @@ class TrainingState:
     def _group_settings(self) -> list[dict[str, Any]]:
         return [
             {key: value for key, value in group.items() if key not in _NAMES}
-            for group in self._optimizer.param_groups
+            for _, group in self._all_groups()
         ]
 
-    def tensors(self) -> Tensors:
-        """Return all tensors. Parameters and the optimizer's are the very ones; buffers copies.
+    def model_tensors(self) -> Tensors:
+        """Return parameters and buffers, the very ones. Between two steps.
 
-        Only the optimizer's step changes the former; a forward pass may change the latter.
+        A forward or backward pass may have put others in the place of sharded parameters.
         """
-        found: Tensors = {}
-        for model in self._models:
-            for wrapped_name, each in model.state_dict().items():
-                name = bare_name(wrapped_name)
-                if isinstance(each, Tensor):
-                    is_parameter = name in self._parameter_names
-                    found[f"{MODEL}{name}"] = each if is_parameter else each.clone()
+        return {
+            f"{MODEL}{prefix}{bare_name(name)}": each
+            for prefix, model in zip(self._prefixes, self._models, strict=True)
+            for name, each in model.state_dict(keep_vars=True).items()
+            if isinstance(each, Tensor)
+        }
+
+    def check_forms(self, tensors: Tensors) -> None:
+        """Refuse parameters of another form than they had first.
+
+        Raises:
+            TypeError: a script has put others in their place.
+        """
+        for path, each in tensors.items():
+            shape, dtype = self._forms.get(path, (each.shape, each.dtype))
+            if (each.shape, each.dtype) != (shape, dtype):
+                raise TypeError(
+                    f"{path.removeprefix(MODEL)} is {[*each.shape]} of {each.dtype} now, and was "
+                    f"{[*shape]} of {dtype} in training: call site.leave() before the model "
+                    "becomes another one"
+                )
+
+    def optimizer_tensors(self) -> Tensors:
+        """Return the tensors of the optimizers' state, the very ones."""
+        return {
+            f"{_OPTIMIZER}{name}/{key}": value
+            for name, state in self._states()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def tensors(self) -> Tensors:
+        """Return all tensors, detached: buffers are copies, for a forward pass may change them."""
+        return {
+            path: each.detach() if self.is_common(path) else each.detach().clone()
+            for path, each in (self.model_tensors() | self.optimizer_tensors()).items()
+        }
+
+    def _states(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what the optimizers have of each parameter that was trained, by its name."""
         for name, parameter in self._named.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    found[f"{_OPTIMIZER}{name}/{key}"] = value
-        return found
+            if state := self._owners[name].state.get(parameter):
+                yield name, state
 
     def other_state(self) -> dict[str, dict[str, Any]]:
-        """Return what the optimizer's state has of this rank's parameters that is no tensor."""
+        """Return what the optimizers' state has of this rank's parameters that is no tensor."""
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-            for name, parameter in self._named.items()
-            if (state := self._optimizer.state.get(parameter))
+            for name, state in self._states()
         }
 
     def settings(self, other_state: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,28 +242,35 @@ class TrainingState:
     @torch.no_grad()
     def adopt(self, tensors: Tensors, settings: Mapping[str, Any]) -> None:
         """Put what was read in place; the optimizer's groups may be cut in another way."""
-        for model in self._models:
-            found = {name: tensors.get(f"{MODEL}{bare_name(name)}") for name in model.state_dict()}
+        for prefix, model in zip(self._prefixes, self._models, strict=True):
+            found = {
+                name: tensors.get(f"{MODEL}{prefix}{bare_name(name)}")
+                for name in model.state_dict()
+            }
             model.load_state_dict(
                 {name: each for name, each in found.items() if each is not None}, strict=False
             )
         for path, value in tensors.items():
             if path.startswith(_OPTIMIZER):
                 name, _, key = path.removeprefix(_OPTIMIZER).rpartition("/")
-                self._optimizer.state[self._named[name]][key] = value
+                self._state_of(name)[key] = value
         for name in settings["state"].keys() & self._named.keys():
-            self._optimizer.state[self._named[name]].update(settings["state"][name])
+            self._state_of(name).update(settings["state"][name])
         by_name = {name: each["settings"] for each in settings["groups"] for name in each["names"]}
-        for names, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+        for names, (_, group) in zip(self._groups, self._all_groups(), strict=True):
             if names and names[0] in by_name:
                 group.update(by_name[names[0]])
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        state: dict[str, Any] = self._owners[name].state[self._named[name]]
+        return state
 
     def _device(self, name: str, key: str) -> torch.device:
         """Return where a tensor belongs that has not its parameter's shape, as a count of steps."""
         parameter = self._named[name]
         group = next(
             group
-            for names, group in zip(self._groups, self._optimizer.param_groups, strict=True)
+            for names, (_, group) in zip(self._groups, self._all_groups(), strict=True)
             if name in names
         )
         on_host = key == "step" and not (group.get("fused") or group.get("capturable"))

@@ -16,8 +16,8 @@ a checkpoint of it:
 
 To a URL ranks upload what they have written to local disk, and the manifest comes last.
 
-The copy of the tensors is made while the next forward and backward pass goes on: nothing but the
-optimizer's next step changes them, and that one waits for the copy.
+What is written lies on the host already (sites/checkpoint/staging.py), and stays as it is until
+this is done.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
 from protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
+from protos.failure import reason_of
 from sites.checkpoint.cleaning import remove_parts, remove_superseded
 from sites.checkpoint.patience import join_patiently
 from sites.checkpoint.place import (
@@ -61,18 +61,6 @@ PARTS_S = 60.0
 _LOOK_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class LateState:
-    """The part of a snapshot that is added when the next step begins."""
-
-    objects: dict[str, Any]
-    """What the first rank saves beside the tensors."""
-    data: dict[str, Any]
-    """The manifest's, of the run's data."""
-    absent: frozenset[str]
-    """Sites whose parts are not waited for."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
     """What a rank saves of one step."""
@@ -80,14 +68,22 @@ class Snapshot:
     step: int
     publishes: bool
     """This site writes what all have, and the manifest: the first one that takes part."""
-    tensors: Tensors
-    """Empty but where the site publishes."""
-    other_state: dict[str, dict[str, Any]]
-    """What the optimizer has of this rank's parameters that is no tensor."""
-    own: dict[str, Any]
-    has_residuals: bool
-    """The gateway writes a file of its own."""
-    late: LateState = LateState({}, {}, frozenset())
+    tensors: Tensors = field(default_factory=dict)
+    """Copies on the host. Empty but where the site publishes."""
+    other_state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the optimizers have of this rank's parameters that is no tensor."""
+    objects: dict[str, Any] = field(default_factory=dict)
+    """What the first rank saves beside the tensors."""
+    own: dict[str, Any] = field(default_factory=dict)
+    """What this rank saves of its own."""
+    residuals: list[Path]
+    """Files that the gateway writes, of which the last one counts."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """The manifest's, of the run's data."""
+    absent: frozenset[str]
+    """Sites whose parts are not waited for."""
+    problem: str
+    """Why it cannot be saved; empty: it can."""
 
 
 _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
@@ -100,7 +96,7 @@ class CheckpointWriter:
     def __init__(
         self,
         place: Place,
-        device: torch.device,
+        wait_copied: Callable[[], None],
         on_written: Callable[[int, float, int], None],
         on_failed: Callable[[int, str], None],
         on_stays: Callable[[int, str], None],
@@ -111,7 +107,7 @@ class CheckpointWriter:
 
         Args:
             place: who writes, and where to.
-            device: this rank's.
+            wait_copied: returns once the copies of a snapshot are made.
             on_written: told step, seconds and bytes, by the thread that writes.
             on_failed: told step and reason, by the same thread.
             on_stays: told step and reason of one that nobody needs, by the same thread.
@@ -119,6 +115,7 @@ class CheckpointWriter:
             absent: returns the sites that are lost by now; the thread that writes asks.
         """
         self._place = place
+        self._wait_copied = wait_copied
         self._on_written = on_written
         self._on_failed = on_failed
         self._on_stays = on_stays
@@ -126,42 +123,15 @@ class CheckpointWriter:
         self._absent = absent
         self.group = SiteGroup()
         """For this thread's collectives: training has its own."""
-        on_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_cuda,
-                use_shared_memory=False,
-                use_async_staging=False,  # this thread is beside training already
-                use_non_blocking_copy=on_cuda,
-            )
-        )
         self._thread: threading.Thread | None = None
-        self._staged = threading.Event()
-        self._is_complete = threading.Event()
-        self._snapshot: Snapshot | None = None
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start to save. Waits until the one before is written."""
+        """Start to write. Waits until the one before is written."""
         self.wait()
-        self._staged.clear()
-        self._is_complete.clear()
-        self._snapshot = snapshot
-        if self._stream is not None:  # copies come after the step, and beside what follows it
-            self._stream.wait_stream(torch.cuda.current_stream())
         self._thread = threading.Thread(
             target=self._run, args=(snapshot,), name="isthmus-checkpoint", daemon=True
         )
         self._thread.start()
-
-    def complete(self, late_state: Callable[[], LateState]) -> None:
-        """Add what else is saved, and wait until the tensors are copied: they may change then."""
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            snapshot.late = late_state()
-            self._is_complete.set()
-        if self._thread is not None:
-            self._staged.wait()
 
     def wait(self) -> None:
         """Return when nothing is being written.
@@ -173,11 +143,6 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
 
-    def close(self) -> None:
-        """Finish what was begun, and release memory."""
-        self.wait()
-        self._stager.close()
-
     # ------------------------------------------------------------ the thread
 
     def _run(self, snapshot: Snapshot) -> None:
@@ -185,7 +150,7 @@ class CheckpointWriter:
         try:
             num_bytes = self._write(snapshot)
         except Exception as error:  # noqa: BLE001 - the thread's root: training goes on without
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = reason_of(error)
             self._on_failed(snapshot.step, why)
             _log(f"the checkpoint of step {snapshot.step} failed: {why}")
             remove_parts(self._place, snapshot.step)
@@ -198,30 +163,26 @@ class CheckpointWriter:
         place = self._place
         folder = place.staging(snapshot.step)
         rank = f"rank {place.rank} of site {place.site}"
-        problem = ""
+        problem = f"{rank}: {snapshot.problem}" if snapshot.problem else ""
         files: list[StoredFile] = []
-        staged: Tensors = {}
         try:
-            try:
-                staged = self._staged_tensors(snapshot)
-            finally:
-                self._staged.set()
+            self._wait_copied()
             self._make_folders(snapshot, folder)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = f"{rank}: {error}"
+            problem = problem or f"{rank}: {reason_of(error)}"
         agree_on_step(snapshot.step, problem, self.group.gather)
         remove_parts(place, snapshot.step - 1)
         try:
-            self._write_files(snapshot, folder, staged)
+            self._write_files(snapshot, folder)
             paths = self._paths(folder, publishes=snapshot.publishes)
-            if snapshot.has_residuals:
-                _wait_for(folder / residuals_path(place))
+            if snapshot.residuals:
+                _take_last(snapshot.residuals, folder / residuals_path(place))
                 paths.append(residuals_path(place))
             files = [_stored(folder, path) for path in paths]
             if place.is_remote:
                 _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = f"{rank}: {error}"
+            problem = f"{rank}: {reason_of(error)}"
         parts = self.group.gather((problem, files, snapshot.other_state))
         problems = [each for each, *_ in parts if each]
         if problems:
@@ -234,19 +195,11 @@ class CheckpointWriter:
         if not snapshot.publishes:
             self._put(snapshot.step, f"{OWN}/{place.site}/{LIST}", _list_bytes(of_site))
             return 0
-        objects = snapshot.late.objects
+        objects = snapshot.objects
         for *_, other_state in parts:
             objects["optimizer"]["state"] |= other_state
         of_site.append(self._put_objects(snapshot.step, objects))
         return self._publish(snapshot, of_site)
-
-    def _staged_tensors(self, snapshot: Snapshot) -> Tensors:
-        """Return a copy of the tensors: training may change them then."""
-        if not snapshot.publishes:
-            return {}
-        with torch.cuda.stream(self._stream):  # on CPUs, nothing
-            # A Future only where staging is asynchronous.
-            return self._stager.stage(snapshot.tensors)  # type: ignore[return-value]
 
     def _make_folders(self, snapshot: Snapshot, folder: Path) -> None:
         """Make them before anybody writes: who could not would miss the collectives of writing."""
@@ -255,11 +208,10 @@ class CheckpointWriter:
             (folder / OWN / self._place.site / PUBLISHES).touch()
             (folder / SHARED).mkdir(exist_ok=True)
 
-    def _write_files(self, snapshot: Snapshot, folder: Path, staged: Tensors) -> None:
+    def _write_files(self, snapshot: Snapshot, folder: Path) -> None:
         own = folder / own_path(self._place)
         if snapshot.publishes:
-            save_sharded(staged, folder / SHARED, self.group)
-        self._is_complete.wait()
+            save_sharded(snapshot.tensors, folder / SHARED, self.group)
         with own.open("wb") as file:
             torch.save(snapshot.own, file)
             _flush(file)
@@ -299,19 +251,17 @@ class CheckpointWriter:
 
     def _publish(self, snapshot: Snapshot, files: list[StoredFile]) -> int:
         place, step = self._place, snapshot.step
-        lists = self._other_lists(step, snapshot.late.absent)
+        lists = self._other_lists(step, snapshot.absent)
         manifest = Manifest(
             run=place.run,
             job=place.job,
             step=step,
             written_s=time.time(),
             ranks={
-                site: ranks
-                for site, ranks in place.ranks.items()
-                if site not in snapshot.late.absent
+                site: ranks for site, ranks in place.ranks.items() if site not in snapshot.absent
             },
             missing=tuple(site for site, found in lists.items() if found is None),
-            data=snapshot.late.data,
+            data=snapshot.data,
             files=(*files, *(each for found in lists.values() for each in found or ())),
         )
         self._put(step, MANIFEST, manifest.to_bytes())
@@ -371,17 +321,21 @@ def agree_on_step(
         raise OSError(problems[0])
 
 
-def _wait_for(path: Path) -> None:
-    """Wait for a file that the gateway writes.
+def _take_last(asked: list[Path], target: Path) -> None:
+    """Wait for files that the gateway writes, and give the last of them its name.
 
     Raises:
-        OSError: it did not come.
+        OSError: one did not come.
     """
     deadline_s = time.monotonic() + PARTS_S
-    while not path.exists():
-        if time.monotonic() > deadline_s:
-            raise OSError(f"the gateway has not written {path.name}: see its log")
-        time.sleep(_LOOK_S)
+    for path in asked:
+        while not path.exists():
+            if time.monotonic() > deadline_s:
+                raise OSError(f"the gateway has not written {path.name}: see its log")
+            time.sleep(_LOOK_S)
+    for path in asked[:-1]:
+        path.unlink()
+    asked[-1].rename(target)
 
 
 def _flush(file: Any) -> None:  # noqa: ANN401 - any file

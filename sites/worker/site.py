@@ -149,7 +149,9 @@ class Site:
         """With the other sites, where tensors are sharded."""
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
-        self._rates: tuple[torch.optim.Optimizer, object] | None = None
+        self._optimizers: Sequence[torch.optim.Optimizer] = ()
+        """What `synchronize` or `average_gradients` was given; the first one's steps count."""
+        self._rates: tuple[Sequence[torch.optim.Optimizer], Sequence[object]] = (), ()
         self._entry: EntryState | None = None
         self._checkpoints: Checkpoints | None = None
         self._before_step_end: Callable[[], None] = lambda: None
@@ -226,6 +228,7 @@ class Site:
             raise ValueError(f"site.synchronize: loss: want mean or sum, got {loss!r}")
         is_summed = loss == "sum"
         self._steps.begin("synchronize")
+        self._optimizers = optimizers
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
         if replicas:
             way = self._synchronize_beside_shards if beside_shards else self._synchronize_replicas
@@ -251,6 +254,7 @@ class Site:
         hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
         self._exactness.check([name for name, _ in hook.parameters()])
         self._steps.begin("average_gradients")
+        self._optimizers = [optimizer]
         if not self._returns:
             self._equalise(hook.parameters())
         optimizer.register_step_pre_hook(hook.before_step)
@@ -413,7 +417,7 @@ class Site:
     def checkpoint(
         self,
         model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         scheduler: Stateful | None = None,
         extra: Mapping[str, Stateful] | None = None,
@@ -426,24 +430,39 @@ class Site:
         at the end. Without a `checkpoint` section nothing is saved; a site that was lost comes back
         by this call in any case. Outside a run it does nothing.
 
+        What is saved of a step is what the next one begins with: all is copied when its gradients
+        begin to cross. So change weights, scheduler and extras right after a step, or put back
+        before the next one what was changed. At the end it is what there is in `leave`.
+
         Args:
-            model: that was synchronised, or all parts of a pipeline that this rank has.
-            optimizer: of its parameters; its settings are the checkpoint's afterwards.
+            model: that was synchronised, or all of them, or all parts of a pipeline that this rank
+                has.
+            optimizer: of its parameters, or all that `synchronize` was given; their settings are
+                the checkpoint's afterwards.
             scheduler: of the learning rate.
             extra: by name, anything else with a `state_dict`, equal at all ranks. Tensors, numbers,
-                texts, lists and mappings of them can be saved. Like the scheduler, it is saved as
-                it is when the next `optimizer.step()` begins: change it right after a step.
+                texts, lists and mappings of them can be saved.
 
         Returns:
             The optimizer steps that have been taken: the number of the first one to take, from 0.
 
         Raises:
-            TypeError: the optimizer has a parameter that the model has not, or the optimizers of a
-                pipeline's ranks have unlike groups.
+            TypeError: an optimizer has a parameter that the model has not, one that `synchronize`
+                was given is not saved, or those of a pipeline's ranks have unlike groups.
             RuntimeError: called before, or too early.
             IsthmusError: the checkpoint is damaged, or of another model.
         """
-        self._rates = optimizer, scheduler
+        models = [model] if isinstance(model, nn.Module) else [*model]
+        models = [unwrapped_model(each) for each in models]
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
+        optimizers = [unwrapped_optimizer(each) for each in optimizers]
+        for each in optimizers:
+            check_optimizer("site.checkpoint", each)
+        named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
+        more = [each for each in named.values() if isinstance(each, torch.optim.Optimizer)]
+        watched = list(dict.fromkeys([*self._optimizers, *optimizers, *more]))
+        self._check_all_saved(optimizers, [*named.values()])
+        self._rates = watched, [*named.values()]
         is_alone = self.num_sites == 1 and self.job.checkpoint is None
         if is_alone or self.job.exchange.schedule == "off":
             return 0
@@ -462,8 +481,7 @@ class Site:
             self._replica_hook,
             self._shard_hook,
         )
-        state = TrainingState(model, optimizer, is_split=self._is_split)
-        named = {**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})}
+        state = TrainingState(models, optimizers, is_split=self._is_split)
         objects = RunObjects(state, named, exchange)
         reports = _EntryReports(self._link, self.record)
         self._entry = EntryState(state, objects, self._entry_data_state, self._lists, reports)
@@ -473,16 +491,32 @@ class Site:
             self._checkpoints = self._make_checkpoints(
                 self.job.checkpoint, state, objects, exchange
             )
-            complete = self._checkpoints.complete
-            optimizer.register_step_pre_hook(lambda *_: complete())
-        wait_copied = self._entry.wait_copied
-        optimizer.register_step_pre_hook(lambda *_: wait_copied())
+            self._checkpoints.watch(watched)
+        publish = self._entry.publish
+        for each in watched:
+            each.register_step_pre_hook(lambda *_: publish())
         self._go_on(self._entry, self._checkpoints)
         self._pipeline.before_gradients = self._mark
         if self._checkpoints is not None:
             self._checkpoints.start(self._agreed, self._steps.num_steps)
             self._steps.listen(self._checkpoints.after_step)
         return self._steps.num_steps
+
+    def _check_all_saved(
+        self, optimizers: Sequence[torch.optim.Optimizer], others: Sequence[object]
+    ) -> None:
+        """Refuse to save a run of which a part would be lost.
+
+        Raises:
+            TypeError: an optimizer that steps in it would begin anew.
+        """
+        saved = {id(each) for each in (*optimizers, *others)}
+        for index, each in enumerate(self._optimizers):
+            if id(each) not in saved:
+                raise TypeError(
+                    f"site.checkpoint: optimizer {index} of site.synchronize would not be saved: "
+                    "name all of them, as site.checkpoint([a, b], [optimizer_a, optimizer_b])"
+                )
 
     @property
     def _is_split(self) -> bool:
@@ -596,6 +630,8 @@ class Site:
         """Return the epoch that the gradients begin which are about to be averaged; 0: none."""
         if self._entry is not None:
             self._entry.publish()
+        if self._checkpoints is not None:
+            self._checkpoints.before_gradients()
         marks, self._marks = self._marks, 0
         return marks
 
@@ -666,7 +702,7 @@ class Site:
 
     def _scale_learning_rates(self, scale: float) -> None:
         """Have all learning rates be those of the full batch times `scale`."""
-        if scale != self.learning_rate_scale and self._rates is not None:
+        if scale != self.learning_rate_scale:
             scale_learning_rates(*self._rates, scale / self.learning_rate_scale)
         self.learning_rate_scale = scale
 
@@ -1005,23 +1041,28 @@ class _EntryReports:
         self._link.send(Saving())
 
 
-def scale_learning_rates(optimizer: torch.optim.Optimizer, scheduler: object, scale: float) -> None:
-    """Multiply all learning rates by `scale`: those now, and those that a scheduler begins with."""
-    for group in optimizer.param_groups:
-        for key in _RATES & group.keys():
-            group[key] = group[key] * scale
-    _scale_scheduler(scheduler, scale)
+def scale_learning_rates(
+    optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[object], scale: float
+) -> None:
+    """Multiply all learning rates by `scale`: those now, and those that schedulers begin with."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for key in _RATES & group.keys():
+                group[key] = group[key] * scale
+    for each in schedulers:
+        _scale_scheduler(each, scale)
 
 
 def _scale_scheduler(scheduler: object, scale: float) -> None:
     """Scale what torch's schedulers keep of learning rates, those of each that one consists of."""
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        return
     for each in getattr(scheduler, "_schedulers", ()):
         _scale_scheduler(each, scale)
-    if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-        for name in _SCHEDULER_RATES & vars(scheduler).keys():
-            rates = getattr(scheduler, name)
-            scaled = [each * scale for each in rates] if isinstance(rates, list) else rates * scale
-            setattr(scheduler, name, scaled)
+    for name in _SCHEDULER_RATES & vars(scheduler).keys():
+        rates = getattr(scheduler, name)
+        scaled = [each * scale for each in rates] if isinstance(rates, list) else rates * scale
+        setattr(scheduler, name, scaled)
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:

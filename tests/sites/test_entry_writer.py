@@ -39,7 +39,6 @@ class Told:
         self.done_bytes: list[int] = []
         self.problems: list[str] = []
         self.failures: list[tuple[int, str]] = []
-        self.is_waiting = threading.Event()
 
     def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:
         assert epoch == 7
@@ -50,7 +49,7 @@ class Told:
         self.failures.append((step, reason))
 
     def waiting(self) -> None:
-        self.is_waiting.set()
+        pass
 
 
 class Ranks:
@@ -99,7 +98,7 @@ class Site:
 
     def start(self) -> None:
         for at, writer in enumerate(self.writers):
-            writer.start({f"w{at}": self.tensors[f"w{at}"]}, {})
+            writer.start({f"w{at}": self.tensors[f"w{at}"]})
 
     def publish(self) -> None:
         for writer in self.writers:
@@ -121,8 +120,6 @@ def test_ranks_write_parts_of_one_state_and_say_how_far_they_are(tmp_path: Path)
     folder = tmp_path / "entry"
     site = Site(folder, 2)
     site.start()
-    for writer in site.writers:
-        writer.wait_copied()
     site.publish()
     wait_for((folder / INDEX).exists, "the state, written")
     index = Index.from_bytes((folder / INDEX).read_bytes())
@@ -152,7 +149,6 @@ def test_what_one_rank_cannot_write_none_goes_on_with(
     monkeypatch.setattr(entry_writer, "open_shared", full)
     site.start()
     for writer in site.writers:
-        writer.wait_copied()  # training goes on
         writer.wait_settled()
     site.publish()
     site.close()
@@ -192,7 +188,6 @@ def test_a_folder_that_cannot_be_made_ends_no_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     site = Site(tmp_path / "file" / "entry")
     site.start()
-    site.writers[0].wait_copied()
     site.writers[0].wait_settled()
     site.publish()
     site.close()
@@ -227,30 +222,16 @@ def test_what_nobody_wants_is_given_up_in_silence(tmp_path: Path) -> None:
     assert not (tmp_path / "entry").exists()
 
 
-class SlowTensor:
-    """Is copied once somebody has said that training waits."""
-
-    nbytes = 4
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
-
-    def detach(self) -> SlowTensor:
-        return self
-
-    def to(self, device: str, *, copy: bool) -> torch.Tensor:
-        assert (device, copy) == ("cpu", True)
-        assert self._told.is_waiting.wait(DEADLINE_S)
-        return torch.zeros(1)
-
-
-def test_who_waits_for_the_copy_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
-    site = Site(tmp_path / "entry")
-    slow: Any = SlowTensor(site.told[0])
-    site.writers[0].start({"w0": slow}, {})
-    site.writers[0].wait_copied()
-    assert site.told[0].is_waiting.is_set()
+def test_a_state_that_cannot_be_copied_ends_no_training(tmp_path: Path) -> None:
+    site = Site(tmp_path / "entry", 2)
+    site.writers[0].start({"w0": site.tensors["w0"]})
+    site.writers[1].start({}, MemoryError())
+    for writer in site.writers:
+        writer.wait_settled()
     site.close()
+    reason = f"rank 1: {tmp_path}/entry: MemoryError"
+    assert site.told[0].failures[0][1].startswith(reason)
+    assert not (tmp_path / "entry").exists()
 
 
 def make_state(node_folder: Path, epoch: int, *, is_whole: bool) -> Path:
