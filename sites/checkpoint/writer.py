@@ -176,7 +176,7 @@ class CheckpointWriter:
             self._write_files(snapshot, folder)
             paths = self._paths(folder, publishes=snapshot.publishes)
             if snapshot.residuals:
-                _take_last(snapshot.residuals, folder / residuals_path(place))
+                take_last(snapshot.residuals, folder / residuals_path(place))
                 paths.append(residuals_path(place))
             files = [_stored(folder, path) for path in paths]
             if place.is_remote:
@@ -321,7 +321,7 @@ def agree_on_step(
         raise OSError(problems[0])
 
 
-def _take_last(asked: list[Path], target: Path) -> None:
+def take_last(asked: list[Path], target: Path) -> None:
     """Wait for files that the gateway writes, and give the last of them its name.
 
     Raises:

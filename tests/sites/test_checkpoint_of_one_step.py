@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protos.checkpoint.store import checkpoint_name, checkpoints_in
 from sites.checkpoint.export import model_tensors
+from sites.checkpoint.staging import Staging
+from sites.checkpoint.writer import take_last
 from sites.local.rank_messages import Welcome
 from sites.worker.environment import lone_spec
 from sites.worker.gateway_link import AloneLink
@@ -409,6 +412,7 @@ SCRIPTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda each: each.__name__)
 def test_a_script_goes_on_in_the_same_bits(run: Run, script: Callable[[Site], None]) -> None:
     whole = run.join("whole")
@@ -424,3 +428,116 @@ def test_a_script_goes_on_in_the_same_bits(run: Run, script: Callable[[Site], No
         assert found.keys() == expected.keys()
         different = [name for name, each in found.items() if not torch.equal(each, expected[name])]
         assert not different, f"from step {step}"
+
+
+def train(steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(model(batch(step)).square().mean())
+        optimizer.step()
+
+
+def told_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, str]]:
+    """Return a list that gets what a site tells of checkpoints: kind, step, and reason."""
+    told: list[tuple[str, int, str]] = []
+
+    def note(kind: str, step: int, _: object, labels: dict[str, str] | None = None) -> None:
+        if kind.startswith("checkpoint"):
+            told.append((kind, step, (labels or {}).get("reason", "")))
+
+    monkeypatch.setattr(site, "record", note)
+    return told
+
+
+@pytest.mark.parametrize("change", ["half", "shape"])
+def test_a_model_that_has_become_another_one_is_not_saved_as_the_one_that_was_trained(
+    run: Run, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As scripts make one for export, at the end."""
+    site = run.join("whole")
+    model = DistributedDataParallel(net(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    site.synchronize(model, optimizer)
+    told = told_of(site, monkeypatch)
+    site.checkpoint(model, optimizer)
+    train(3, model, optimizer)
+    if change == "half":
+        model.module.half()
+    else:
+        model.module[0].weight.data = torch.zeros(2, WIDTH)
+    site.leave()
+    assert [(kind, step) for kind, step, _ in told] == [("checkpoint", 2), ("checkpoint_failed", 3)]
+    assert "rank 0 of site alone: TypeError: 0.weight is " in told[1][2]
+    assert "call site.leave() before the model becomes another one" in told[1][2]
+
+
+def test_an_optimizer_that_would_be_lost_is_named(run: Run) -> None:
+    site = run.join("whole")
+    models = [DistributedDataParallel(net(seed)) for seed in (1, 2)]
+    optimizers = [torch.optim.Adam(each.parameters()) for each in models]
+    site.synchronize(models, optimizers)
+    with pytest.raises(TypeError, match=r"optimizer 1 of site\.synchronize would not be saved"):
+        site.checkpoint(models, optimizers[0])
+    assert site.checkpoint(models, optimizers) == 0
+
+
+def test_a_parameter_of_two_optimizers_is_named(run: Run) -> None:
+    site = run.join("whole")
+    model = DistributedDataParallel(net(1))
+    optimizers = [torch.optim.Adam(model.parameters()) for _ in range(2)]
+    site.synchronize(model, optimizers)
+    with pytest.raises(TypeError, match=r"two optimizers train 0\.weight"):
+        site.checkpoint(model, optimizers)
+
+
+class Unreadable:
+    """Its state cannot be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("mean")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise AssertionError(state_dict)
+
+
+def test_what_cannot_be_copied_is_named_with_its_place_and_ends_no_training(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = run.join("whole")
+    model = DistributedDataParallel(net(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    site.synchronize(model, optimizer)
+    told = told_of(site, monkeypatch)
+    site.checkpoint(model, optimizer, extra={"ema": Unreadable()})
+    train(4, model, optimizer)
+    site.leave()
+    assert [(kind, step) for kind, step, _ in told] == [
+        ("checkpoint_failed", 2),
+        ("checkpoint_failed", 4),
+    ]
+    place = "KeyError: 'mean', in state_dict, sites/test_checkpoint_of_one_step.py:"
+    assert told[0][2].startswith(f"rank 0 of site alone: {place}")
+
+
+def test_memory_of_copies_is_kept() -> None:
+    staging = Staging(torch.device("cpu"))
+    weight = nn.Parameter(torch.arange(6.0).view(2, 3).t())
+    first = staging.copies({"a": weight, "tied": weight, "count": torch.tensor(1)})
+    assert torch.equal(first["a"], weight)
+    assert first["a"].stride() == weight.stride()
+    assert first["tied"] is first["a"]
+    with torch.no_grad():
+        weight.zero_()
+    assert first["a"].sum() == 15
+    again = staging.copies({"a": weight, "tied": weight})
+    assert again["a"].data_ptr() == first["a"].data_ptr()
+    assert staging.copies({"a": torch.ones(3)})["a"].tolist() == [1, 1, 1]
+
+
+def test_the_gateways_last_file_counts_where_it_was_asked_again(tmp_path: Path) -> None:
+    asked = [tmp_path / f"0.owed-{number}.npz" for number in range(2)]
+    for path in asked:
+        path.write_text(path.name)
+    take_last(asked, tmp_path / "0.owed.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["0.owed.npz"]
+    assert (tmp_path / "0.owed.npz").read_text() == "0.owed-1.npz"
