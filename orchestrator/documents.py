@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,28 @@ def load_pair(
         topology=run.topology,
         described=topology,
     )
+
+
+def passed_on(pair: Pair, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the variables that a job passes on to its ranks.
+
+    Args:
+        pair: The job, and what it was read from.
+        environ: That of whoever launches it.
+
+    Raises:
+        ConfigError: some are not set there.
+    """
+    missing = [index for index, name in enumerate(pair.job.pass_env) if name not in environ]
+    if missing:
+        document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+        problems = []
+        for index in missing:
+            name = pair.job.pass_env[index]
+            told = f"{name} is not set where the job is launched: export {name}=…, and launch again"
+            problems.append(document.problem(("pass_env", index), told))
+        raise ConfigError(problems)
+    return {name: environ[name] for name in pair.job.pass_env}
 
 
 def loaded_topology(text: str, path: Path, overrides: Sequence[str]) -> Topology:

@@ -8,6 +8,8 @@ DOCUMENT_BYTES = 1 << 20
 """One YAML file."""
 RUN_SPEC_BYTES = 8 << 20
 """A run's spec, which spells out each link: a mesh of 32 sites has half a MiB."""
+PASSED_ENV_BYTES = 16 << 10
+"""Characters of the variables that a job passes on to its ranks, all together."""
 CONTROL_CHANNEL_BYTES = 3 * DOCUMENT_BYTES + RUN_SPEC_BYTES
 """The control channel's limit: Prepare carries two documents and a run's spec."""
 LOG_BATCH_BYTES = 32 << 10

@@ -6,6 +6,7 @@ Made from YAML by topology.documents.load; frozen.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from topology.job_environment import Variable
 from topology.json_fields import REQUIRED
 from topology.plan_wishes import PlanWishes
 from topology.workload import DescribedModel, Parallel
@@ -234,6 +235,12 @@ class Job:
     entrypoint: str | None = None
     """The user's own script, relative to the job file; None: the trainer that ships."""
     arguments: tuple[str, ...] = ()
+    working_folder: str | None = field(default=None, metadata=REQUIRED)
+    """The folder in which the script runs, relative to the job file; None: the job file's."""
+    env: tuple[Variable, ...] = field(default=(), metadata=REQUIRED)
+    """Environment variables of the ranks, beside those of their machine."""
+    pass_env: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """Names of more, which ranks have as they are where the job is launched: in no document."""
     exchange: Exchange = Exchange()
     reduction: Reduction = Reduction()
     verify_every: int = 10

@@ -28,6 +28,8 @@ class Wanted:
     """Folders that will be written in; they need not be there yet."""
     script: str | None = None
     """The training script."""
+    working_folder: str | None = None
+    """The folder in which it will run."""
     globs: tuple[str, ...] = ()
     """Absolute patterns of the files that are learnt from."""
     accelerators: bool = False
@@ -139,6 +141,8 @@ class Facts:
     """The peers to which there is no route, each with the reason."""
     folders: tuple[Folder, ...] = ()
     script: Script | None = None
+    working_folder_error: str | None = None
+    """The reason why no process can run in the working folder; None: one can, or nobody asked."""
     globs: tuple[Matches, ...] = ()
     accelerators: Accelerators | None = None
     """None: not asked, or no sign of any."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import PurePath
 
-from topology.job import Checkpoint, Job
+from topology.job import Job
+from topology.job_paths import anchored
 from topology.member_plans import plan_for
 from topology.model.reduction_plans import plan_reduction
 from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
@@ -34,12 +35,13 @@ def decide_run(
     `folder`.
     """
     spec = RunSpec(
-        job=_anchored(job, folder),
+        job=anchored(job, folder),
         topology=topology,
         reduction=reduction,
         chunk_bytes=chunk_bytes_of(job, topology, reduction.plan),
         pipeline_bytes=pipeline_bytes_of(job, topology, reduction.plan),
         timeouts=Timeouts.derive(topology.failure),
+        job_folder=str(folder),
         replan=replan,
     )
     if spec.first_sites == spec.site_names:
@@ -60,28 +62,3 @@ def decide_reduction(job: Job, topology: Topology) -> CodedPlan:
     codecs = plan_codecs(job, topology, plan)
     gathered = gathered_bytes(topology, plan, codecs)
     return CodedPlan(dataclasses.replace(plan, gathered_bytes=gathered), codecs)
-
-
-def _anchored(job: Job, folder: PurePath) -> Job:
-    """Return the job with absolute paths: at a site its file lies elsewhere."""
-    data = job.trainer.data
-    files = tuple(str(folder / glob) for glob in data.files)
-    return dataclasses.replace(
-        job,
-        checkpoint=None if job.checkpoint is None else anchored_checkpoint(job.checkpoint, folder),
-        entrypoint=None if job.entrypoint is None else str(folder / job.entrypoint),
-        trainer=dataclasses.replace(job.trainer, data=dataclasses.replace(data, files=files)),
-    )
-
-
-def anchored_checkpoint(checkpoint: Checkpoint, folder: PurePath) -> Checkpoint:
-    """Return the settings with absolute paths; URLs stay as they are."""
-    return dataclasses.replace(
-        checkpoint,
-        to=_anchored_place(checkpoint.to, folder),
-        resume=None if checkpoint.resume is None else _anchored_place(checkpoint.resume, folder),
-    )
-
-
-def _anchored_place(place: str, folder: PurePath) -> str:
-    return place if "://" in place else str(folder / place)

@@ -17,10 +17,12 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from topology.errors import ConfigError
 from topology.job import Job
+from topology.job_paths import moved
 from topology.json_fields import REQUIRED, json_bytes, json_of, read_json, to_json
 from topology.plan_wishes import Replan
 from topology.timeouts import Timeouts
@@ -74,12 +76,31 @@ class RunSpec:
     pipeline_bytes: int
     """Bytes of float32 that a site must be able to have without a result, or links would wait."""
     timeouts: Timeouts
+    job_folder: str = ""
+    """The folder of the job file where the job was launched; empty: an older coordinator did not
+    say."""
     replan: Replan | None = None
     """The settings of planning again by the coordinator; None: the run keeps its plan. Where it may
     change, gateways have links to every site that they could have for a neighbour."""
     first: CodedPlan | None = field(default=None, metadata=REQUIRED)
     """The reduction that the run begins with, where it begins with some of its sites; None: with
     all, by `reduction`."""
+
+    def job_at(self, site: str) -> Job:
+        """Return the job with its paths as they are at a site: `job_folder` may lie elsewhere."""
+        folder = self.topology.site(site).job_folder
+        return moved(self.job, PurePath(self.job_folder), PurePath(folder)) if folder else self.job
+
+    def working_folder_at(self, site: str) -> str | None:
+        """Return the folder in which the script runs at a site; None: the run's, or unknown.
+
+        The trainer that ships needs no folder of the user's.
+        """
+        job = self.job_at(site)
+        if job.working_folder is not None:
+            return job.working_folder
+        folder = self.topology.site(site).job_folder or self.job_folder
+        return folder if job.entrypoint is not None and folder else None
 
     @property
     def site_names(self) -> tuple[str, ...]:

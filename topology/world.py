@@ -135,6 +135,9 @@ class Site:
     carry."""
     gateways_per_node: int = field(default=1, metadata=REQUIRED)
     """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node."""
+    job_folder: str = field(default="", compare=False, metadata=REQUIRED)
+    """The folder at the site in which jobs' files lie as in the folder of the job file; empty: in
+    the same one."""
 
     @property
     def bound(self) -> str:

@@ -34,7 +34,7 @@ def make_model() -> nn.Module:
 
 
 def main() -> None:
-    """Train for a few passes over the data; the first rank of all sites says how it goes."""
+    """Train for a few passes over the data; one rank of all says how it goes."""
     site = sites.join(alone=True)  # 1: in place of init_process_group; `alone` allows torchrun
 
     model = DistributedDataParallel(make_model().to(site.device))
@@ -56,7 +56,7 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm over all sites
         optimizer.step()
         site.log(loss=loss)  # 6: shown by `isthmus status` and in the report
-        if site.global_rank == 0 and (step + 1) % epoch_steps == 0:
+        if site.is_main and (step + 1) % epoch_steps == 0:
             print(f"data epoch {(step + 1) // epoch_steps}: loss {loss.item():.3f}", flush=True)
 
 

@@ -40,7 +40,22 @@ from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
 
 
-@click.command("launch")
+class _ScriptCommand(click.Command):
+    """A command of which all that comes after `--` is for a script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the script's words from the command's own parser."""
+        place = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:place])
+        ctx.params["arguments"] = tuple(args[place + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show in the usage what may come last."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS...]"]
+
+
+@click.command("launch", cls=_ScriptCommand)
 @job_argument
 @click.option(
     "--coordinator",
@@ -86,6 +101,7 @@ from topology.errors import ConfigError
 def command(
     output: Output,
     job: Path,
+    arguments: tuple[str, ...],
     coordinator: str | None,
     overrides: tuple[str, ...],
     topology_path: Path | None,
@@ -101,6 +117,8 @@ def command(
 ) -> int:
     """Start JOB at all sites and follow it to its end.
 
+    ARGUMENTS come after those that the job gives its script.
+
     Without --coordinator it goes to what `isthmus up` has started for the same topology, else
     everything runs on this machine. Ctrl-C detaches: the run goes on.
     """
@@ -108,6 +126,10 @@ def command(
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
+    if arguments:
+        all_arguments = json.dumps([*pair.job.arguments, *arguments])
+        overrides = (*overrides, f"arguments={all_arguments}")
+        pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
     if coordinator is None:
         coordinator = coordinator_of(home_folder(home), pair.described)
         if coordinator is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,13 +18,13 @@ from pathlib import Path
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.client.coordinator_client import Client
 from orchestrator.client.run_reader import wait_launched
-from orchestrator.documents import Pair, protect
+from orchestrator.documents import Pair, passed_on, protect
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
 from orchestrator.run_folder.log_files import last_line
 from protos.checkpoint.store import joined
 from protos.control.v1 import control_pb2
-from topology.run_decisions import anchored_checkpoint
+from topology.job_paths import anchored_checkpoint
 
 START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""
@@ -54,11 +55,13 @@ def submit(
 
     Raises:
         CommandError: an embedded coordinator does not start, or the run was there and has ended.
-        ConfigError: the coordinator found mistakes in the documents.
+        ConfigError: the coordinator found mistakes in the documents, or a variable that the job
+            passes on is not set here.
         IsthmusError: it refused, or does not answer.
         OSError: the run's folder cannot be written.
     """
     protect(pair.described, pair.topology_path)
+    passed_on(pair, os.environ)
     folder, is_new = claim_run_folder(home, run_id, pair.job_text)
     if not is_new:
         wait_launched(folder)
@@ -116,6 +119,7 @@ def _remember_checkpoints(pair: Pair, folder: RunFolder) -> None:
 def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> None:
     """Send what was asked for, and beside it what a plan decided."""
     plan = pair.plan
+    passed_env = passed_on(pair, os.environ)
     with Client(address) as client:
         client.submit(
             run_id,
@@ -131,6 +135,7 @@ def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> None
             ),
             decisions="" if plan is None else json.dumps(plan.decisions),
             priority=priority,
+            passed_env=passed_env,
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
@@ -92,12 +92,14 @@ class Client:
         topology: control_pb2.Document,
         decisions: str = "",
         priority: int = 0,
+        passed_env: Mapping[str, str] | None = None,
     ) -> str:
         """Submit a run and return its id; the same id again answers the same run.
 
         A signal does not end the wait for the answer: nobody would know whether the run goes on.
         `decisions` are those of a plan for the job, as JSON; empty: there is no plan. Of runs that
-        wait for the same sites, the one of the highest `priority` begins first.
+        wait for the same sites, the one of the highest `priority` begins first. `passed_env` has
+        the values of the job's `pass_env`.
 
         Raises:
             ConfigError: the coordinator found mistakes in the documents.
@@ -109,6 +111,7 @@ class Client:
             topology=topology,
             decisions=decisions,
             priority=priority,
+            passed_env=passed_env or {},
         )
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
             return self._stub.Submit(request, timeout=self._call_s).run_id

@@ -385,6 +385,7 @@ class ActiveRun:
             run_spec=submission.written_spec,
             namespace=namespace_message(namespace) if namespace else None,
             returns=action.returns,
+            passed_env=submission.passed_env,
         )
         return control_pb2.CoordinatorMessage(prepare=prepare)
 

@@ -14,6 +14,7 @@ from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
 from orchestrator.coordinator.joins import Joins
 from orchestrator.coordinator.journal import Journal
+from orchestrator.coordinator.passed_env import PassedEnv
 from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Connection, Session, Sessions
@@ -84,7 +85,9 @@ class Control:
         self.timeouts = Timeouts.derive(topology.failure)
         self._topology_hash = topology_hash(topology)
         unfinished = journal.unfinished()
-        kept = _kept(journal, unfinished if agents_outlive else (), self._topology_hash)
+        self._passed_env = PassedEnv(journal.path.parent)
+        may_go_on = unfinished if agents_outlive else ()
+        kept = _kept(journal, may_go_on, self._topology_hash, self._passed_env)
         self.generation = journal.raise_generation()
         self.latest: ActiveRun | None = None
         """The run that began last."""
@@ -155,6 +158,7 @@ class Control:
             if time.monotonic() - self._checked_s >= CHECK_S:
                 self._checked_s = time.monotonic()
                 self._journal.check_place()
+                self._forget_passed_env()
             self._expire_leases()
             for run in list(self._runs.values()):
                 run.tick()
@@ -164,6 +168,7 @@ class Control:
     async def close(self) -> None:
         """End all sessions and emulators."""
         self._is_closed = True
+        self._forget_passed_env()
         self._sessions.close()
         for run in self._runs.values():
             await run.close()
@@ -377,6 +382,7 @@ class Control:
         submission = decided(request, self._topology_hash)
         folder = self._runs_folder / run_id
         try:
+            self._passed_env.keep(run_id, submission.passed_env)
             if self._has_room(submission):
                 self._begin(submission, folder)
             else:
@@ -493,7 +499,11 @@ class Control:
             folder = Path(events[0].detail["folder"])
             try:
                 submission = submitted_before(
-                    run_id, events[0].detail, RunFiles(folder), self._topology_hash
+                    run_id,
+                    events[0].detail,
+                    RunFiles(folder),
+                    self._topology_hash,
+                    self._passed_env.of(run_id),
                 )
                 self._begin(submission, folder, events)
             except (OSError, LookupError, ValueError) as error:
@@ -550,6 +560,11 @@ class Control:
             detail=detail,
         )
         self._tell_queue_changed()
+
+    def _forget_passed_env(self) -> None:
+        """Remove what runs passed on to their ranks that have ended."""
+        going = {run_id for run_id, run in self._runs.items() if not run.has_ended}
+        self._passed_env.keep_only(going | self._queue.run_ids)
 
     def _tell_queue_changed(self) -> None:
         self._queue_changed.set()
@@ -700,7 +715,9 @@ class Control:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)
 
 
-def _kept(journal: Journal, unfinished: Iterable[str], own_hash: str) -> dict[str, Submission]:
+def _kept(
+    journal: Journal, unfinished: Iterable[str], own_hash: str, passed_env: PassedEnv
+) -> dict[str, Submission]:
     """Return those runs with which a coordinator of this topology can go on.
 
     Raises:
@@ -715,7 +732,9 @@ def _kept(journal: Journal, unfinished: Iterable[str], own_hash: str) -> dict[st
             continue
         files = RunFiles(Path(view.folder))
         try:
-            kept[run_id] = submitted_before(run_id, events[0].detail, files, own_hash)
+            kept[run_id] = submitted_before(
+                run_id, events[0].detail, files, own_hash, passed_env.of(run_id)
+            )
         except (OSError, LookupError, ValueError) as error:
             why = f"{view.folder}: {_why(error)}"
             if "run.active" in kinds:

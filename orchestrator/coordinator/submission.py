@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
 from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
 from protos.errors import ConfigMismatchError, RemoteProtocolError
-from protos.limits import RUN_SPEC_BYTES
+from protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
 from topology.documents.load import load_job, load_topology
 from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
@@ -39,6 +39,8 @@ class Submission:
     topology_document: control_pb2.Document
     priority: int = 0
     """The run with the highest begins first, where several wait for the same sites."""
+    passed_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The values of the job's `pass_env`. Secrets: they are in nothing that is written of a run."""
 
     @property
     def occupies(self) -> frozenset[str]:
@@ -80,7 +82,11 @@ class Submission:
 
 
 def submitted_before(
-    run_id: str, detail: Mapping[str, Any], files: RunFiles, own_hash: str
+    run_id: str,
+    detail: Mapping[str, Any],
+    files: RunFiles,
+    own_hash: str,
+    passed_env: Mapping[str, str],
 ) -> Submission:
     """Return a run as an earlier coordinator decided it.
 
@@ -89,6 +95,7 @@ def submitted_before(
         detail: What the journal keeps of it: `Submission.to_json`.
         files: Its folder.
         own_hash: The hash of this coordinator's own topology.
+        passed_env: As it was kept of the run.
 
     Raises:
         ConfigError: What was kept cannot be read, or is of another topology.
@@ -111,6 +118,7 @@ def submitted_before(
         job_document=_document(job),
         topology_document=_document(topology),
         priority=detail.get("priority", 0),
+        passed_env=passed_env,
     )
 
 
@@ -164,7 +172,23 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
         ),
         topology_document=topology_text,
         priority=request.priority,
+        passed_env=_passed_env(run.job, request),
     )
+
+
+def _passed_env(job: Job, request: control_pb2.SubmitRequest) -> dict[str, str]:
+    """Return the values that came for the job's `pass_env`."""
+    if missing := [name for name in job.pass_env if name not in request.passed_env]:
+        raise ConfigError(
+            f"pass_env: no value of {', '.join(missing)} came with the job: update isthmus where "
+            "it is launched"
+        )
+    values = {name: request.passed_env[name] for name in job.pass_env}
+    if sum(len(name) + len(value) for name, value in values.items()) > PASSED_ENV_BYTES:
+        raise ConfigError(
+            f"pass_env: more than {PASSED_ENV_BYTES >> 10} KiB: pass a file's path on"
+        )
+    return values
 
 
 def _overrides(decisions: str) -> list[str]:

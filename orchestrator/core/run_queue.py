@@ -30,6 +30,11 @@ class RunQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def run_ids(self) -> frozenset[str]:
+        """The runs that wait."""
+        return frozenset(each.run_id for each in self._waiting)
+
     def add(self, run: Waiting) -> None:
         """Have a run wait; one that waits already stays where it is."""
         if all(each.run_id != run.run_id for each in self._waiting):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from orchestrator.doctor.examiner import NoAnswerError, examined_here
 from orchestrator.doctor.findings import Finding, Severity
@@ -12,6 +12,7 @@ from orchestrator.documents import Pair
 from topology.documents.light import too_quick_links
 from topology.errors import Problem
 from topology.job import Job
+from topology.job_paths import anchored, moved
 from topology.machine_facts import Wanted
 from topology.models.topology_model import is_loopback
 from topology.text.yaml_document import read_with_overrides
@@ -40,14 +41,21 @@ def is_all_here(topology: Topology) -> bool:
     )
 
 
-def wanted_files(job: Job, job_path: Path) -> Wanted:
-    """Return the files that a job's ranks will read, with absolute paths."""
-    folder = os.path.abspath(job_path.parent)  # noqa: PTH100 - a link stays as it is written
+def wanted_files(job: Job, job_path: Path, job_folder: str = "") -> Wanted:
+    """Return the files that a job's ranks will read, with absolute paths.
+
+    They are those of a site where the job's files lie in `job_folder`; empty: as they do here.
+    """
     if job.probe is not None:
         return Wanted()
-    if job.entrypoint is not None:
-        return Wanted(script=os.path.join(folder, job.entrypoint))  # noqa: PTH118
-    return Wanted(globs=tuple(os.path.join(folder, each) for each in job.trainer.data.files))  # noqa: PTH118
+    here = PurePath(os.path.abspath(job_path.parent))  # noqa: PTH100 - a link stays as written
+    there = PurePath(job_folder) if job_folder else here
+    placed = moved(anchored(job, here), here, there)
+    if placed.entrypoint is None:
+        return Wanted(globs=placed.trainer.data.files, working_folder=placed.working_folder)
+    return Wanted(
+        script=placed.entrypoint, working_folder=placed.working_folder or os.fspath(there)
+    )
 
 
 def placed_findings(pair: Pair, findings: list[Finding]) -> list[Problem]:

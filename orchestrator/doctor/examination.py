@@ -79,7 +79,9 @@ class Examined:
         """Return what the machine of these sites is asked."""
         files = Wanted()
         if self.job is not None and self.job_path is not None:
-            files = wanted_files(self.job, self.job_path)
+            # Several sites of one machine have the files that the first of them has.
+            job_folder = sites[0].job_folder if sites else ""
+            files = wanted_files(self.job, self.job_path, job_folder)
         names = {site.name for site in sites}
         folders = [str(self.home / "runs")]
         if self.checkpoints is not None:

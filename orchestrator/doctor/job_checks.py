@@ -19,6 +19,8 @@ def job_findings(facts: Facts, job: Job, site: str | None = None) -> list[Findin
     `site` names the machine's; None: this machine, whichever sites it has.
     """
     found = [] if facts.script is None else _script(facts.script, facts.user, site)
+    if facts.working_folder_error is not None:
+        found.append(_working_folder(facts.working_folder_error, job, site))
     return [*found, *_data(facts.globs, job.trainer.data.files, facts.user, site)]
 
 
@@ -69,6 +71,22 @@ def _script(script: Script, user: str, site: str | None) -> list[Finding]:
             path=("entrypoint",),
         )
     ]
+
+
+def _working_folder(error: str, job: Job, site: str | None) -> Finding:
+    named = job.working_folder
+    return Finding(
+        severity=Severity.ERROR,
+        kind="working-folder-missing",
+        site=site,
+        found=f"the working folder {named or 'of the job file'}: {error}",
+        why="each rank runs the script there",
+        cure=f"mend `working_folder: {named}`, which begins at the job file's folder"
+        if named is not None
+        else "have the job's files lie there as here, or name the folder as the site's `job_folder` "
+        "in the topology",
+        path=("working_folder",) if named is not None else ("entrypoint",),
+    )
 
 
 def _data(

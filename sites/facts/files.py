@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -37,6 +39,16 @@ def match(pattern: str) -> Matches:
     except (OSError, ValueError, NotImplementedError) as error:
         return Matches(pattern=pattern, num_files=0, error=str(error))
     return Matches(pattern=pattern, num_files=found)
+
+
+def cannot_enter(path: str) -> str | None:
+    """Return why a process cannot run in a folder; None: it can."""
+    try:
+        if not stat.S_ISDIR(Path(path).stat().st_mode):
+            return os.strerror(errno.ENOTDIR)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None if os.access(path, os.X_OK) else os.strerror(errno.EACCES)
 
 
 def look_at_folder(path: str) -> Folder:

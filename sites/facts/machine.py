@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from protos import versions
-from sites.facts.files import look_at_folder, match
+from sites.facts.files import cannot_enter, look_at_folder, match
 from sites.facts.training_script import look_at
 from topology.machine_facts import Accelerators, Facts, Limits, Tcp, Wanted
 
@@ -52,6 +52,9 @@ def collect(wanted: Wanted) -> Facts:
         unrouted=unrouted,
         folders=tuple(look_at_folder(each) for each in wanted.folders),
         script=None if wanted.script is None else look_at(wanted.script),
+        working_folder_error=None
+        if wanted.working_folder is None
+        else cannot_enter(wanted.working_folder),
         globs=tuple(match(each) for each in wanted.globs),
         accelerators=_accelerators() if wanted.accelerators and _NVIDIA.exists() else None,
     )

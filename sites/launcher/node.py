@@ -1,7 +1,7 @@
 """torchrun for one node of a site, in this process.
 
 Usage: python -m sites.launcher.node --nodes N --node I --ranks P --name NAME --folder DIR
-       --start-within S --grace S -- (SCRIPT | -m MODULE) [ARGUMENTS...]
+       --start-within S --grace S --working-folder DIR -- (SCRIPT | -m MODULE) [ARGUMENTS...]
 
 It loads torch, which takes seconds, and starts the ranks when stdin says HOST:PORT of the
 rendezvous, on a line. So a site's gateways start meanwhile.
@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> int:
             *("--rdzv-conf", f"rank={options.node},timeout={round(options.start_within)}"),
             *("--monitor-interval", str(MONITOR_INTERVAL_S)),
             *("--log-dir", str(options.folder / "ranks"), "--redirects", "3"),
-            *("-m", "sites.launcher.rank", str(os.getpid()), *command),
+            *("-m", "sites.launcher.rank", str(os.getpid()), str(options.working_folder), *command),
         ]
     )
     rendezvous_handler_registry.register(BACKEND, rendezvous)
@@ -238,6 +238,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, required=True, help="for logs and failures.json")
     parser.add_argument("--start-within", type=float, required=True, help="s, for all nodes")
     parser.add_argument("--grace", type=float, required=True, help="s from SIGTERM to SIGKILL")
+    parser.add_argument("--working-folder", type=Path, required=True, help="where ranks run")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     return parser
 

@@ -1,9 +1,9 @@
 """One training process: what torchrun starts, around the user's script or the trainer that ships.
 
-Usage: python -m sites.launcher.rank PARENT_PID (SCRIPT | -m MODULE) [ARGUMENTS...]
+Usage: python -m sites.launcher.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
 
-It dies with its launcher, runs the script as `__main__`, and says in error.json what broke, so that
-the one that failed first is named and not one of its victims.
+It dies with its launcher, runs the script in FOLDER as `__main__`, and says in error.json what
+broke, so that the one that failed first is named and not one of its victims.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> NoReturn:
     die_with_parent(int(arguments[0]))
     write_pid_file(os.environ.get("TORCHELASTIC_ERROR_FILE"))
     try:
-        _run(arguments[1:])
+        # Only now: of what is imported by then, nothing is taken from the user's folder.
+        os.chdir(arguments[1])
+        _run(arguments[2:])
     except SystemExit as error:
         if error.code:
             _exit(error)

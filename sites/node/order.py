@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protos.control.v1.control_pb2 import Prepare
 from protos.failure import one_line
+from sites.facts.files import cannot_enter
 from sites.node.failures import SiteError
 from topology.errors import ConfigError
 from topology.job import Job
@@ -40,6 +41,10 @@ class SiteOrder:
     """The run's, at this site."""
     command: tuple[str, ...]
     """What a rank runs: script and arguments, or -m, module and arguments."""
+    working_folder: Path
+    """Where a rank runs it."""
+    job_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What the job gives each rank's environment, secrets among it."""
     returns: bool = False
     """The run goes on without the site, which comes back."""
 
@@ -63,11 +68,14 @@ class SiteOrder:
         return self.node_folder(node) / f"gateway{gateway}.log"
 
     def environment(self, sockets: Iterable[Path]) -> dict[str, str]:
-        """Return what a node's ranks find in their environment: docs/protocols.md.
+        """Return what a node's ranks find in their environment beside the machine's own.
+
+        docs/protocols.md has the names; the job's own come with them.
 
         `sockets` are those of the node's gateways.
         """
         environment = {
+            **self.job_env,
             "ISTHMUS_RUN": self.run_id,
             "ISTHMUS_GENERATION": str(self.generation),
             "ISTHMUS_SITE": self.site.name,
@@ -99,14 +107,18 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
         raise SiteError("INVALID_CONFIG", f"the topology has no site {site!r}") from None
     if spec.job.probe is not None:
         place = replace(place, nodes=1, gateways_per_node=1)  # one gateway measures for all
+    folder = _make_folder(prepare, state, place.nodes)
+    job = spec.job_at(site)
     return SiteOrder(
         run_id=prepare.run_id,
         generation=prepare.generation,
         spec=spec,
         spec_hash=spec_hash(prepare.run_spec),
         site=place,
-        folder=_make_folder(prepare, state, place.nodes),
-        command=_command(spec.job),
+        folder=folder,
+        command=_command(job, site),
+        working_folder=_working_folder(spec.working_folder_at(site), folder, site),
+        job_env=_job_env(job, prepare.passed_env),
         returns=prepare.returns,
     )
 
@@ -135,11 +147,42 @@ def _make_folder(prepare: Prepare, state: Path, nodes: int) -> Path:
     return folder
 
 
-def _command(job: Job) -> tuple[str, ...]:
+def _command(job: Job, site: str) -> tuple[str, ...]:
     """Return what a rank runs."""
     if job.entrypoint is None:
         return ("-m", TRAINER, *job.arguments)
     script = Path(job.entrypoint).resolve()
-    if not script.is_file():
-        raise SiteError("LAUNCH_FAILED", f"entrypoint: there is no file {script} at this site")
+    if not script.exists():  # a folder with a __main__.py will do
+        raise _not_here(f"entrypoint: there is no file {script}", site)
     return (str(script), *job.arguments)
+
+
+def _working_folder(named: str | None, run_folder: Path, site: str) -> Path:
+    """Return where ranks run: a run that names no folder has its own."""
+    if named is None:
+        return run_folder
+    if (reason := cannot_enter(named)) is not None:
+        raise _not_here(f"the script cannot run in {named}: {reason}", site)
+    return Path(named)
+
+
+def _not_here(what: str, site: str) -> SiteError:
+    return SiteError(
+        "LAUNCH_FAILED",
+        f"{what} at site {site} ({platform.node()}): have the job's files lie there under the same "
+        f"path as where it was launched, or say where they are: job_folder of site {site} in the "
+        "topology",
+    )
+
+
+def _job_env(job: Job, passed: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the job, with the values of those that it only names."""
+    if missing := [name for name in job.pass_env if name not in passed]:
+        raise SiteError(
+            "CONFIG_MISMATCH",
+            f"pass_env: the coordinator has no value of {', '.join(missing)}: launch the job again "
+            "from an environment that has it",
+        )
+    return {each.name: each.value for each in job.env} | {
+        name: passed[name] for name in job.pass_env
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ from sites.node.order import SiteOrder
 
 TORCHRUN_LOG = "torchrun.log"
 """The file in a node's folder with what the launcher itself writes."""
+LAST_BYTES = 4096
+"""Of a rank's stderr, in which its last line is looked for."""
 _LOOK_S = 0.05
 """Between two looks at failures.json."""
 
@@ -56,6 +59,7 @@ class Torchrun:
             *("--ranks", str(site.accelerators_per_node)),
             *("--name", order.name, "--folder", str(folder)),
             *("--start-within", str(timeouts.start_s), "--grace", str(timeouts.stop_grace_s)),
+            *("--working-folder", str(order.working_folder)),
             *("--", *order.command),
         ]
         defaults = {"PYTHONUNBUFFERED": "1"}
@@ -99,6 +103,9 @@ class Torchrun:
         for failure in read_failures(self._folder / "failures.json"):
             if failure.rank not in self._told:
                 self._told.add(failure.rank)
+                if not failure.message and not failure.is_collateral and failure.exit_code > 0:
+                    said = last_words(Path(failure.log_path))
+                    failure = dataclasses.replace(failure, message=said)
                 on_failed(rank_failure(failure, self._site, self._node))
 
     def _launcher_ended(self, exit_code: int) -> Failure:
@@ -116,6 +123,21 @@ class Torchrun:
             exit_code=exit_code,
             log_path=str(self._folder / TORCHRUN_LOG),
         )
+
+
+def last_words(log: Path) -> str:
+    """Return what a script wrote last to stderr before it ended itself; empty: nothing.
+
+    Of a wrong argument, argparse says there which.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            lines = file.read(LAST_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1] if said else ""
 
 
 def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Environment:
             generation=_number("ISTHMUS_GENERATION", environ["ISTHMUS_GENERATION"]),
             site=site,
             gateway=_gateway(environ),
-            spec=RunSpec.from_bytes(written, f"site {site}"),
+            spec=_at(RunSpec.from_bytes(written, f"site {site}"), site),
             run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
             returns=environ.get("ISTHMUS_RETURNS") == "1",
         )
@@ -103,6 +104,14 @@ def lone_spec(num_ranks: int) -> RunSpec:
         pipeline_bytes=0,
         timeouts=Timeouts.derive(topology.failure),
     )
+
+
+def _at(spec: RunSpec, site: str) -> RunSpec:
+    """Return the spec with the paths of the job's files as they are at a site."""
+    try:
+        return dataclasses.replace(spec, job=spec.job_at(site))
+    except KeyError as error:
+        raise ConfigError(f"environment: ISTHMUS_SITE: the run has no site {site!r}") from error
 
 
 def _gateway(environ: Mapping[str, str]) -> Path:

@@ -179,6 +179,18 @@ class Site:
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank does what is done once a run: log to a tracker, write a file.
+
+        At each step that is so for exactly one rank: rank 0 of the first site, in the topology's
+        order, that takes part. When that site is lost, the next one takes over, 64 steps later:
+        then all ranks know. It is the first one's again once it takes part again.
+        """
+        gone = self._link.missing_sites.gone()
+        first = next((at for at in range(self.num_sites) if at not in gone), self.index)
+        return self.rank == 0 and self.index == first and not self._members.follows
+
     def synchronize(
         self,
         model: nn.Module | Sequence[nn.Module],

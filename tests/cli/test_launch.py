@@ -69,6 +69,49 @@ def test_what_is_submitted_can_be_loaded_anywhere(
     assert request.job.source == str(job)
 
 
+def test_words_after_two_dashes_are_added_to_the_scripts_arguments(
+    isthmus: Isthmus, files: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    job = files / "job.yaml"
+    job.write_text(job.read_text() + 'arguments: [--lr, "0.1"]\n')
+    words = ("--lr", "0.2", "--json", "a b", "é", "--", "x: [1]")
+    done = isthmus("launch", job, "--coordinator", address, "--detach", "--json", "--", *words)
+    assert done.envelope["data"]["detached"] is True
+    (request,) = scripted.submitted
+    assert submission_of(request).spec.job.arguments == ("--lr", "0.1", *words)
+    refused = isthmus("launch", job, "--coordinator", address, "stray")
+    assert (refused.code, "stray" in refused.err) == (2, True)
+
+
+def test_a_variable_to_pass_on_has_to_be_set_and_its_value_is_in_no_document(
+    isthmus: Isthmus,
+    files: Path,
+    home: Path,
+    scripted: ScriptedCoordinator,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = files / "job.yaml"
+    job.write_text(job.read_text() + "pass_env: [HOME, TOKEN_OF_TEST]\n")
+    monkeypatch.delenv("TOKEN_OF_TEST", raising=False)
+    done = isthmus("launch", job, "--coordinator", address, "--json")
+    assert done.code == 2
+    (where,) = done.envelope["error"]["where"]
+    assert where["path"] == "pass_env.1"
+    assert "export TOKEN_OF_TEST=" in where["message"]
+    assert not (home / "runs").exists()
+    monkeypatch.setenv("TOKEN_OF_TEST", "5ecret")
+    done = isthmus("launch", job, "--coordinator", address, "--json")
+    assert done.code == 0
+    assert "5ecret" not in done.out + done.err
+    (request,) = scripted.submitted
+    assert dict(request.passed_env) == {"HOME": os.environ["HOME"], "TOKEN_OF_TEST": "5ecret"}
+    assert "5ecret" not in request.job.text + str(request.job.overrides)
+    kept = [path for path in home.rglob("*") if path.is_file()]
+    assert kept
+    assert not any(b"5ecret" in path.read_bytes() for path in kept)
+
+
 def test_detached_it_says_how_to_follow(isthmus: Isthmus, files: Path, address: str) -> None:
     arguments = ("launch", files / "job.yaml", "--coordinator", address, "--detach")
     plain = isthmus(*arguments)

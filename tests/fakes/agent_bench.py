@@ -53,7 +53,7 @@ def job_yaml(*arguments: str, entrypoint: str = str(SCRIPT)) -> str:
     listed = ", ".join(f'"{argument}"' for argument in arguments)
     return (
         f"version: 1\nname: test\ntopology: topology.yaml\nentrypoint: {entrypoint}\n"
-        f"arguments: [{listed}]\n"
+        f"arguments: [{listed}]\nworking_folder: {SCRIPT.parent}\n"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,13 +145,20 @@ class Bench:
             agent.welcome = (await agent.hear("welcome")).welcome
         return agents
 
-    async def submit(self, run_id: str = "run-1", job: str = JOB, priority: int = 0) -> str:
+    async def submit(
+        self,
+        run_id: str = "run-1",
+        job: str = JOB,
+        priority: int = 0,
+        passed_env: Mapping[str, str] | None = None,
+    ) -> str:
         """Submit a run of the coordinator's own topology."""
         request = control_pb2.SubmitRequest(
             run_id=run_id,
             job=control_pb2.Document(source="job.yaml", text=job),
             topology=control_pb2.Document(source="topology.yaml", text=self.topology),
             priority=priority,
+            passed_env=passed_env or {},
         )
         return (await self.stub.Submit(request, timeout=DEADLINE_S)).run_id
 

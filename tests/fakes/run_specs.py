@@ -19,10 +19,12 @@ from topology.world import Topology
 FOLDER = PurePath("/jobs")
 
 
-def spec_of(job: Job, world: Topology, replan: Replan | None = None) -> RunSpec:
-    """Return what a job on a topology comes to; its files lie in FOLDER."""
+def spec_of(
+    job: Job, world: Topology, replan: Replan | None = None, folder: PurePath = FOLDER
+) -> RunSpec:
+    """Return what a job on a topology comes to; its files lie in `folder`."""
     here = placed(job, world)
-    return decide_run(job, here, decide_reduction(job, here), folder=FOLDER, replan=replan)
+    return decide_run(job, here, decide_reduction(job, here), folder=folder, replan=replan)
 
 
 def spec_of_texts(job: str, topology: str, overrides: Sequence[str] = ()) -> RunSpec:

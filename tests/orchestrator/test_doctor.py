@@ -131,6 +131,29 @@ def test_3_an_entrypoint_that_is_not_python(open_folder: Path) -> None:
     assert told.line[1] == 2
 
 
+def test_a_working_folder_that_is_not_there(open_folder: Path) -> None:
+    (open_folder / "train.py").write_text("import sites\nsites.join()\n")
+    assert files_of(job("entrypoint: train.py"), open_folder) == []
+    (open_folder / "file").touch()
+    for folder, why in (("nowhere", "No such file"), ("file", "Not a directory")):
+        found = files_of(job(f"entrypoint: train.py\nworking_folder: {folder}"), open_folder)
+        told = only(found, "working-folder-missing", ERROR, f"`working_folder: {folder}`")
+        assert why in told.found
+        assert told.path == ("working_folder",)
+
+
+def test_files_are_looked_for_where_the_site_has_them(open_folder: Path) -> None:
+    here, there = open_folder / "here", open_folder / "there"
+    here.mkdir(mode=0o755)
+    (here / "train.py").write_text("import sites\nsites.join()\n")
+    moved = dataclasses.replace(topology().sites[0], job_folder=str(there))
+    asked = examined(here, job("entrypoint: train.py")).wanted([moved])
+    assert (asked.script, asked.working_folder) == (str(there / "train.py"), str(there))
+    found = job_findings(collect(asked), job("entrypoint: train.py"), "a")
+    assert {each.kind for each in found} == {"script-unreadable", "working-folder-missing"}
+    assert "`job_folder`" in found[1].cure
+
+
 def test_4_an_entrypoint_that_never_joins(open_folder: Path) -> None:
     (open_folder / "train.py").write_text("print('alone')\n")
     found = files_of(job("entrypoint: train.py"), open_folder)

@@ -16,7 +16,7 @@ from sites.node.order import SiteOrder, read_order
 from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
-from topology.documents.load import load_job
+from topology.documents.load import load_job, load_topology
 from topology.plan_wishes import Replan
 
 
@@ -31,6 +31,61 @@ def test_an_order_says_what_to_start(tmp_path: Path) -> None:
     assert environment["ISTHMUS_GATEWAY"] == "/s:/t"
     assert (order.folder / "job.yaml").read_text() == message.job.text
     assert order.name == "r1-1"
+
+
+def test_a_script_runs_where_the_job_says_or_the_site(tmp_path: Path) -> None:
+    """The folder of the job file is a site's own, where the topology says so."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there, there / "inner"):
+        folder.mkdir()
+        (folder / "train.py").touch()
+
+    def order(more: str = "", at_site: str = "") -> SiteOrder:
+        text = topology_yaml().replace("{name: a,", f"{{name: a, {at_site}")
+        job = load_job(
+            f"{{version: 1, name: t, topology: t.yaml, entrypoint: train.py{more}}}", "job.yaml"
+        )
+        message = prepare(topology_yaml(), job_yaml())
+        message.run_spec = spec_of(job, load_topology(text, "t.yaml"), folder=here).to_bytes()
+        return read_order(message, "a", tmp_path)
+
+    assert (order().working_folder, order().command) == (here, (str(here / "train.py"),))
+    moved = order(at_site=f"job_folder: {there},")
+    assert (moved.working_folder, moved.command) == (there, (str(there / "train.py"),))
+    inner = order(", working_folder: inner", f"job_folder: {there},")
+    assert (inner.working_folder, inner.command) == (there / "inner", moved.command)
+    elsewhere = order(f", working_folder: {tmp_path}", f"job_folder: {there},")
+    assert elsewhere.working_folder == tmp_path
+    with pytest.raises(
+        SiteError, match=rf"cannot run in {here}/inner: No such .* at site a.*job_f"
+    ):
+        order(", working_folder: inner")
+
+
+def test_the_trainer_that_ships_needs_no_folder_of_the_users(tmp_path: Path) -> None:
+    message = prepare(topology_yaml(), job_yaml())
+    job = load_job("{version: 1, name: t, topology: t.yaml}", "job.yaml")
+    spec = spec_of(job, load_topology(topology_yaml(), "t.yaml"), folder=Path("/nowhere"))
+    message.run_spec = spec.to_bytes()
+    assert read_order(message, "a", tmp_path).working_folder == tmp_path / "r1"
+
+
+def test_ranks_have_the_variables_of_the_job_and_secrets_are_in_no_text(tmp_path: Path) -> None:
+    text = job_yaml() + "env: {COLOUR: red}\npass_env: [TOKEN]\n"
+    message = prepare(topology_yaml(), text)
+    with pytest.raises(SiteError, match="no value of TOKEN") as caught:
+        read_order(message, "a", tmp_path)
+    assert caught.value.code == "CONFIG_MISMATCH"
+    message.passed_env["TOKEN"] = "s3cret"
+    message.passed_env["PATH"] = "/not-asked-for"
+    order = read_order(message, "a", tmp_path)
+    environment = order.environment([Path("/s")])
+    assert (environment["COLOUR"], environment["TOKEN"]) == ("red", "s3cret")
+    assert "PATH" not in environment
+    assert "s3cret" not in repr(order)
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written
+    assert not any(b"s3cret" in each for each in written)
 
 
 def test_an_embedded_agents_folder_is_its_runs_already(tmp_path: Path) -> None:
@@ -70,6 +125,7 @@ def test_gateways_have_links_to_all_sites_for_members_and_trees_may_change() -> 
             site=topology(3).sites[0],
             folder=Path("/r1"),
             command=(),
+            working_folder=Path("/r1"),
         )
         return [link.site for link in node_config(order, 0).links]
 

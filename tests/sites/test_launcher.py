@@ -92,7 +92,8 @@ def run_node(folder: Path, *command: str) -> tuple[int, list[Failure], str]:
             [
                 *(sys.executable, "-m", "sites.launcher.node", "--nodes", "1", "--node", "0"),
                 *("--ranks", "2", "--name", "r-1"),
-                *("--folder", str(folder), "--start-within", "60", "--grace", "2", "--", *command),
+                *("--folder", str(folder), "--start-within", "60", "--grace", "2"),
+                *("--working-folder", str(folder), "--", *command),
             ],
             input=f"127.0.0.1:{port}\n",
             capture_output=True,
@@ -132,7 +133,7 @@ def test_how_a_rank_ended_is_told(
     tmp_path: Path, action: str, exit_code: int, collateral: bool, message: str
 ) -> None:
     script = write_script(tmp_path)
-    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), str(script)]
+    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), "/", str(script)]
     error_file = str(tmp_path / "error.json")
     ended = subprocess.run(
         [*command, action, str(tmp_path)],
@@ -284,7 +285,7 @@ def test_a_full_disk_does_not_take_the_status_of_a_rank(
     script.write_text(
         "import sys\nfrom protos.errors import PeerLostError\nprint('something')\n" + last
     )
-    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), str(script)]
+    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), "/", str(script)]
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             command,

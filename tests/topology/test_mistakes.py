@@ -20,7 +20,7 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
         "nam: tri-coast\nname: x",
         ["2:1 unknown key 'nam' (did you mean 'name'?) [nam]"],
     ),
-    ("name: tri-coast", "name: 5", ["2:7 want a text, got 5 [name]"]),
+    ("name: tri-coast", "name: 5", ["2:7 want a text, got 5: write it in quotes [name]"]),
     (
         "bf16: 989TFLOP/s",
         "bf61: 989TFLOP/s",

@@ -103,8 +103,32 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     ("verify: {parameters_every: 5}", "verify: true", ["6:9 want a mapping, got true [verify]"]),
     (
         "verify: {parameters_every: 5}",
+        "env: {RANK: '1', ISTHMUS_SITE: a, A-B: c}\npass_env: [MASTER_ADDR, TORCHELASTIC_RUN_ID]",
+        [
+            "6:7 RANK is set by isthmus or torchrun for each rank: leave it out [env.RANK]",
+            "6:18 ISTHMUS_SITE is set by isthmus or torchrun for each rank: leave it out "
+            "[env.ISTHMUS_SITE]",
+            "6:35 want letters, digits and '_', no digit first; got 'A-B' [env.A-B]",
+            "7:12 MASTER_ADDR is set by isthmus or torchrun for each rank: leave it out "
+            "[pass_env.0]",
+            "7:25 TORCHELASTIC_RUN_ID is set by isthmus or torchrun for each rank: leave it out "
+            "[pass_env.1]",
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "env: {A: b, C: 1}\npass_env: [A]",
+        ["6:16 want a text, got 1: write it in quotes [env.C]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "env: {A: b}\npass_env: [A]",
+        ["7:11 A has a value in env: want it in one of both [pass_env]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
         "entrypoint: train.py\narguments: [--lr, 0.1]",
-        ["7:19 want a text, got 0.1 [arguments.1]"],
+        ["7:19 want a text, got 0.1: write it in quotes [arguments.1]"],
     ),
     (
         "verify: {parameters_every: 5}",

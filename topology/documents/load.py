@@ -15,6 +15,7 @@ from topology.documents.references import check_references
 from topology.documents.resolve import resolve
 from topology.faults.loading import FaultsModel
 from topology.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
+from topology.job_environment import Variable
 from topology.json_fields import read_json
 from topology.models.job_model import CheckpointModel, JobModel, PlanModel
 from topology.models.topology_model import TopologyModel
@@ -59,6 +60,9 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
             topology=model.topology,
             entrypoint=model.entrypoint,
             arguments=tuple(model.arguments),
+            working_folder=model.working_folder,
+            env=tuple(Variable(name=name, value=value) for name, value in model.env.items()),
+            pass_env=tuple(model.pass_env),
             exchange=_made(
                 Exchange,
                 model.exchange,

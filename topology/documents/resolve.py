@@ -97,6 +97,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         launcher=Launcher() if launcher is None else launcher.resolved(),
         nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
         gateways_per_node=next((count for count in gateways if count is not None), 1),
+        job_folder=own.job_folder or "",
     )
 
 

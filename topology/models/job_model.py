@@ -10,6 +10,7 @@ import re
 from typing import Annotated, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetJsonSchemaHandler,
@@ -36,6 +37,7 @@ from topology.job import (
     Reduction,
     Trainer,
 )
+from topology.job_environment import NAME, OURS, VALUE_BYTES, VARIABLES_MAX
 from topology.plan_wishes import (
     CUTS,
     GATEWAYS,
@@ -583,6 +585,28 @@ class CheckpointModel(Strict):
     ] = _CHECKPOINT.resume
 
 
+def _variable_name(value: str) -> str:
+    if NAME.fullmatch(value) is None:
+        raise ValueError(f"want letters, digits and '_', no digit first; got {shown(value)}")
+    if OURS.fullmatch(value) is not None:
+        raise ValueError(f"{value} is set by isthmus or torchrun for each rank: leave it out")
+    return value
+
+
+def _variable_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a variable cannot hold a NUL byte")
+    if len(value.encode()) > VALUE_BYTES:
+        raise ValueError(f"want at most {format_size(VALUE_BYTES)}")
+    return value
+
+
+VariableName = Annotated[
+    str,
+    AfterValidator(_variable_name),
+    WithJsonSchema({"type": "string", "pattern": rf"^{NAME.pattern}$"}),
+]
+VariableValue = Annotated[str, AfterValidator(_variable_value)]
 _JOB = Job(name="job", topology="topology.yaml")
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
@@ -654,7 +678,27 @@ class JobModel(Strict):
         Text | None,
         Field(description="Your own script, relative to this file; else the trainer that ships."),
     ] = None
-    arguments: list[Text] = Field(default_factory=list, description="For the entrypoint.")
+    arguments: list[Text] = Field(
+        default_factory=list, description="For the entrypoint; `launch JOB -- …` adds more."
+    )
+    working_folder: Annotated[
+        Text | None,
+        Field(
+            description="The folder in which the entrypoint runs, relative to this file; else "
+            "this file's own."
+        ),
+    ] = None
+    env: dict[VariableName, VariableValue] = Field(
+        default_factory=dict,
+        max_length=VARIABLES_MAX,
+        description="Environment variables of all ranks, beside those of their machines.",
+    )
+    pass_env: list[VariableName] = Field(
+        default_factory=list,
+        max_length=VARIABLES_MAX,
+        description="Names of variables, as of secrets, that ranks have as they are where "
+        "`isthmus launch` is called. Their values are written nowhere.",
+    )
     exchange: ExchangeModel = Field(default_factory=ExchangeModel)
     reduction: ReductionModel = Field(default_factory=ReductionModel)
     verify: VerifyModel = Field(default_factory=VerifyModel)
@@ -694,6 +738,13 @@ class JobModel(Strict):
             description="What the entrypoint trains, for `isthmus plan` to cut it over each site."
         ),
     ] = None
+
+    @model_validator(mode="after")
+    def _variables_have_one_value(self) -> Self:
+        for name in self.pass_env:
+            if name in self.env:
+                raise KeyedError("pass_env", f"{name} has a value in env: want it in one of both")
+        return self
 
     @model_validator(mode="after")
     def _workload_is_the_entrypoints(self) -> Self:

@@ -102,6 +102,12 @@ def parse_ports(value: object) -> PortRange:
     return ports
 
 
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"want a path from the root on, as /data/project; got {shown(value)}")
+    return value
+
+
 def _host(value: str) -> str:
     host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     if re.search(r"[\s/\[\]@]", host) or (":" in host and not _is_address(host)):
@@ -166,6 +172,7 @@ Bind = Annotated[
     WithJsonSchema({"type": "string", "examples": ["127.0.0.1:7443"]}),
 ]
 Host = Annotated[Text, AfterValidator(_host)]
+AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
 Proxy = Annotated[
     str,
     AfterValidator(_proxy),
@@ -363,6 +370,13 @@ class SiteModel(Strict):
     fabric: FabricModel | None = None
     wan: WanModel | None = None
     launcher: LauncherModel | None = None
+    job_folder: Annotated[
+        AbsolutePath | None,
+        Field(
+            description="Where the files of a job lie there, as they lie beside the job file here. "
+            "[under the same path as here]"
+        ),
+    ] = None
 
 
 class PeriodModel(Strict):

@@ -225,7 +225,8 @@ def _message(document: Document, model: type[BaseModel], path: Path, detail: Err
     if kind == "value_error":
         return str(context["error"])
     if kind in _WANTED:
-        return f"want {_WANTED[kind]}, got {got}"
+        quoted = kind == "string_type" and isinstance(detail["input"], int | float)
+        return f"want {_WANTED[kind]}, got {got}{': write it in quotes' if quoted else ''}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"want {words} {context[bound]:g}, got {got}"

@@ -418,6 +418,22 @@ class Prepare(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class PassedEnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     TOPOLOGY_FIELD_NUMBER: builtins.int
@@ -425,6 +441,7 @@ class Prepare(google.protobuf.message.Message):
     NAMESPACE_FIELD_NUMBER: builtins.int
     RETURNS_FIELD_NUMBER: builtins.int
     RUN_SPEC_FIELD_NUMBER: builtins.int
+    PASSED_ENV_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     returns: builtins.bool
@@ -443,6 +460,10 @@ class Prepare(google.protobuf.message.Message):
     def namespace(self) -> global___Namespace:
         """absent: the site's gateways run where the agent does"""
 
+    @property
+    def passed_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """the values of the job's pass_env. Secrets: for ranks, and never written or logged"""
+
     def __init__(
         self,
         *,
@@ -453,9 +474,10 @@ class Prepare(google.protobuf.message.Message):
         namespace: global___Namespace | None = ...,
         returns: builtins.bool = ...,
         run_spec: builtins.bytes = ...,
+        passed_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "namespace", b"namespace", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "returns", b"returns", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "passed_env", b"passed_env", "returns", b"returns", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
 
 global___Prepare = Prepare
 
@@ -1256,11 +1278,28 @@ class SubmitRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class PassedEnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     RUN_ID_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
     TOPOLOGY_FIELD_NUMBER: builtins.int
     DECISIONS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    PASSED_ENV_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """chosen by the client; the same id again answers the same run"""
     decisions: builtins.str
@@ -1271,6 +1310,10 @@ class SubmitRequest(google.protobuf.message.Message):
     def job(self) -> global___Document: ...
     @property
     def topology(self) -> global___Document: ...
+    @property
+    def passed_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """the values of the job's pass_env. Secrets: never in journal or logs"""
+
     def __init__(
         self,
         *,
@@ -1279,9 +1322,10 @@ class SubmitRequest(google.protobuf.message.Message):
         topology: global___Document | None = ...,
         decisions: builtins.str = ...,
         priority: builtins.int = ...,
+        passed_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "job", b"job", "priority", b"priority", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "job", b"job", "passed_env", b"passed_env", "priority", b"priority", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
