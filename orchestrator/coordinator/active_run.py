@@ -22,6 +22,7 @@ from orchestrator.coordinator.run_epochs import begin_epochs, epoch_message
 from orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from orchestrator.coordinator.submission import Submission
 from orchestrator.core import membership, replan_machine, run_events, run_lead
+from orchestrator.core.clock_watch import ClockWatch
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_lead import RunLead
 from orchestrator.core.run_machine import DROPPED, RunMachine
@@ -78,6 +79,7 @@ class ActiveRun:
         self.logs = LogWriter(folder)
         self._closing: asyncio.Task[None] | None = None
         self._saved_s = 0.0
+        self._clock = ClockWatch()
         self._unwritten: JournalError | None = None
         topology = submission.spec.topology
         self._wan = RunWan(
@@ -278,6 +280,9 @@ class ActiveRun:
         """
         self.handle(run_events.Ticked())
         now_s = time.monotonic()
+        if not self.has_ended and (stepped := self._clock.look(time.time(), now_s)):
+            note = f"{stepped}: times of events before and after do not compare"
+            self._record("clock.stepped", detail={"note": note})
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
             with self._progress_failing.told(JournalError):

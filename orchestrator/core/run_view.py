@@ -46,6 +46,7 @@ _NOTED = frozenset(
         "run.waiting",
         "run.went_on",
         "run.ended",
+        "clock.stepped",
     }
 )
 """Kinds of events whose `note` people see beside the run's state."""

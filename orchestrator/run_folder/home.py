@@ -37,6 +37,8 @@ SUMMARY = "summary.json"
 SPEC = "run_spec.json"
 TOPOLOGY = "topology.yaml"
 JOB = "job.yaml"
+NUMBER = "number.json"
+"""Written with the job: {"number"}, one more than any run of HOME had then."""
 CLAIM_TRIES = 3
 """For a run's folder that others claim and give back at the same time."""
 
@@ -68,6 +70,12 @@ class RunFolder:
     def run_id(self) -> str:
         """The run, which the folder is named after."""
         return self.path.name
+
+    @property
+    def number(self) -> int:
+        """Which of HOME's runs it is, in the order of submission; 0: none had numbers then."""
+        found = read_object(self.path / NUMBER).get("number")
+        return found if isinstance(found, int) else 0
 
     @property
     def remote_address(self) -> str | None:
@@ -111,7 +119,7 @@ class RunFolder:
         What else wrote there stays.
         """
         # The job last: while it is there, nobody else begins to write.
-        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, TLS, JOB):
+        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, TLS, NUMBER, JOB):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a coordinator's log says why it did not start
             self.path.rmdir()
@@ -164,7 +172,7 @@ def run_folders(home: Path) -> list[RunFolder]:
     if not runs.is_dir():
         return []
     folders = [RunFolder(path) for path in runs.iterdir() if (path / JOB).is_file()]
-    return sorted(folders, key=_submitted, reverse=True)
+    return sorted(folders, key=_order, reverse=True)
 
 
 def find_run(home: Path, run_id: str) -> RunFolder:
@@ -218,6 +226,9 @@ def _claim(folder: RunFolder, job_text: str) -> bool:
         return False
     try:
         with file:
+            others = run_folders(folder.path.parent.parent)
+            number = 1 + max(each.number for each in others)
+            (folder.path / NUMBER).write_text(json.dumps({"number": number}) + "\n")
             file.write(job_text)
     except OSError as error:
         folder.give_back()
@@ -225,9 +236,14 @@ def _claim(folder: RunFolder, job_text: str) -> bool:
     return True
 
 
-def _submitted(folder: RunFolder) -> tuple[int, str]:
-    # The job is written once, before anything else happens; ids may be anything.
-    return (folder.path / JOB).stat().st_mtime_ns, folder.run_id
+def _order(folder: RunFolder) -> tuple[int, int, str]:
+    """Return what sorts runs as they were submitted.
+
+    A clock that was set, or a copy of HOME, changes the times of files. So these only sort runs
+    among themselves that were submitted before there were numbers.
+    """
+    number = folder.number
+    return number, 0 if number else (folder.path / JOB).stat().st_mtime_ns, folder.run_id
 
 
 def _string(fields: dict[str, object], key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from orchestrator.run_folder.home import (
     ANNOUNCED,
     JOB,
     LOG,
+    NUMBER,
     RunFolder,
     claim_run_folder,
     find_run,
@@ -37,10 +39,9 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-def make(home: Path, run_id: str, submitted_s: float) -> RunFolder:
+def make(home: Path, run_id: str) -> RunFolder:
     folder, is_new = claim_run_folder(home, run_id, "version: 1\n")
     assert is_new
-    os.utime(folder.path / JOB, (submitted_s, submitted_s))
     return folder
 
 
@@ -49,13 +50,53 @@ def announce(folder: RunFolder) -> None:
     (folder.path / ANNOUNCED).write_text(json.dumps(fields))
 
 
-def test_the_latest_is_the_last_submitted_whatever_its_name(tmp_path: Path) -> None:
-    make(tmp_path, "zebra", 100.0)
-    make(tmp_path, "aardvark", 300.0)
-    make(tmp_path, "newt", 200.0)
+def date(folder: RunFolder, changed_s: float) -> None:
+    for path in folder.path.iterdir():
+        os.utime(path, (changed_s, changed_s))
+
+
+def test_the_latest_is_the_last_submitted_whatever_its_name_and_the_clock(tmp_path: Path) -> None:
+    for run_id, clock_s in (("zebra", 300.0), ("newt", 200.0), ("aardvark", 100.0)):
+        date(make(tmp_path, run_id), clock_s)
     assert [folder.run_id for folder in run_folders(tmp_path)] == ["aardvark", "newt", "zebra"]
     assert find_run(tmp_path, "").run_id == "aardvark"
     assert find_run(tmp_path, "newt").run_id == "newt"
+
+
+def test_the_latest_of_a_copy_is_the_same(tmp_path: Path) -> None:
+    for run_id in ("first", "second", "third"):
+        make(tmp_path / "home", run_id)
+    # As `cp -r` does, in the order of the folder.
+    for run_id in ("third", "first", "second"):
+        shutil.copytree(tmp_path / "home/runs" / run_id, tmp_path / "copy/runs" / run_id)
+        date(RunFolder(tmp_path / "copy/runs" / run_id), float(len(run_id) + ord(run_id[0])))
+    assert find_run(tmp_path / "copy", "").run_id == "third"
+    make(tmp_path / "copy", "fourth")
+    assert find_run(tmp_path / "copy", "").run_id == "fourth"
+
+
+def test_a_run_whose_folder_was_used_before_is_the_latest(tmp_path: Path) -> None:
+    make(tmp_path, "mine").give_back()
+    make(tmp_path, "other")
+    make(tmp_path, "mine")
+    assert find_run(tmp_path, "").run_id == "mine"
+
+
+def test_runs_from_before_there_were_numbers_come_last(tmp_path: Path) -> None:
+    for run_id, clock_s in (("b", 200.0), ("a", 300.0), ("c", 100.0)):
+        folder = make(tmp_path, run_id)
+        (folder.path / NUMBER).unlink()
+        date(folder, clock_s)
+    date(make(tmp_path, "new"), 0.0)
+    assert [folder.run_id for folder in run_folders(tmp_path)] == ["new", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("written", ["", "[]", '{"number": "7"}', '{"number": null}'])
+def test_a_number_that_cannot_be_read_is_none(tmp_path: Path, written: str) -> None:
+    damaged = make(tmp_path, "damaged")
+    (damaged.path / NUMBER).write_text(written)
+    make(tmp_path, "whole")
+    assert find_run(tmp_path, "").run_id == "whole"
 
 
 def test_a_folder_that_is_given_back_keeps_what_others_wrote(tmp_path: Path) -> None:
@@ -109,7 +150,7 @@ def test_ids() -> None:
 
 
 def test_the_coordinator_of_a_folder_lives_as_long_as_the_lock_is_held(tmp_path: Path) -> None:
-    folder = make(tmp_path, "r", 1.0)
+    folder = make(tmp_path, "r")
     assert folder.living_coordinator() is None
     with Journal(folder.path):
         assert folder.living_coordinator() is None, "it does not listen yet"
@@ -121,7 +162,7 @@ def test_the_coordinator_of_a_folder_lives_as_long_as_the_lock_is_held(tmp_path:
 @pytest.mark.multiprocess
 def test_a_coordinator_whose_other_threads_still_run_is_not_gone(tmp_path: Path) -> None:
     """A SIGKILL takes a process's threads one by one; the lock goes with the last."""
-    folder = make(tmp_path, "r", 1.0)
+    folder = make(tmp_path, "r")
     announce(folder)
     child = subprocess.Popen(
         [sys.executable, "-c", FIRST_THREAD_ENDS, str(folder.path)],
@@ -143,14 +184,14 @@ def test_a_coordinator_whose_other_threads_still_run_is_not_gone(tmp_path: Path)
     "content", ["", "{", "[]", '{"pid": 1}', '{"address": 0}', '{"address": ""}']
 )
 def test_a_damaged_announcement_counts_as_none(tmp_path: Path, content: str) -> None:
-    folder = make(tmp_path, "r", 1.0)
+    folder = make(tmp_path, "r")
     (folder.path / ANNOUNCED).write_text(content)
     with Journal(folder.path):
         assert folder.living_coordinator() is None
 
 
 def test_a_remote_coordinator_is_remembered(tmp_path: Path) -> None:
-    folder = make(tmp_path, "r", 1.0)
+    folder = make(tmp_path, "r")
     assert folder.remote_address is None
     folder.remember_remote("127.0.0.4:99")
     assert folder.remote_address == "127.0.0.4:99"

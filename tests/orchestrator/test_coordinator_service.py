@@ -7,6 +7,7 @@ calls, and what is streamed to them.
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.coordinator import active_run, control
 from orchestrator.coordinator.control_messages import run_message
 from orchestrator.coordinator.journal import Journal, JournalError, JournalReader
 from orchestrator.core.leases import Leases
@@ -103,6 +105,41 @@ def test_a_run_from_submit_to_its_summary(tmp_path: Path) -> None:
             for site in (*ended.sites, *kept.sites):
                 site.latest.clear()
             assert kept == ended
+
+    run_scenario(scenario())
+
+
+class SetClock:
+    """`time`, whose wall clock is set while a test goes on."""
+
+    def __init__(self) -> None:
+        self.set_by_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.set_by_s
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def test_a_clock_that_is_set_costs_no_site_its_lease_and_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SetClock()
+    for module in (active_run, control):
+        monkeypatch.setattr(module, "time", clock)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            agents = await active(bench, "a", "b")
+            for by_s, told in ((-7200.0, "back"), (7200.0, "forward")):
+                clock.set_by_s += by_s
+                note = f"clock was set {told} by 7200 s"
+                await bench.until(lambda run, note=note: any(note in each for each in run.notes))  # type: ignore[misc]
+            for agent in agents:
+                await agent.end(succeeded=True)
+            ended = await bench.ended()
+            assert ended.state == pb.RUN_STATE_SUCCEEDED, ended
 
     run_scenario(scenario())
 
