@@ -217,7 +217,7 @@ async def _running(
                 topology=settings.topology,
                 state=settings.state,
                 on_end=on_end,
-                may_restart=lambda: control.latest is not None and control.latest.brings_back,
+                may_restart=lambda: control.latest is not None and control.latest.restarts_agents,
             )
         yield
     finally:

@@ -151,9 +151,9 @@ class ActiveRun:
         return self._lead.run.awaited
 
     @property
-    def brings_back(self) -> bool:
-        """Whether the run goes on, and a site that is lost now may come back."""
-        return self._lead.run.brings_back
+    def restarts_agents(self) -> bool:
+        """Whether an agent that has ended is of use to the run once it is started again."""
+        return self._lead.run.restarts_agents
 
     @property
     def has_ended(self) -> bool:

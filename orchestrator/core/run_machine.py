@@ -5,7 +5,8 @@ are left: orchestrator/core/membership.py decides that, and tells this machine.
 
 - FORMING: Prepare goes to all sites once each has an agent. Start goes to all once all are
   prepared. Where the WAN is emulated by packets, its namespaces are opened before Prepare; a relay
-  is opened after it.
+  is opened after it. A site whose agent is lost now rolls all back: what was started is stopped,
+  and all begin again once the agent is back, within `failure.start_within`.
 - ACTIVE: all sites are running, except those that are lost, and those that the run did not begin
   with and nobody has added yet.
 - STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
@@ -52,10 +53,12 @@ STEPPED_ALONE = (
     "itself until its script calls `site.synchronize(model, optimizer)`"
 )
 _WHAT_IS_MISSING = {
+    SiteState.LOST: "its agent has not come back",
     SiteState.ABSENT: "no agent has joined",
     SiteState.JOINED: "its gateways do not listen yet",
     SiteState.PREPARED: "it waits for the WAN",
     SiteState.STARTING: "its ranks have not all joined",
+    SiteState.ENDED: "it has yet to be started again",
 }
 """Why a site is not running, in the order in which a site comes up."""
 RETURNS_WITHIN_S = 3600.0
@@ -114,12 +117,19 @@ class _Site:
     """It has its last round, and ends after it."""
     is_wanted: bool = False
     """An operator has it started again, however often it was."""
+    is_begun_again: bool = False
+    """It was rolled back, and started again."""
 
     def begin_return(self) -> None:
         """It is started while the run goes on."""
         self.state, self.is_returning, self.is_told_to_prepare = SiteState.JOINED, True, True
         self.is_wanted = self.is_done = False
         self.is_told_to_start = self.is_told_to_stop = False
+
+    def begin_again(self) -> None:
+        """It is started as if for the first time, after all sites were rolled back."""
+        self.state, self.endpoints, self.is_begun_again = SiteState.JOINED, (), True
+        self.is_told_to_prepare = self.is_told_to_start = self.is_told_to_stop = False
 
     @property
     def is_new(self) -> bool:
@@ -170,16 +180,14 @@ class RunMachine:
         self._topology = topology
         self._timeouts = Timeouts.derive(topology.failure)
         self._sites = {site.name: _Site(site.name) for site in topology.sites}
-        self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
         for site in self._all():
-            if begin_with and site.name not in begin_with:
-                site.is_out = site.is_later = True
-                self._digests.drop(site.name)
+            site.is_out = site.is_later = bool(begin_with) and site.name not in begin_with
+        self._begin_comparing()
         self._start_deadline_s = now_s + self._timeouts.start_s
         self._wan = _WanStage(topology)
         self._ending = _Ending(self._timeouts.collect_s)
-        self._stalls = StallWatch()
-        self._gradients = SameDataWatch()
+        self._is_rolling_back = False
+        """A site was lost while the run was forming: nothing is started until all have ended."""
         self._refuses_same_data = refuses_same_data
         self._not_finite = NonFiniteWatch(self._timeouts.collect_s)
         self._active_s: float | None = None
@@ -195,6 +203,16 @@ class RunMachine:
         """The script has taken a step: what it calls before that, it has called."""
         self._is_released = False
         """All sites are done with the job, and have been told so."""
+
+    def _begin_comparing(self) -> None:
+        """Begin with what no rank has told anything of."""
+        sites = self._topology.sites
+        self._digests = DigestComparison({site.name: site.num_ranks for site in sites})
+        for site in self._all():
+            if site.is_out:
+                self._digests.drop(site.name)
+        self._stalls = StallWatch()
+        self._gradients = SameDataWatch()
 
     @property
     def is_going_on(self) -> bool:
@@ -225,6 +243,11 @@ class RunMachine:
         """Whether the run goes on, and a site that is lost now may come back."""
         is_open = self.is_going_on and not self._is_released
         return is_open and self._has_state and not self._return_problem
+
+    @property
+    def restarts_agents(self) -> bool:
+        """Whether an agent that has ended is of use to the run once it is started again."""
+        return self.brings_back or (self._is_rolling_back and not self._ending.has_begun)
 
     @property
     def awaits_steps(self) -> bool:
@@ -351,6 +374,8 @@ class RunMachine:
         """
         match event.kind:
             case "run.preparing":
+                if self._is_rolling_back:
+                    self._begin_again()
                 for each in self._present():
                     each.is_told_to_prepare = True
             case "run.active":
@@ -381,7 +406,7 @@ class RunMachine:
         site = self._sites.get(event.site)
         if site is not None:
             self._recall_site(site, event)
-            if event.kind == "site.returning":
+            if event.kind in {"site.returning", "run.rolled_back"}:
                 site.returns_s.append(happened_s)
         for each in self._all():
             (self._digests.drop if each.is_out else self._digests.regain)(each.name)
@@ -420,6 +445,8 @@ class RunMachine:
                 site.is_done = True
             case "site.returning":
                 site.begin_return()
+            case "run.rolled_back":
+                site.state, self._is_rolling_back = SiteState.LOST, True
             case "site.ended":
                 site.state, site.is_returning = SiteState.ENDED, False
                 site.is_successful = bool(event.detail["succeeded"])
@@ -582,7 +609,8 @@ class RunMachine:
         elif self.is_going_on:
             site.losses.clear()  # it was only silent
             site.is_lost_perhaps = False
-        if site.state in _GONE or self._ending.stopped_s is not None:
+        is_over = self._ending.stopped_s is not None or self._is_rolling_back
+        if site.state in _GONE or is_over:
             return [recorded, self._stop(site, "the run is not going on here")]
         if is_gone:
             # It has yet to tell its end, or has told a coordinator that died of it. The answer
@@ -614,6 +642,8 @@ class RunMachine:
         if self._is_released:  # all are done, and it has been told to go
             site.state = SiteState.LOST
             return [RecordEvent("site.gone", site.name, detail)]
+        if self._may_roll_back(site, now_s):
+            return self._roll_back(site, event.message, now_s)
         site.is_lost_perhaps = not is_decided
         if not is_silent:
             site.state = SiteState.LOST
@@ -623,6 +653,25 @@ class RunMachine:
         )
         kind = "site.lost" if is_decided else "site.silent" if is_silent else "site.gone"
         return [*failed, RecordEvent(kind, site.name, detail)]
+
+    def _may_roll_back(self, lost: _Site, now_s: float) -> bool:
+        """Whether all sites can begin again for one that is lost: nothing has come of the run."""
+        is_begun = self._has_steps or any(
+            site.is_done or site.is_successful for site in self._present()
+        )
+        is_forming = self.state is RunState.FORMING and not self._ending.has_begun
+        return is_forming and not is_begun and self._may_restart(lost, now_s)
+
+    def _roll_back(self, lost: _Site, why: str, now_s: float) -> list[Action]:
+        """Stop what has begun of a run that is forming; all begin again once the site is back."""
+        lost.state, self._is_rolling_back = SiteState.LOST, True
+        lost.returns_s.append(now_s)
+        left_s = max(0.0, self._start_deadline_s - now_s)
+        note = f"{why}; all sites begin again if it is back within {left_s:.0f} s"
+        rolled_back = RecordEvent("run.rolled_back", lost.name, {"message": why, "note": note})
+        waiting = [site for site in self._present() if site.may_have_processes]
+        stops = [self._stop(site, why) for site in waiting if not site.is_told_to_stop]
+        return [rolled_back, *stops]
 
     def _agent_ended(self, event: run_events.AgentEnded, now_s: float) -> list[Action]:
         site = self._sites[event.site]
@@ -675,19 +724,21 @@ class RunMachine:
         if not site.is_told_to_prepare or site.state is SiteState.ENDED:
             return []
         is_asked = event.succeeded or event.failures or site.is_told_to_stop
-        if site.is_returning and not is_asked:
+        is_new_start = site.is_begun_again and site.state is SiteState.JOINED
+        if (site.is_returning or is_new_start) and not is_asked:
             return []  # it answers a Stop from before it was started again
         was_lost = site.state is SiteState.LOST and not self._is_released
         site.state = SiteState.ENDED
         site.is_returning = False
         self._stalls.forget(site.name)
-        site.is_successful = event.succeeded and not event.failures and not was_lost
+        is_over = was_lost or self._is_rolling_back
+        site.is_successful = event.succeeded and not event.failures and not is_over
         detail: dict[str, object] = {"succeeded": site.is_successful}
         if site.is_out and event.failures:
             # No failure of the run: what else would say why it did not come back?
             detail["message"] = first_failure(event.failures).message
         ended = RecordEvent("site.ended", site.name, detail)
-        if site.is_out or self._is_released:
+        if site.is_out or self._is_released or self._is_rolling_back:
             return [ended]
         if site.is_leaving and site.is_successful:
             return [ended, *self._go_on_without(site, "it has left", now_s)]
@@ -945,11 +996,11 @@ class RunMachine:
                     if each.is_returning and each.is_told_to_start and each is not site
                 ]
             failure = self._topology.failure
-            lately = [each for each in site.returns_s if now_s - each < RETURNS_WITHIN_S]
+            lately = self._restarts(site, now_s)
             is_free = site.state is (SiteState.JOINED if site.is_new else SiteState.ENDED)
             is_free &= site.name not in being_let_in
             has_paused = not lately or now_s - lately[-1] >= failure.detect_within_s
-            is_due = has_paused and len(lately) < failure.max_restarts
+            is_due = has_paused and self._may_restart(site, now_s)
             is_due &= not (site.is_dropped or site.is_new)
             if site.is_out and site.has_agent and is_free and (is_due or site.is_wanted):
                 note = f"site {site.name} is started{'' if site.is_later else ' again'}"
@@ -958,6 +1009,14 @@ class RunMachine:
                 actions.append(RecordEvent("site.returning", site.name, {"note": note}))
                 actions.append(self._prepare_return(site))
         return actions
+
+    def _restarts(self, site: _Site, now_s: float) -> list[float]:
+        """Return when a site was started again lately."""
+        return [each for each in site.returns_s if now_s - each < RETURNS_WITHIN_S]
+
+    def _may_restart(self, site: _Site, now_s: float) -> bool:
+        """Whether a site was not started again too often lately."""
+        return len(self._restarts(site, now_s)) < self._topology.failure.max_restarts
 
     def _prepare_return(self, site: _Site) -> Action:
         namespace = (self._wan.namespaces or {}).get(site.name)
@@ -986,6 +1045,10 @@ class RunMachine:
         """
         if self._ending.has_begun or self.state is not RunState.FORMING:
             return []
+        if self._is_rolling_back:
+            if not all(s.state is SiteState.ENDED and s.has_agent for s in self._present()):
+                return []
+            self._begin_again()
         states = {site.state for site in self._present()}
         if states == {SiteState.JOINED}:
             return self._prepare()
@@ -995,6 +1058,14 @@ class RunMachine:
         if not self._wan.leads_to(listening):
             return self._wan.ask_for_relay(listening)
         return self._start(self._address_book())
+
+    def _begin_again(self) -> None:
+        """Forget how far a run had got that was rolled back."""
+        self._is_rolling_back = False
+        for site in self._present():
+            site.begin_again()
+        self._wan.await_others()
+        self._begin_comparing()
 
     def _address_book(self) -> dict[str, tuple[Endpoint, ...]]:
         """Return whom each site dials: the gateways of the sites that it has a link to."""
@@ -1246,6 +1317,10 @@ class _WanStage:
         """Return the action that opens the relay; none where it was asked for before."""
         is_first, self._is_relay_asked = not self._is_relay_asked, True
         return [run_events.OpenRelay(tuple(listening))] if is_first else []
+
+    def await_others(self) -> None:
+        """Gateways will listen elsewhere, to which a relay has to lead anew."""
+        self._is_relay_asked = False
 
     def lead_to(self, listening: Sequence[Endpoint]) -> list[Action]:
         """Have the relay, if there is one, lead to these gateways of a site, not to older ones."""

@@ -15,6 +15,7 @@ from protos.failure import Failure
 _SITE_STATES = {
     "site.joined": SiteState.JOINED,
     "site.left": SiteState.ABSENT,
+    "run.rolled_back": SiteState.ABSENT,
     "site.prepared": SiteState.PREPARED,
     "site.starting": SiteState.STARTING,
     "site.running": SiteState.RUNNING,
@@ -43,6 +44,7 @@ _NOTED = frozenset(
         "checkpoint.stays",
         "state.failed",
         "run.state_missing",
+        "run.rolled_back",
         "run.waiting",
         "run.went_on",
         "run.ended",

@@ -59,6 +59,36 @@ def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str) -> None:
     run.wait_for_nothing_left(15.0)
 
 
+@pytest.mark.parametrize("stage", ["sites.gateway", "sites.launcher.rank"])
+def test_an_agent_that_is_lost_before_the_first_step_is_waited_for(run: Bench, stage: str) -> None:
+    """Nothing has been trained: all sites begin again with it, and the run has all its steps."""
+    steps = 60
+    topology = topology_yaml(
+        [(1, 1), (1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1
+    )
+    process = run.start("launch", str(run.write(topology, job_yaml(steps=steps))), "--json")
+
+    def started() -> list[int]:
+        return [
+            each
+            for agent in run.pids("sites.agent", "--site c")
+            for each in run.children(agent, stage)
+        ]
+
+    run.wait_for(stage, lambda: bool(started()))
+    kill(victim(run, "agent"))
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    events = run.isthmus("events", "--json").check().envelope["data"]["events"]
+    kinds = [each["kind"] for each in events]
+    assert kinds.count("run.rolled_back") == 1
+    assert kinds.index("run.rolled_back") < kinds.index("run.active")
+    assert not {"site.lost", "site.returned"} & {*kinds}
+    for site in "abc":
+        assert steps_of(run, site) == [*range(1, steps + 1)], site
+    run.wait_for_nothing_left(15.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "num_steps"),
     [

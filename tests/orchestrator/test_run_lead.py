@@ -329,8 +329,8 @@ def test_a_run_that_had_not_begun_ends_where_no_agent_comes_back() -> None:
     led.prepare()
     led.restart()
     led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
-    led.wait(LIMITS.collect_s)
-    assert led.records[-1].detail["reason_code"] == "SITE_LOST"
+    led.wait(world(NAMES).failure.start_within_s)
+    assert led.records[-1].detail["reason_code"] == "START_TIMED_OUT"
 
 
 def test_where_no_member_has_come_back_a_site_that_was_started_meanwhile_goes_with_the_run() -> (

@@ -82,6 +82,146 @@ def test_a_late_start_names_who_was_missing_and_rolls_back(
     assert named in world.finish.reason
 
 
+FORMING: dict[str, list[run_events.Event]] = {
+    "joined": [run_events.SiteJoined(site, "h") for site in "abc"],
+    "prepared": [prepared(site) for site in "abc"],
+    "running": [run_events.SiteRunning("a")],
+}
+
+
+def formed_up_to(stage: str, **more: bool) -> World:
+    """Return a run of three sites that has got so far."""
+    world = World(3, may_return=True, **more)  # type: ignore[arg-type]
+    for reached, events in FORMING.items():
+        world.tell(*events)
+        if reached == stage:
+            break
+    return world
+
+
+def come_back(world: World, site: str = "b") -> None:
+    """An agent is back, has nothing left of the run, and the others have ended what they had."""
+    world.tell(run_events.SiteJoined(site, "h"))
+    world.tell(*(run_events.SiteEnded(each, succeeded=False) for each in "abc"))
+
+
+def is_formed(world: World) -> bool:
+    """Go on from Prepare; return whether the run is active then."""
+    world.tell(*FORMING["prepared"], *(run_events.SiteRunning(each) for each in "abc"))
+    return world.is_in(RunState.ACTIVE)
+
+
+@pytest.mark.parametrize("stage", FORMING)
+def test_a_site_lost_while_the_run_forms_rolls_all_back_and_they_begin_again(stage: str) -> None:
+    world = formed_up_to(stage)
+    world.tell(run_events.SiteLost("b", "the agent of site b ended with SIGKILL"))
+    assert world.is_in(RunState.FORMING)
+    assert world.machine.restarts_agents
+    assert world.sent(run_events.SendStop) == ["a", "c"]
+    world.tell(run_events.SiteEnded("a", succeeded=False), run_events.SiteRunning("c"))
+    assert world.sent(run_events.SendPrepare) == ["a", "b", "c"], "not before all have ended"
+    come_back(world)
+    assert world.sent(run_events.SendStop) == ["a", "c", "b"]
+    assert world.sent(run_events.SendPrepare) == ["a", "b", "c"] * 2
+    (told,) = [each for each in recorded_events(world) if each.kind == "run.rolled_back"]
+    assert told.site == "b"
+    assert "all sites begin again if it is back within 30 s" in str(told.detail["note"])
+    assert is_formed(world)
+    assert not world.machine.restarts_agents, "it has offered no state"
+
+
+def test_what_was_said_before_all_were_rolled_back_counts_no_more() -> None:
+    world = World(2, may_return=True)
+    world.prepare()
+    world.tell(run_events.SiteRunning("a"), digest("a", 1))
+    world.tell(run_events.SiteLost("b", "silent", 6.0))
+    world.tell(run_events.SiteEnded("a", False, (failure(world, "PEER_LOST", "a"),)))
+    # Its agent had not died: it tells all that nobody has heard, and each stale thing is stopped.
+    world.tell(run_events.SiteJoined("b", "h"), prepared("b"), run_events.SiteEnded("b", False))
+    assert world.sent(run_events.SendPrepare) == ["a", "b"] * 2
+    world.tell(run_events.SiteEnded("b", succeeded=False))  # the answer to the second Stop
+    world.prepare()
+    world.tell(run_events.SiteRunning("b"), run_events.SiteRunning("a"))
+    assert world.is_in(RunState.ACTIVE)
+    assert not [each for each in world.tell(digest("b", 2)) if isinstance(each, RecordEvent)]
+
+
+def test_a_site_that_is_lost_again_and_again_while_the_run_forms_ends_it() -> None:
+    world = formed_up_to("prepared")
+    for _ in range(3):
+        world.tell(run_events.SiteLost("b", "it has died"))
+        come_back(world)
+        world.tell(*FORMING["prepared"])
+    assert world.is_in(RunState.FORMING)
+    world.tell(run_events.SiteLost("b", "it has died again"))
+    world.wait(COLLECT_S)
+    world.tell(*(run_events.SiteEnded(each, succeeded=False) for each in "ac"))
+    assert (world.finish.reason_code, world.finish.reason) == (
+        "SITE_LOST",
+        "site b: it has died again",
+    )
+
+
+def test_a_site_that_does_not_come_back_while_the_run_forms_is_named_at_the_deadline() -> None:
+    world = formed_up_to("prepared")
+    world.tell(run_events.SiteLost("b", "it has died"))
+    world.tell(*(run_events.SiteEnded(each, succeeded=False) for each in "ac"))
+    world.wait(START_S)
+    assert world.finish.reason_code == "START_TIMED_OUT"
+    assert "site b: lost, its agent has not come back" in world.finish.reason
+
+
+@pytest.mark.parametrize("came", [run_events.StepTaken("a"), run_events.SiteDone("a")])
+def test_what_has_come_of_a_run_is_not_rolled_back(came: run_events.Event) -> None:
+    world = formed_up_to("running")
+    world.tell(came, run_events.SiteLost("b", "it has died"))
+    world.wait(COLLECT_S)
+    assert world.is_in(RunState.STOPPING)
+
+
+def test_a_cancelled_run_is_not_formed_again() -> None:
+    world = formed_up_to("prepared")
+    world.tell(run_events.SiteLost("b", "it has died"), run_events.CancelRequested("enough"))
+    assert not world.machine.restarts_agents
+    come_back(world)
+    assert world.finish.state is RunState.CANCELLED
+    assert world.sent(run_events.SendPrepare) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("at", ["rolled back", "prepared again"])
+def test_the_next_coordinator_goes_on_with_a_run_that_was_rolled_back(at: str) -> None:
+    before = formed_up_to("running")
+    before.tell(run_events.SiteLost("b", "it has died"))
+    if at == "prepared again":
+        come_back(before)
+    world = World(3, may_return=True)
+    for number, each in enumerate(recorded_events(before)):
+        world.machine.recall(read_again(each, number), world.now_s, world.now_s)
+    if at == "rolled back":
+        world.tell(*(run_events.SiteReturned(each, "h", 0, has_run=True) for each in "ac"))
+        assert world.sent(run_events.SendStop) == ["a", "c"]
+        come_back(world)
+        assert world.sent(run_events.SendPrepare) == ["a", "b", "c"]
+    else:
+        world.tell(*(run_events.SiteReturned(each, "h", 0, has_run=False) for each in "abc"))
+        assert world.sent(run_events.SendPrepare) == ["a", "b", "c"]
+    assert is_formed(world)
+
+
+def test_the_relay_leads_to_those_who_have_begun_again() -> None:
+    world = World(2, may_return=True, emulate=True, emulator="relay")
+    world.prepare()
+    world.tell(run_events.SiteLost("b", "it has died"))
+    world.tell(run_events.SiteJoined("b", "h"))
+    world.tell(*(run_events.SiteEnded(each, succeeded=False) for each in "ab"))
+    elsewhere = {site: Endpoint(site, 0, "127.0.0.1", 2000 + ord(site)) for site in "ab"}
+    asked = world.tell(
+        *(run_events.SitePrepared(site, (where,)) for site, where in elsewhere.items())
+    )
+    (relay,) = [each for each in asked if isinstance(each, run_events.OpenRelay)]
+    assert set(relay.endpoints) == set(elsewhere.values())
+
+
 def test_the_first_failure_is_found_among_those_that_come_later() -> None:
     world = World(3)
     world.activate()
@@ -463,9 +603,13 @@ def check_safety(world: World, seed: int) -> None:
     told_to_stop: set[str] = set()
     seen: set[str] = set()
     gone: set[str] = set()
-    over = {"site.ended", "site.lost", "site.unconfirmed"}
+    over = {"site.ended", "site.lost", "site.unconfirmed", "run.rolled_back"}
     for action in world.actions:
         match action:
+            case run_events.RecordEvent(kind="run.preparing"):
+                assert told_to_prepare <= gone, f"begun again before all had ended, {seed=}"
+                for begun in (told_to_prepare, told_to_start, told_to_stop, seen, gone):
+                    begun.clear()
             case run_events.RecordEvent(kind="site.prepared", site=site):
                 seen.add(site)
             case run_events.RecordEvent(kind=kind, site=site) if kind in over:
@@ -514,7 +658,7 @@ def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
             action.site
             for action in world.actions
             if isinstance(action, run_events.RecordEvent)
-            and action.kind in {"site.ended", "site.lost"}
+            and action.kind in {"site.ended", "site.lost", "run.rolled_back"}
         }
         assert set(world.sent(run_events.SendPrepare)) <= stopped | ended, f"{seed=}"
     assert outcomes == {RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}

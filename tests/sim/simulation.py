@@ -418,6 +418,10 @@ class Simulation:
             self._drops.discard(record.site)
         if record.kind == "run.ended":
             self._note_end(record.detail)
+        if record.kind == "run.rolled_back":
+            self.counts["rolled back"] += 1
+        if record.kind == "run.preparing":  # or begins again: with all of the data
+            self._holders.clear()
         if record.kind != "epoch.begun":
             return
         detail: Any = record.detail

@@ -24,6 +24,7 @@ EVERYTHING = (
         "cancelled",
         "failed",
         "not begun",
+        "rolled back",
     ),
     *("killed gateway", "killed agent", "killed machine", "sessions broken", "drops"),
     *("coordinator now", "coordinator torn", "coordinator full", "coordinator kept"),
