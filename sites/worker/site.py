@@ -231,9 +231,9 @@ class Site:
             RuntimeError: called before.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
-        models = [model] if isinstance(model, nn.Module) else [*model]
+        models = [*model] if isinstance(model, Sequence) else [model]
         models = [unwrapped_model(each) for each in models]
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
+        optimizers = [*optimizer] if isinstance(optimizer, Sequence) else [optimizer]
         optimizers = [unwrapped_optimizer(each) for each in optimizers]
         check_training(models, optimizers)
         if loss not in ("mean", "sum"):

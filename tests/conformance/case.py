@@ -33,7 +33,7 @@ class Refused:
     """The error that ends the run in place of wrong numbers."""
 
     error: str
-    """A code of docs/errors.md, or the type of an exception of Python's: a regular expression."""
+    """A code of docs/errors.md, or the type of an exception: a regular expression."""
     text: str
     """Some of what it says: a regular expression."""
 
@@ -62,6 +62,8 @@ class Case:
     steps: int | None
     """Optimizer steps that the run counts; None: any number."""
     within_s: float
+    resumes_at: int | None
+    """The run goes on from its own checkpoint of that step; None: it saves nothing."""
 
     @property
     def name(self) -> str:
@@ -93,6 +95,7 @@ def case(
     oracle: Script | None = None,
     steps: int | None = STEPS,
     within_s: float = CASE_S,
+    resumes_at: int | None = None,
 ) -> Callable[[Script], Script]:
     """Add a script to the suite. `holds` and `broken` may differ by way."""
     taken = tuple(ways)
@@ -113,6 +116,7 @@ def case(
             oracle=oracle or script,
             steps=steps,
             within_s=within_s,
+            resumes_at=resumes_at,
         )
         assert made.name not in CASES, f"two cases are called {made.name}"
         assert made.title, f"{made.name} says nothing of what it shows"

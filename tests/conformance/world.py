@@ -8,7 +8,7 @@ and `site` has methods that do what a user expects of a single process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -16,6 +16,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from sites.worker.batch_shares import BatchShares
+from sites.worker.sampler import Sampler
+from topology.batch_rule import FullBatch
 
 WIDTH, HIDDEN, OUTPUTS, BATCH = 6, 10, 3, 4
 BUCKET_MB = 0.0005
@@ -26,7 +30,7 @@ F: Any = nn.functional
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def net() -> nn.Sequential:
+def net() -> Any:  # noqa: ANN401 - a Sequential, whose parts have types that mypy knows not
     """Return a small model. Each rank draws other values: that of the first site counts."""
     return nn.Sequential(
         nn.Linear(WIDTH, HIDDEN),
@@ -53,6 +57,9 @@ class World:
     site: Any
     """A `Site`, or what stands for it where there is one process."""
     is_oracle: bool
+    """One process has everything."""
+    is_sharded: bool
+    """Parameters are this rank's shards."""
 
     def __init__(self, way: str, rank: int, num_ranks: int, site: object) -> None:
         """`rank` is -1 for the process that has everything."""
@@ -61,21 +68,31 @@ class World:
         self.num_ranks = num_ranks
         self.site = site
         self.is_oracle = rank < 0
+        self.is_sharded = way == "fsdp2" and not self.is_oracle
         self.losses: list[float] = []
 
     # ---------------------------------------------------------------- models
 
-    def wrap(self, model: nn.Module, **options: Any) -> Any:  # noqa: ANN401 - DDP or FSDPModule
-        """Wrap a model in DistributedDataParallel with these options, or shard it."""
+    def wrap(
+        self,
+        model: nn.Module,
+        *,
+        as_one: bool = False,
+        by_rank: bool = False,
+        **options: Any,  # noqa: ANN401 - of DistributedDataParallel
+    ) -> Any:  # noqa: ANN401 - DistributedDataParallel or FSDPModule
+        """Wrap a model in DistributedDataParallel with these options, or shard it.
+
+        With `as_one`, its children are not sharded by themselves. `by_rank`: one process, too,
+        computes for each rank's samples by themselves.
+        """
         if self.is_oracle:
-            return Whole(model)
+            return Whole(model, self.num_ranks if by_rank else 1)
         if self.way == "ddp":
             return DistributedDataParallel(model, **{"bucket_cap_mb": BUCKET_MB, **options})
         if self.way == "fsdp2":
-            for each in model.children():
-                is_container = isinstance(each, nn.ModuleList | nn.ModuleDict)
-                if any(True for _ in each.parameters()) and not is_container:
-                    fully_shard(each)
+            for each in () if as_one else _parts(model):
+                fully_shard(each)
             return fully_shard(model)
         return model
 
@@ -120,6 +137,10 @@ class World:
         """Return the batches of some steps."""
         return (self.batch(step) for step in range(first, first + steps))
 
+    def generators(self, seed: int) -> list[torch.Generator]:
+        """Return a generator of random numbers for each rank whose data this process has."""
+        return [torch.Generator().manual_seed(100 * seed + each) for each in self.of_ranks()]
+
     def note(self, loss: torch.Tensor) -> None:
         """Have a loss compared: the mean over ranks is that of one process."""
         self.losses.append(float(loss.detach()))
@@ -132,15 +153,27 @@ def samples(step: int, rank: int, size: int = BATCH) -> Batch:
     return inputs, torch.randn(size, OUTPUTS, generator=generator) + rank
 
 
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Return the parts that `fully_shard` is called on: layers, also those of lists."""
+    for each in model.children():
+        if isinstance(each, nn.ModuleList):
+            yield from _parts(each)
+        elif any(True for _ in each.parameters()):
+            yield each
+
+
 class Whole(nn.Module):
     """Stands for a wrapper of the model where one process has everything."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, num_parts: int = 1) -> None:
         super().__init__()
         self.module = module
+        self._num_parts = num_parts
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the model's
-        return self.module(*args, **kwargs)
+    def forward(self, inputs: torch.Tensor, *args: Any) -> Any:  # noqa: ANN401 - the model's
+        parts = inputs.chunk(self._num_parts)
+        outputs = [self.module(each, *args) for each in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class OneProcess:
@@ -167,6 +200,13 @@ class OneProcess:
     def checkpoint(self, *_: object, **__: object) -> int:
         """Begin at the start."""
         return 0
+
+    def sampler(self, dataset: Sized, *, global_batch: int) -> Sampler:
+        """Return the samples of each step in the run's order, of which nothing here is claimed."""
+        shares = BatchShares(full=FullBatch(global_batch, 1), rule="keep", ranks=(1,))
+        return Sampler(
+            num_samples=len(dataset), shares=shares, site=0, rank=0, replicas=None, seed=0
+        )
 
     def part_of(self, dataset: Any) -> Any:  # noqa: ANN401 - a dataset
         """Return all of it."""

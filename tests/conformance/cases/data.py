@@ -1,17 +1,37 @@
-"""Data."""
+"""Data, and randomness."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from tests.conformance.case import BOTH, STEPS, case
-from tests.conformance.cases.loops import sgd
-from tests.conformance.world import F, World, loss_of, net
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
+from tests.conformance.cases.loops import plain_loop, sgd
+from tests.conformance.cases.models import by_parts
+from tests.conformance.world import BATCH, F, World, loss_of, net, samples
 
 SIZES = (2, 7)
+STARTS_S = 120.0
+"""By then a process has started that imports torch anew, on a busy machine, too."""
 
 
-@case(BOTH, quick=True)
+def train_on(world: World, batches: Any, steps: int = STEPS) -> Any:
+    """Train the small model on batches."""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch, _ in zip(batches, range(steps), strict=False):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case((*BOTH, *AVERAGE), quick=True)
 def unequal_batches(world: World) -> Any:
     """Unequal batches, weighed by `site.count_tokens`"""
     model = world.wrap(net())
@@ -22,6 +42,27 @@ def unequal_batches(world: World) -> Any:
         optimizer.zero_grad()
         world.site.count_tokens(len(batch[0]))
         loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH)
+def unequal_micro_batches(world: World) -> Any:
+    """Unequal micro-batches, whose losses are divided by the step's own tokens"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step in range(STEPS):
+        micro_batches = [world.batch(2 * step + each, sizes=SIZES[::-1]) for each in (0, 1)]
+        num = sum(len(inputs) for inputs, _ in micro_batches)
+        optimizer.zero_grad()
+        for index, (inputs, targets) in enumerate(micro_batches):
+            world.site.count_tokens(len(inputs))
+            if index == 0:
+                with world.no_sync(model):
+                    (loss_of(model, (inputs, targets)) * len(inputs) / num).backward()
+            else:
+                (loss_of(model, (inputs, targets)) * len(inputs) / num).backward()
         optimizer.step()
     return model
 
@@ -40,3 +81,174 @@ def summed_losses(world: World) -> Any:
         (loss / (len(inputs) if world.is_oracle else 1)).backward()
         optimizer.step()
     return model
+
+
+@case(BOTH, Refused("LocalProtocolError", "count_tokens was called for earlier steps"))
+def forgotten_tokens(world: World) -> Any:
+    """Tokens that are counted in the first step only"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    world.site.count_tokens(3)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH, Refused("SAME_DATA", "had the same gradient"), oracle=plain_loop)
+def same_data(world: World) -> Any:
+    """Sites that read the same data"""
+    return train_on(world, (samples(step, 0) for step in range(STEPS)))
+
+
+class Numbers(Dataset[Any]):
+    """The batches of this suite as a map-style dataset, in which a rank's part is every so many."""
+
+    def __init__(self, num: int = 32, held: Any = None) -> None:
+        self.num = num
+        self.held = held
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = samples(index, index % 2, 1)
+        return inputs[0], targets[0]
+
+
+def _workers(world: World, kind: str, held: Any = None) -> Any:
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    loader: Any = DataLoader(
+        Numbers(held=held), batch_sampler=sampler, num_workers=1, multiprocessing_context=kind
+    )
+    return train_on(world, loader)
+
+
+@case(BOTH, quick=True)
+def site_sampler(world: World) -> Any:
+    """`site.sampler`"""
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    return train_on(world, DataLoader(Numbers(), batch_sampler=sampler))
+
+
+@case(DDP)
+def forked_workers(world: World) -> Any:
+    """DataLoader workers that are forked"""
+    return _workers(world, "fork")
+
+
+@case(DDP, within_s=STARTS_S)
+def forkserver_workers(world: World) -> Any:
+    """DataLoader workers under forkserver"""
+    return _workers(world, "forkserver")
+
+
+@case(DDP, within_s=STARTS_S)
+def spawned_workers(world: World) -> Any:
+    """DataLoader workers under spawn"""
+    return _workers(world, "spawn")
+
+
+@case(
+    DDP,
+    Refused("TypeError", r"site.*(take|give|use)"),
+    broken="torch says that it cannot pickle some lock",
+    within_s=STARTS_S,
+)
+def pickled_site(world: World) -> Any:
+    """A dataset that holds `site`, under spawn"""
+    return _workers(world, "spawn", held=None if world.is_oracle else world.site)
+
+
+@case(DDP)
+def site_in_forked_workers(world: World) -> Any:
+    """A dataset that holds `site`, in workers that are forked"""
+    return _workers(world, "fork", held=world.site)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, ranks: range) -> None:
+        self.ranks = ranks
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in range(STEPS + 2):
+            parts = [samples(step, each) for each in self.ranks]
+            yield tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+@case(BOTH)
+def iterable_dataset(world: World) -> Any:
+    """An iterable dataset, divided by `site.global_rank`"""
+    ranks = world.of_ranks()
+    loader: Any = DataLoader(Stream(ranks), batch_size=None)
+    return train_on(world, loader)
+
+
+@case(
+    DDP,
+    Refused("ValueError|CONFIG", r"part_of"),
+    broken="a part of length 0: no step, exit 0",
+    steps=None,
+)
+def part_of_too_little(world: World) -> Any:
+    """`site.part_of` a dataset with fewer samples than ranks"""
+    part = world.site.part_of(Numbers(num=1))
+    loader: Any = DataLoader(part, batch_size=1) if len(part) else []
+    return train_on(world, loader)
+
+
+@case(BOTH)
+def random_augmentation(world: World) -> Any:
+    """Augmentation that is random at each rank"""
+
+    def batches() -> Iterator[Any]:
+        for step in range(STEPS):
+            inputs, targets = world.batch(step)
+            noise = [torch.randn(BATCH, 1, generator=each) for each in world.generators(step)]
+            yield inputs * torch.cat(noise), targets
+
+    return train_on(world, batches())
+
+
+def _dropped() -> nn.Module:
+    return nn.Sequential(*net()[:2], nn.Dropout(0.5), *net()[2:])
+
+
+def _dropout_alone(world: World) -> Any:
+    model = _dropped()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank, part in enumerate(by_parts(world, world.batch(step))):
+            torch.manual_seed(100 * step + rank)
+            (loss_of(model, part) / world.num_ranks).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH, oracle=_dropout_alone)
+def dropout(world: World) -> Any:
+    """Dropout, of each rank's own random numbers"""
+    model = world.wrap(_dropped())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        torch.manual_seed(100 * step + world.rank)
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(
+    DDP,
+    Refused("PARAMETERS_DIFFER|STEPS_DIFFER|LocalProtocolError", "differ|step"),
+    broken="rounds are paired by number: the rest waits for ever",
+    steps=None,
+    within_s=12,
+)
+def data_ends_first_at_one_site(world: World) -> Any:
+    """One site's data ends first"""
+    return train_on(world, world.batches(STEPS - 2 * (not world.is_oracle and world.rank)))

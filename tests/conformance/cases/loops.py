@@ -86,7 +86,7 @@ def accumulation_of_unequal_numbers(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LOCAL_PROTOCOL|STEP_WITHOUT_ROUND", "no_sync"),
+    Refused("LocalProtocolError|STEP_WITHOUT_ROUND", "no_sync"),
     broken="a step without a round is counted, and nothing crosses",
 )
 def step_under_no_sync(world: World) -> Any:
@@ -258,7 +258,7 @@ def early_stopping(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LOCAL_PROTOCOL|RuntimeError", "retain_graph"),
+    Refused("LocalProtocolError|RuntimeError", "retain_graph"),
     broken="DDP reduces nothing in the second pass, and nobody looks",
 )
 def retained_graph(world: World) -> Any:
@@ -307,7 +307,7 @@ def manual_sgd(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LOCAL_PROTOCOL|ROUND_WITHOUT_STEP|RuntimeError", "step"),
+    Refused("LocalProtocolError|ROUND_WITHOUT_STEP|RuntimeError", "step"),
     broken="rounds without a step are held in memory, and the run has no steps",
     steps=None,
 )
@@ -345,7 +345,7 @@ def closure_evaluated_once(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LOCAL_PROTOCOL|STEPS_DIFFER|RANK_STALLED", "step"),
+    Refused("LocalProtocolError|STEPS_DIFFER|RANK_STALLED", "step"),
     broken="east's step is averaged with west's next one; at the end one waits for ever",
     within_s=15,
 )
