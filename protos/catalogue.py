@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     TIMED_OUT = 5
     CANCELLED = 6
+    WITH_LOSSES = 7
     REFUSED = 8
     INTERNAL = 70
 
@@ -157,6 +158,12 @@ _ENTRIES = (
         ExitCode.CANCELLED,
     ),
     Entry(
+        "WITH_LOSSES",
+        "The run has succeeded with fewer sites than it began with, or without its last checkpoint.",
+        "See `isthmus report`; where that is well: failure.allow_losses: true in the topology.",
+        ExitCode.WITH_LOSSES,
+    ),
+    Entry(
         "START_TIMED_OUT",
         "Not every site was up within failure.start_within; all were rolled back.",
         "See the site named, or raise failure.start_within.",
@@ -200,9 +207,16 @@ _ENTRIES = (
         ExitCode.PREFLIGHT,
     ),
     Entry(
+        "SCRIPT_FAILED",
+        "A training script raised an exception, or ended with a status other than 0.",
+        "Mend the script: the log named ends with the traceback. Where the other sites are to go on "
+        "without that site: failure.on_script_error: go_on.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "RANK_EXITED",
-        "A training process ended with an error.",
-        "Read the log named.",
+        "A training process ended for a fault of its machine, or of the network inside its site.",
+        "Read the log named, and check that machine.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

@@ -5,6 +5,9 @@ All times are seconds, all sizes bytes.
 
 STEP = "step"
 """One optimizer step of one rank (shipped from each site's first rank)."""
+FIRST_AVERAGE = "first_average"
+"""A script without steps has averaged tensors for the first time, told by a site's first rank. No
+values."""
 EVALUATION = "evaluation"
 """Held-out loss, at a step."""
 LINK = "link"

@@ -15,6 +15,8 @@ can be, else relay."""
 
 SECURITY_MODES = ("insecure", "mtls")
 """How connections are protected."""
+SCRIPT_ERRORS = ("end", "go_on")
+"""What becomes of a run whose script fails at one site."""
 LAUNCHERS = ("local", "ssh", "slurm")
 
 
@@ -249,6 +251,11 @@ class Detection:
     """How often within an hour a site that was lost is started again."""
     return_share: float = 0.5
     """The share of each link's bandwidth that the state of such a site may take."""
+    ends_on_script_error: bool = True
+    """Whether a script that fails at one site ends the run; else it is an outage of that site."""
+    allows_losses: bool = False
+    """Whether a run that ends with fewer sites, or without its last checkpoint, has plainly
+    succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,8 @@ class ActiveRun:
             may_return=job.exchange.schedule != "off",
             refuses_same_data=job.same_data == "refuse",
             begin_with=submission.spec.first_sites,
+            trains=job.probe is None,
+            saves=job.checkpoint is not None,
         )
         self._lead = RunLead(run, lambda: begin_epochs(submission.spec))
         self._compares_data = job.exchange.schedule != "off"
@@ -252,8 +254,11 @@ class ActiveRun:
                         one_line(labels.get(metrics.REASON, "")),
                     )
                 )
-            if metric.kind == metrics.STEP and self._lead.run.awaits_steps:
+            is_step = metric.kind in {metrics.STEP, metrics.FIRST_AVERAGE}
+            if is_step and self._lead.run.awaits_step_of(site):
                 self.handle(run_events.StepTaken(site))
+            if metric.kind == metrics.CHECKPOINT:
+                self.handle(run_events.CheckpointWritten(site, metric.step))
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)
             if self._compares_data and gradient_hash and math.isfinite(gradient_hash):
                 self.handle(run_events.GradientReported(site, metric.step, int(gradient_hash)))

@@ -32,7 +32,7 @@ _PRIORITY = {
             ),
             ("RANK_STALLED",),
             ("NODE_LOST",),
-            ("RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED", "NEVER_JOINED"),
+            ("SCRIPT_FAILED", "RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED", "NEVER_JOINED"),
             ("NEVER_SYNCHRONISED",),
             ("GATEWAY_EXITED",),
             ("SITE_LOST",),

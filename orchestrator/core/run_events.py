@@ -269,6 +269,14 @@ class StateOffered:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A checkpoint is complete, told by the site that publishes it."""
+
+    site: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     """A site could not write its part of a checkpoint. Training goes on."""
 
@@ -393,6 +401,7 @@ Event = (
     | SteppedAlone
     | StateOffered
     | StepTaken
+    | CheckpointWritten
     | CheckpointFailed
     | StateFailed
     | CheckpointStays

@@ -8,10 +8,12 @@ are left: orchestrator/core/membership.py decides that, and tells this machine.
   is opened after it. A site whose agent is lost now rolls all back: what was started is stopped,
   and all begin again once the agent is back, within `failure.start_within`.
 - ACTIVE: all sites are running, except those that are lost, and those that the run did not begin
-  with and nobody has added yet.
+  with and nobody has added yet. Until all have taken a step, none may be lost: the first failure is
+  the run's. So is one of the script, whenever it comes, unless the topology says otherwise.
 - STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
   cancelled the run. Stop went to every site that was told to prepare.
-- SUCCEEDED: every site that was not lost ended by itself, well. FAILED. CANCELLED.
+- SUCCEEDED: every site that was not lost ended by itself, well; WITH_LOSSES where one was lost and
+  did not come back, or the last checkpoint was not written. FAILED. CANCELLED.
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ LOSES_SITE = frozenset(
     }
 )
 """Failures that an active run can survive: they befall one site. Others break promises to all."""
+SCRIPT_FAILED = "SCRIPT_FAILED"
+"""Befalls one site, too, but is no outage: the script does it again wherever it is started."""
 
 
 @dataclass(slots=True)
@@ -106,6 +110,8 @@ class _Site:
     """The run did not begin with it, and it has taken no part yet."""
     losses: list[Failure] = field(default_factory=list)
     """What befell it while the run was active."""
+    why_out: str = ""
+    """Why the run goes on without it."""
     has_agent: bool = False
     is_returning: bool = False
     """It is started again, and does not take part yet."""
@@ -143,7 +149,7 @@ class _Site:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class Verdict:
     """What a run came to."""
 
     state: RunState
@@ -168,12 +174,15 @@ class RunMachine:
         may_return: bool = False,
         refuses_same_data: bool = True,
         begin_with: Collection[str] = (),
+        trains: bool = True,
+        saves: bool = False,
     ) -> None:
         """Begin with no site.
 
         `may_return`: a site that is lost can be given the run's state. `refuses_same_data`: sites
         that train on the same data end the run. `begin_with`: the sites with which it is formed;
-        none: all.
+        none: all. `trains`: ranks take steps, else links are probed. `saves`: the job wants
+        checkpoints.
         """
         self._may_return = may_return
         self.state = RunState.FORMING
@@ -201,6 +210,18 @@ class RunMachine:
         """The script has what a site needs that comes back."""
         self._has_steps = False
         """The script has taken a step: what it calls before that, it has called."""
+        self._stepped: set[str] = set()
+        """The sites that have, as far as this coordinator has heard."""
+        self._may_lose = not trains
+        """All sites have taken a step, so the run can go on without one."""
+        self._losable = LOSES_SITE
+        if not topology.failure.ends_on_script_error:
+            self._losable |= {SCRIPT_FAILED}
+        self._saves = saves
+        self._saved_step = -1
+        """Of the last checkpoint that was written."""
+        self._unsaved: run_events.CheckpointFailed | None = None
+        """The last that was not."""
         self._is_released = False
         """All sites are done with the job, and have been told so."""
 
@@ -249,10 +270,9 @@ class RunMachine:
         """Whether an agent that has ended is of use to the run once it is started again."""
         return self.brings_back or (self._is_rolling_back and not self._ending.has_begun)
 
-    @property
-    def awaits_steps(self) -> bool:
-        """Whether it is open if sites can come back: no site has said, or taken a step."""
-        return not (self._has_state or self._has_steps)
+    def awaits_step_of(self, site: str) -> bool:
+        """Whether it is news that the site has taken a step."""
+        return not self._may_lose and site not in self._stepped
 
     @property
     def _losses(self) -> list[Failure]:
@@ -393,9 +413,17 @@ class RunMachine:
                 for name in event.detail["members"]:  # else it enters, or follows
                     self._sites[name].is_returning = self._sites[name].is_out
             case "checkpoint.failed" | "checkpoint.stays" | "state.failed":
-                self._failed_files[event.kind].add(_kind_of(event.site, event.detail["reason"]))
+                reason = event.detail["reason"]
+                self._failed_files[event.kind].add(_kind_of(event.site, reason))
+                if event.kind == _NO_CHECKPOINT:
+                    step = event.detail["step"]
+                    self._unsaved = run_events.CheckpointFailed(event.site, step, reason)
             case "run.state_offered":
                 self._has_state = True
+            case "run.first_step":
+                self._has_steps = self._may_lose = True
+            case "checkpoint.written":
+                self._saved_step = max(self._saved_step, event.detail["step"])
             case "run.cancel_requested":
                 self._ending.cancel(event.detail["message"])
             case "run.stopping":
@@ -443,6 +471,7 @@ class RunMachine:
                 site.state = SiteState.RUNNING
             case "site.done":
                 site.is_done = True
+                self._stepped.add(site.name)
             case "site.returning":
                 site.begin_return()
             case "run.rolled_back":
@@ -463,7 +492,8 @@ class RunMachine:
                 site.is_later = False
             case "site.lost" | "site.gone":
                 site.state, site.is_returning = SiteState.LOST, False
-                site.is_out |= bool(event.detail.get("is_out"))
+                if event.detail.get("is_out"):
+                    site.is_out, site.why_out = True, str(event.detail["message"])
                 site.is_done &= not site.is_out
             case "site.dropped":
                 site.state = SiteState(event.detail["state"])
@@ -484,6 +514,7 @@ class RunMachine:
             return []
         actions = self._apply(event, now_s)
         actions += self._form(now_s)
+        actions += self._note_first_step()
         actions += self._bring_back(now_s, being_let_in)
         actions += self._release_if_done()
         actions += self._stop_if_due(now_s)
@@ -537,8 +568,11 @@ class RunMachine:
                 note = f"site {event.site} {STEPPED_ALONE}"
                 return [RecordEvent("site.stepped_alone", event.site, {"note": note})]
             case run_events.StepTaken():
-                return self._step_taken()
+                return self._step_taken(event)
+            case run_events.CheckpointWritten():
+                return self._saved(event)
             case run_events.CheckpointFailed():
+                self._unsaved = event
                 note = f"checkpoint of step {event.step} failed at site {event.site}"
                 return self._told_once(_NO_CHECKPOINT, event, note)
             case run_events.CheckpointStays():
@@ -628,7 +662,7 @@ class RunMachine:
 
     def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
         site = self._sites[event.site]
-        is_decided = not self.is_going_on
+        is_decided = not (self.is_going_on and self._may_lose)
         is_silent = not is_decided and not self._is_released and event.silent_s > 0
         site.has_agent = False
         # Whether one that follows does so no more is decided with its epoch.
@@ -717,6 +751,7 @@ class RunMachine:
         if site.is_done or not has_part or not site.may_have_processes:
             return []
         site.is_done = True
+        self._stepped.add(site.name)  # what it has told of its steps may be lost
         return [RecordEvent("site.done", site.name)]
 
     def _ended(self, event: run_events.SiteEnded, now_s: float) -> list[Action]:
@@ -736,7 +771,8 @@ class RunMachine:
         detail: dict[str, object] = {"succeeded": site.is_successful}
         if site.is_out and event.failures:
             # No failure of the run: what else would say why it did not come back?
-            detail["message"] = first_failure(event.failures).message
+            detail["message"] = message = first_failure(event.failures).message
+            detail["note"] = f"site {site.name} has not come back: {message}"
         ended = RecordEvent("site.ended", site.name, detail)
         if site.is_out or self._is_released or self._is_rolling_back:
             return [ended]
@@ -770,8 +806,17 @@ class RunMachine:
             return self._fail("SAME_DATA", str(found), now_s)
         return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
 
-    def _step_taken(self) -> list[Action]:
+    def _note_first_step(self) -> list[Action]:
+        """Note once that all who take part have taken a step."""
+        present = {site.name for site in self._present()}
+        if self._may_lose or not self.is_going_on or not present <= self._stepped:
+            return []
+        self._may_lose = True
+        return [RecordEvent("run.first_step")]
+
+    def _step_taken(self, event: run_events.StepTaken) -> list[Action]:
         """Note once which awaited sites cannot be started, for lack of a state to begin with."""
+        self._stepped.add(event.site)
         is_first, self._has_steps = not self._has_steps, True
         awaited = [site.name for site in self._all() if site.is_out and not site.is_new]
         awaited += [site.name for site in self._all() if site.is_new and site.is_wanted]
@@ -779,6 +824,12 @@ class RunMachine:
             return []
         note = f"not started: {', '.join(awaited)}: {self._return_problem}"
         return [RecordEvent("run.state_missing", detail={"note": note})]
+
+    def _saved(self, event: run_events.CheckpointWritten) -> list[Action]:
+        if event.step <= self._saved_step:
+            return []
+        self._saved_step = event.step
+        return [RecordEvent("checkpoint.written", event.site, {"step": event.step})]
 
     def _told_once(
         self,
@@ -878,7 +929,8 @@ class RunMachine:
         """Note failures that came together: of a site, where the run may survive them all."""
         real = [each for each in failures if not each.is_collateral]
         sites = {each.reported_by or each.site for each in failures}
-        if self.is_going_on and all(each.code in LOSES_SITE and each.site for each in real):
+        is_loss = all(each.code in self._losable and each.site for each in real)
+        if self.is_going_on and self._may_lose and is_loss:
             for site in sites & self._sites.keys():
                 self._sites[site].losses += failures
             return [_reported(each) for each in failures]
@@ -932,6 +984,8 @@ class RunMachine:
             return []
         if site.is_out:
             return self._give_return_up(site, event.why)
+        if not (self._may_lose or site.is_dropped):
+            return self._fail("PEER_LOST", event.why, now_s, site=site.name)
         return self._go_on_without(site, event.why, now_s)
 
     def _go_on_without(self, site: _Site, why: str, now_s: float) -> list[Action]:
@@ -942,13 +996,14 @@ class RunMachine:
         stop = [self._stop(site, why)] if site.may_have_processes else []
         if stop:
             site.state = SiteState.LOST
-        first = first_failure(site.losses).message if site.losses else why
-        note = f"the run goes on without site {site.name}: {first}"
+        site.why_out = first_failure(site.losses).message if site.losses else why
+        note = f"the run goes on without site {site.name}: {site.why_out}"
         if self._topology.failure.max_restarts and self._return_problem:
             note += f"; {self._return_problem}"
         if site.is_dropped:
             note = f"site {site.name} was dropped, and the run goes on without it"
-        actions = [self._gone(site, {"message": why, "note": note, "is_out": True}), *stop]
+        detail: dict[str, object] = {"message": site.why_out, "note": note, "is_out": True}
+        actions = [self._gone(site, detail), *stop]
         difference = self._digests.drop(site.name)
         return actions if difference is None else [*actions, *self._differ(difference, now_s)]
 
@@ -1171,7 +1226,7 @@ class RunMachine:
             if difference is None:
                 late = [site for site in self._all() if site.is_returning]
                 stops = [self._stop(site, "the run has ended") for site in late]
-                return [*stops, *self._finish(_Verdict(RunState.SUCCEEDED), now_s)]
+                return [*stops, *self._finish(self._success, now_s)]
             actions += self._differ(difference, now_s)
         if not self._ending.has_begun:
             return actions
@@ -1183,11 +1238,38 @@ class RunMachine:
         return actions + self._finish(self._ending.verdict, now_s)
 
     @property
+    def _success(self) -> Verdict:
+        """What a run has come to that has gone well for those who were there at its end."""
+        lost = [
+            site for site in self._all() if site.is_out and not (site.is_later or site.is_dropped)
+        ]
+        said = [f"site {each.name} was lost and did not come back: {each.why_out}" for each in lost]
+        said += [self._last_checkpoint_problem] if self._last_checkpoint_problem else []
+        if not said or self._topology.failure.allows_losses:
+            return Verdict(RunState.SUCCEEDED)
+        failures = [failure for site in lost for failure in site.losses]
+        failure = first_failure(failures) if failures else None
+        return Verdict(RunState.SUCCEEDED, "WITH_LOSSES", "; ".join(said), failure)
+
+    @property
+    def _last_checkpoint_problem(self) -> str:
+        """Why the run's last checkpoint is not there; empty: it is, or none was wanted."""
+        failed = self._unsaved
+        if failed is not None and failed.step > self._saved_step:
+            return (
+                f"the last checkpoint, of step {failed.step}, failed at site {failed.site}: "
+                f"{failed.reason}"
+            )
+        if self._saved_step >= 0 or not (self._saves and self._has_steps):
+            return ""
+        return "no checkpoint was written" + ("" if self._has_state else f": {NO_STATE}")
+
+    @property
     def _confirm_s(self) -> float:
         """After Stop, for a site to say that nothing is left; its agent's lease ends by then."""
         return self._timeouts.stop_grace_s + self._timeouts.lease_s
 
-    def _finish(self, verdict: _Verdict, now_s: float) -> list[Action]:
+    def _finish(self, verdict: Verdict, now_s: float) -> list[Action]:
         failure = verdict.failure
         begun = [site for site in self._all() if not site.is_later]
         out = [site.name for site in begun if site.is_out and not site.is_dropped]
@@ -1252,12 +1334,12 @@ class _Ending:
         return bool(self._failures or self._cancelled_because)
 
     @property
-    def verdict(self) -> _Verdict:
+    def verdict(self) -> Verdict:
         """What the run has come to, once its end `has_begun`."""
         if self._cancelled_because:
-            return _Verdict(RunState.CANCELLED, "CANCELLED", self._cancelled_because)
+            return Verdict(RunState.CANCELLED, "CANCELLED", self._cancelled_because)
         first = first_failure(self._failures)
-        return _Verdict(RunState.FAILED, first.code, first.reason, first)
+        return Verdict(RunState.FAILED, first.code, first.reason, first)
 
     def fail(self, failure: Failure, now_s: float, *, is_last: bool = False) -> list[Action]:
         """Note a failure. What breaks after the sites were told to stop follows from that.

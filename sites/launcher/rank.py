@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import sites
 from protos.errors import IsthmusError, LocalProtocolError
+from sites.launcher.outages import causes, is_outage, is_signal_status
 from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
 from sites.leash import die_with_parent
 
@@ -66,29 +67,50 @@ def _run(command: list[str]) -> None:
 
 def _exit(error: SystemExit) -> None:
     """End with the status that the script asked for: 1, as Python has it, when that is a text."""
+    status = error.code if isinstance(error.code, int) else 1
     if not isinstance(error.code, int):
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{error.code}\n")
-    _end(error.code if isinstance(error.code, int) else 1)
+    handled = next((each for each in causes(error) if not isinstance(each, SystemExit)), None)
+    if handled is not None:  # a script that catches all, and ends with a status
+        _write_error(handled, status, "".join(traceback.format_exception(error)))
+    else:
+        _write_error(error, status, "")
+    _end(status)
 
 
 def _fail(error: BaseException) -> None:
     """Leave error.json and the traceback, then end."""
-    known = _exchange_error(error)
-    collateral = known is not None or bool(_LOST_SIBLING.search(str(error)))
     text = "".join(traceback.format_exception(error))
+    status = COLLATERAL_EXIT_CODE if _exchange_error(error) else 1
+    _write_error(error, status, text)
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+    _end(status)
+
+
+def _write_error(error: BaseException, status: int, text: str) -> None:
+    """Say in error.json what broke, and whether that is the script's fault.
+
+    `text` is its traceback.
+    """
     details = {
-        "message": f"{type(error).__name__}: {error}",
-        "code": known.code if known else "",
-        "collateral": collateral,
+        "message": _message(error),
+        "collateral": _exchange_error(error) is not None
+        or any(_LOST_SIBLING.search(str(each)) for each in causes(error)),
+        "outage": is_outage(error) or is_signal_status(status),
         "time_s": time.monotonic(),
         "wall_s": time.time(),
     }
     with contextlib.suppress(OSError):  # a full disk: the status must still be told
         write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE"), details, text)
-    with contextlib.suppress(OSError):
-        sys.stderr.write(text)
-    _end(COLLATERAL_EXIT_CODE if known else 1)
+
+
+def _message(error: BaseException) -> str:
+    """Return what broke; of an exit, the text that it was given: the status is told beside it."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, str) else ""
+    return f"{type(error).__name__}: {error}"
 
 
 def _leave() -> NoReturn:
@@ -123,11 +145,9 @@ def _exchange_error(error: BaseException) -> IsthmusError | type[IsthmusError] |
     An error that passed through a C++ future comes back as a RuntimeError with the type's name
     in its text.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, IsthmusError):
-            return None if isinstance(seen, LocalProtocolError) else seen
-        seen = seen.__cause__ or seen.__context__
+    for each in causes(error):
+        if isinstance(each, IsthmusError):
+            return None if isinstance(each, LocalProtocolError) else each
     if isinstance(error, RuntimeError):
         for kind in IsthmusError.__subclasses__():
             if kind is not LocalProtocolError and f"{kind.__name__}: " in str(error):

@@ -32,15 +32,17 @@ def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) ->
     """
     said = _read_error_file(folder / "error.json")
     said_s = said.get("time_s")
+    is_collateral = bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE
+    is_scripts = not (is_collateral or said.get("outage", False))
     return Failure(
-        code="RANK_KILLED" if exit_code < 0 else "RANK_EXITED",
+        code="RANK_KILLED" if exit_code < 0 else "SCRIPT_FAILED" if is_scripts else "RANK_EXITED",
         message=one_line(str(said.get("message", ""))),
         # The rank's own clock says when it broke; when it ended is later.
         at_s=said_s if isinstance(said_s, float) and math.isfinite(said_s) else at_s,
         rank=rank,
         exit_code=exit_code,
         log_path=str(folder / "stderr.log"),
-        is_collateral=bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE,
+        is_collateral=is_collateral,
     )
 
 
@@ -89,7 +91,8 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
 
     Args:
         path: $TORCHELASTIC_ERROR_FILE; None: torchrun did not start this process.
-        details: `message`, `code`, `collateral`, `time_s` and `wall_s`.
+        details: `message`, `collateral`, `outage` (it is not the script's fault), `time_s` and
+            `wall_s`.
         traceback: as Python prints it.
     """
     if not path:

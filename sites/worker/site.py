@@ -170,6 +170,8 @@ class Site:
             link.missing_sites.begin_without(self._later)
         self._returned_at = 0
         """Steps that the others had taken when this site began to follow."""
+        self._has_averaged = False
+        """The script has averaged tensors, and synchronised nothing before that."""
         self._has_left = False
         is_apart = self.num_sites == 1 or self.job.exchange.schedule == "off"
         self._must_average = averages and not is_apart
@@ -306,6 +308,10 @@ class Site:
             )
         named = [(str(index), each) for index, each in enumerate(tensors)]
         self._open_average().average(named, tokens, exact=exact)
+        if not (self._has_averaged or self._steps.has_begun):
+            self._has_averaged = True
+            if self.rank == 0:
+                self.record(metrics.FIRST_AVERAGE, 0, {})
 
     @property
     def grad_norm(self) -> float:

@@ -104,7 +104,8 @@ class StepLog:
         self._now_s = now_s
         self._start_s = now_s()
         self._values: dict[str, float] = {}
-        self._has_begun = False
+        self.has_begun = False
+        """Something is synchronised, whose optimizer's steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
         self.num_steps = 0
 
@@ -114,9 +115,9 @@ class StepLog:
         Raises:
             RuntimeError: another one has.
         """
-        if self._has_begun:
+        if self.has_begun:
             raise RuntimeError(f"site.{caller}: a model is synchronised already")
-        self._has_begun = True
+        self.has_begun = True
 
     def resume(self, num_steps: int) -> None:
         """Go on counting after steps that a checkpoint has."""

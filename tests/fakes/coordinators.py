@@ -15,6 +15,7 @@ import pytest
 from orchestrator.coordinator.control import Control
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.service import CoordinatorService, listen, make_server
+from protos import metrics
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
 from protos.security import control_security
@@ -75,6 +76,11 @@ class FakeAgent:
         start = (await self.hear("start")).start
         await self.say(running=control_pb2.SiteRunning())
         return start
+
+    async def step(self) -> None:
+        """Say that the site has taken its first step."""
+        step = control_pb2.Metric(kind=metrics.FIRST_AVERAGE)
+        await self.say(metrics=control_pb2.MetricBatch(metrics=[step]))
 
     async def end(self, *failures: control_pb2.Failure, succeeded: bool = False) -> None:
         """Say that nothing is left."""
@@ -214,7 +220,7 @@ def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
-    """Let agents join, submit a run, and bring it as far as that its ranks train."""
+    """Let agents join, submit a run, and bring it as far as that all have taken a step."""
     agents = await bench.join(*sites)
     await bench.submit()
     for agent in agents:
@@ -222,6 +228,13 @@ async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
     for agent in agents:
         await agent.run()
     await bench.until(lambda run: run.state == control_pb2.RUN_STATE_ACTIVE)
+    for agent in agents:
+        await agent.step()
+    events = bench.stub.ReadEvents(control_pb2.ReadEventsRequest(follow=True), timeout=DEADLINE_S)
+    async for event in events:
+        if event.kind == "run.first_step":
+            break
+    events.cancel()
     return agents
 
 

@@ -31,22 +31,24 @@ class World:
         refuses_same_data: bool = True,
         begin_with: str = "",
         cut: str = "",
+        saves: bool = False,
+        **settings: bool,
     ) -> None:
         """`needs_all`: as where failure.min_sites is the number of the sites.
 
-        `cut`: two sites without a link.
+        `cut`: two sites without a link. `settings`: of the topology's failure section.
         """
         self.needs_all = needs_all
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
-        if may_return or not needs_all:
-            failure = dataclasses.replace(
-                described.failure,
-                max_restarts=3 if may_return else described.failure.max_restarts,
-                min_sites=described.failure.min_sites if needs_all else 1,
-            )
-            described = dataclasses.replace(described, failure=failure)
+        failure = dataclasses.replace(
+            described.failure,
+            max_restarts=3 if may_return else described.failure.max_restarts,
+            min_sites=described.failure.min_sites if needs_all else 1,
+            **settings,
+        )
+        described = dataclasses.replace(described, failure=failure)
         links = [each for each in described.links if {each.source, each.target} != {*cut}]
         described = dataclasses.replace(described, links=tuple(links))
         self.machine = RunMachine(
@@ -55,6 +57,7 @@ class World:
             may_return=may_return,
             refuses_same_data=refuses_same_data,
             begin_with=begin_with,
+            saves=saves,
         )
         self.actions: list[run_events.Action] = []
 
@@ -94,10 +97,18 @@ class World:
         self.join()
         self.tell(*(prepared(site) for site in self.sites))
 
-    def activate(self) -> None:
+    def activate(self, *, steps: bool = True) -> None:
+        """Have all sites run; `steps`: each has taken one."""
         self.prepare()
         self.tell(*(run_events.SiteRunning(site) for site in self.sites))
         assert self.is_in(RunState.ACTIVE)
+        if steps:
+            self.tell(*stepped(*self.sites))
+
+
+def stepped(*sites: str) -> list[run_events.StepTaken]:
+    """Return that each of these sites has taken a step: the run can go on without one."""
+    return [run_events.StepTaken(site) for site in sites]
 
 
 def prepared(site: str) -> run_events.SitePrepared:

@@ -41,8 +41,8 @@ def test_without_distributed_data_parallel_sites_stay_equal(run: Bench, script: 
 @pytest.mark.parametrize(
     ("fault", "code", "exit_code", "said"),
     [
-        ("exit17", "RANK_EXITED", 17, "about to exit with 17"),
-        ("raise", "RANK_EXITED", 1, "a mistake in the user's script"),
+        ("exit17", "SCRIPT_FAILED", 17, "about to exit with 17"),
+        ("raise", "SCRIPT_FAILED", 1, "a mistake in the user's script"),
     ],
 )
 def test_the_first_failure_is_named(
@@ -63,7 +63,7 @@ def test_the_first_failure_is_named(
 def test_a_site_that_cannot_start_rolls_all_back(run: Bench) -> None:
     result = launch(run, "5", "import", "b", "0", "0").check(1)
     error = result.envelope["error"]
-    assert error["code"] == "RANK_EXITED"
+    assert error["code"] == "SCRIPT_FAILED"
     assert error["where"]["site"] == "b"
     assert "a_module_that_does_not_exist" in error["message"]
     run.wait_for_nothing_left(20)

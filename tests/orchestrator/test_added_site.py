@@ -10,7 +10,7 @@ from orchestrator.core.run_events import RecordEvent
 from orchestrator.core.run_lead import Action, Event, RunLead
 from orchestrator.core.run_machine import RunMachine
 from tests.fakes.run_specs import spec_of_texts
-from tests.fakes.run_worlds import prepared, read_again
+from tests.fakes.run_worlds import prepared, read_again, stepped
 from tests.fakes.worlds import JOB, topology_text
 
 SPEC = spec_of_texts(f"{JOB}begin_with: [a, b]\n", topology_text(3, min_sites=1))
@@ -33,7 +33,7 @@ class Led:
         self.tell(*(run_events.SiteJoined(site, "h") for site in "abc"))
         self.tell(*(prepared(site) for site in "ab"))
         self.tell(*(run_events.SiteRunning(site) for site in "ab"))
-        self.tell(run_events.StateOffered("a"), run_events.AddRequested("c"))
+        self.tell(run_events.StateOffered("a"), *stepped(*"ab"), run_events.AddRequested("c"))
 
     def settle(self, *sites: str, round_: int) -> None:
         """Have sites answer the latest proposal."""

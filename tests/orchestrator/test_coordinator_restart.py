@@ -309,6 +309,6 @@ def test_a_coordinator_whose_folder_is_removed_stops_and_ends_no_run(tmp_path: P
             for agent in agents:
                 status, _ = await agent.end_of_session()
                 assert status.name == "OK"
-            assert kinds_of(bench)[-1] == "run.active"
+            assert kinds_of(bench)[-1] == "run.first_step"
 
     run_scenario(scenario())

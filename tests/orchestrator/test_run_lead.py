@@ -22,7 +22,7 @@ from orchestrator.core.run_events import (
 from orchestrator.core.run_lead import Action, Event, RunLead
 from orchestrator.core.run_machine import RunMachine
 from protos.failure import Failure
-from tests.fakes.run_worlds import read_again
+from tests.fakes.run_worlds import read_again, stepped
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, plan_of, world
 from topology.epoch import Epoch
 
@@ -89,6 +89,7 @@ class Led:
     def run(self) -> None:
         self.prepare()
         self.tell(*(SiteRunning(site) for site in NAMES), run_events.StateOffered("ap"))
+        self.tell(*stepped(*NAMES))
         assert self.lead.run.is_going_on
 
     def settle(self, *sites: str, round_: int = 4) -> None:

@@ -19,6 +19,7 @@ from tests.fakes.run_worlds import (
     prepared,
     read_again,
     recorded_events,
+    stepped,
 )
 
 LACKS_STATE = "does not call `start = site.checkpoint(model, optimizer)`"
@@ -522,7 +523,7 @@ def test_the_relay_leads_to_a_site_that_is_added_and_to_one_that_comes_back() ->
     )
     world.prepare()
     world.tell(relay_led(world), *(run_events.SiteRunning(site) for site in "ab"))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     assert world.machine.add_problem("c") == ""
     world.tell(run_events.AddRequested("c"))
 
@@ -552,7 +553,7 @@ def test_a_site_to_which_the_relay_does_not_lead_ends_and_is_tried_again() -> No
     world = World(3, emulate=True, emulator="relay", needs_all=False, may_return=True)
     world.prepare()
     world.tell(relay_led(world), *(run_events.SiteRunning(site) for site in "abc"))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     lose_b(world)
     world.tell(prepared("b"))
     world.tell(run_events.SiteDropped("b", "the relay does not lead to its gateways"))
@@ -675,7 +676,7 @@ def test_a_lost_site_is_started_again_and_is_out_until_it_has_entered() -> None:
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     prepare = [each for each in lose_b(world) if isinstance(each, run_events.SendPrepare)]
     assert [(each.site, each.returns) for each in prepare] == [("b", True)]
     starts = [each for each in world.tell(prepared("b")) if isinstance(each, run_events.SendStart)]
@@ -695,7 +696,7 @@ def test_a_site_is_started_again_only_so_often() -> None:
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     lose_b(world)
     world.tell(run_events.SiteEnded("b", False, (failure(world, "LAUNCH_FAILED", "b"),)))
     ended = [each for each in recorded_events(world) if each.kind == "site.ended"]
@@ -714,7 +715,7 @@ def test_the_end_of_the_others_ends_a_site_that_was_about_to_come_back() -> None
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     lose_b(world)
     world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ac"))
     assert world.sent(run_events.SendStop) == ["b"]
@@ -725,33 +726,15 @@ def test_a_site_whose_script_cannot_take_the_state_over_is_not_started_again() -
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
-    world.tell(run_events.StepTaken("a"))
+    world.tell(*stepped(*world.sites))
     lose_b(world)
     world.wait(LEASE_S)
     assert world.sent(run_events.SendPrepare).count("b") == 1
     lost = [each for each in recorded_events(world) if each.kind == "site.lost"]
     for told in (str(lost[0].detail["note"]), world.machine.add_problem("b")):
         assert LACKS_STATE in told
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     assert world.sent(run_events.SendPrepare).count("b") == 2, "it is later with it than the loss"
-
-
-@pytest.mark.parametrize("calls_it", [True, False])
-def test_of_a_site_lost_before_the_first_step_it_is_not_known_whether_it_can_return(
-    calls_it: bool,
-) -> None:
-    world = World(3, needs_all=False, may_return=True)
-    world.activate()
-    lose_b(world)
-    lost = [each for each in recorded_events(world) if each.kind == "site.lost"]
-    assert lost[0].detail["note"] == "the run goes on without site b: GATEWAY_EXITED at site b"
-    assert world.machine.add_problem("b") == ""
-    if calls_it:
-        world.tell(run_events.StateOffered("a"))
-    told = world.tell(run_events.StepTaken("a"), run_events.StepTaken("c"))
-    assert world.sent(run_events.SendPrepare).count("b") == 1 + calls_it
-    assert len(told) == (0 if calls_it else 1)
-    assert all(LACKS_STATE in str(each.detail["note"]) for each in recorded(told))
 
 
 def begun_by_a_and_b() -> World:
@@ -761,7 +744,7 @@ def begun_by_a_and_b() -> World:
     assert world.sent(run_events.SendPrepare) == ["a", "b"]
     world.tell(*(prepared(site) for site in "ab"), *(run_events.SiteRunning(site) for site in "ab"))
     assert world.is_in(RunState.ACTIVE)
-    world.tell(run_events.SiteJoined("c", "h"), run_events.StateOffered("a"))
+    world.tell(run_events.SiteJoined("c", "h"), run_events.StateOffered("a"), *stepped(*"ab"))
     return world
 
 
@@ -848,7 +831,7 @@ def test_a_site_without_a_link_to_who_takes_part_is_told_what_it_lacks() -> None
     world = World(3, needs_all=False, may_return=True, begin_with="ab", cut="ac")
     world.tell(*(run_events.SiteJoined(site, "h") for site in "abc"))
     world.tell(*(prepared(site) for site in "ab"), *(run_events.SiteRunning(site) for site in "ab"))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     assert world.machine.add_problem("c") == ""
     lose_b(world)
     problem = world.machine.add_problem("c")
@@ -860,7 +843,7 @@ def let_b_come_back(world: World) -> None:
     """Lose a site, and have it up again; it follows once that is written down."""
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
-    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     lose_b(world)
     world.tell(prepared("b"), run_events.SiteRunning("b"))
     world.actions.append(epoch_begun("b"))
@@ -962,7 +945,7 @@ def test_a_site_that_came_back_is_not_done_again_for_the_next_coordinator() -> N
     world = World(3, needs_all=False, may_return=True)
     world.prepare()
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
-    world.tell(run_events.StateOffered("a"), run_events.SiteDone("b"))
+    world.tell(run_events.StateOffered("a"), *stepped(*"abc"), run_events.SiteDone("b"))
     lose_b(world)
     assert restarted(world).machine.done == ()
 

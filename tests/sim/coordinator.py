@@ -6,7 +6,7 @@ leases (leases.py). Sessions are as orchestrator/coordinator/control.py has them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from orchestrator.core import run_events
@@ -14,7 +14,7 @@ from orchestrator.core.leases import Leases
 from orchestrator.core.membership import Membership
 from orchestrator.core.run_events import RecordEvent, RunState, SendStop
 from orchestrator.core.run_lead import Action, Event, RunLead
-from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED, RunMachine, Verdict
 from orchestrator.core.run_view import RecordedEvent
 from tests.fakes.run_worlds import read_again
 from tests.sim.agent import SimAgent, Told
@@ -49,7 +49,38 @@ class _StopsFollowers(RunMachine):
             site.is_returning = False
 
 
+class _GoesOnWithoutScript(RunMachine):
+    """Takes a script's error for an outage of its site."""
+
+    def handle(
+        self, event: run_events.Event, now_s: float, being_let_in: Collection[str] = ()
+    ) -> list[run_events.Action]:
+        self._losable = LOSES_SITE | {SCRIPT_FAILED}
+        return super().handle(event, now_s, being_let_in)
+
+
+class _LosesBeforeFirstStep(RunMachine):
+    """Goes on without a site before all have taken a step."""
+
+    def handle(
+        self, event: run_events.Event, now_s: float, being_let_in: Collection[str] = ()
+    ) -> list[run_events.Action]:
+        self._may_lose = True
+        return super().handle(event, now_s, being_let_in)
+
+
+class _ForgetsLosses(RunMachine):
+    """Calls any end a success in which those were well who were left."""
+
+    def _finish(self, verdict: Verdict, now_s: float) -> list[run_events.Action]:
+        is_success = verdict.state is RunState.SUCCEEDED
+        return super()._finish(Verdict(RunState.SUCCEEDED) if is_success else verdict, now_s)
+
+
 BROKEN = {
+    "script_goes_on": _GoesOnWithoutScript,
+    "lost_early": _LosesBeforeFirstStep,
+    "losses_forgotten": _ForgetsLosses,
     "released_early": _ReleasesEarly,
     "follower_stopped": _StopsFollowers,
 }

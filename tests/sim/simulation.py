@@ -30,9 +30,10 @@ from orchestrator.core.run_events import (
     RunState,
     SendStop,
     SiteRunning,
+    StepTaken,
 )
 from orchestrator.core.run_lead import Event
-from orchestrator.core.run_machine import LOSES_SITE
+from orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED
 from tests.sim.agent import Around, SimAgent, Stage, Told
 from tests.sim.coordinator import BROKEN, FORGOTTEN, FakeJournal, Outward, SimCoordinator
 from tests.sim.plans import LIMITS, NAMES, plan_of
@@ -70,6 +71,8 @@ CALM_S = LIMITS.ride_out_s + LIMITS.alone_s + 6 * LIMITS.detect_s
 """Time for them, and for the end where nobody is left."""
 END_S = 12.0
 """Time in which nothing is left of a run that has ended."""
+SCRIPT_ERRORS = 0.01
+"""Part of the faults that are a script's error."""
 FORKS = 0.01
 """Part of the faults that change what a site's results are."""
 REPEATED = 0.4
@@ -178,6 +181,10 @@ class Simulation:
         """Who took a range of the data, and for which round; a site without a name: nobody yet."""
         self._drops: set[str] = set()
         """Sites that somebody was told will be dropped, and that are members still."""
+        self._out: set[str] = set()
+        """Sites without which the run goes on."""
+        self._unwanted: set[str] = set()
+        """Those that an operator has dropped."""
         self._is_cancelled = False
         self._has_faults = False
         self._is_over = False
@@ -367,6 +374,8 @@ class Simulation:
     def _check_round(self, site: SimSite, round_: int) -> None:
         self.counts["rounds"] += 1
         self._say(f"{site.name} has completed round {round_}")
+        if not self._has_first_step:
+            self._tell(StepTaken(site.name), site)
         self.agents[site.name].look_whether_done()
         self.at(0.0, site.begin_if_due)
         self._give_state()
@@ -416,6 +425,7 @@ class Simulation:
         """With an epoch, data of lost sites that no round contains is given back."""
         if record.kind in {"site.drop_refused", "site.add_requested"}:
             self._drops.discard(record.site)
+        self._note_loss(record)
         if record.kind == "run.ended":
             self._note_end(record.detail)
         if record.kind == "run.rolled_back":
@@ -447,6 +457,20 @@ class Simulation:
             if name in unused and round_ >= unused[name]:
                 self._holders[each] = ("", -1)
                 self.counts["holes"] += 1
+
+    def _note_loss(self, record: RecordEvent) -> None:
+        """Once all have taken a step, the run goes on without a site."""
+        match record.kind:
+            case "site.lost" | "site.dropped" if record.detail.get("is_out"):
+                self._out.add(record.site)
+                if record.kind == "site.lost" and not self._has_first_step:
+                    raise BrokenPromiseError(f"{record.site} is lost before all took a step")
+            case "site.returned":
+                self._out.discard(record.site)
+            case "site.drop_requested":
+                self._unwanted.add(record.site)
+            case "site.drop_refused" | "site.add_requested":
+                self._unwanted.discard(record.site)
 
     def _check_one_past(self, epoch: int, members: tuple[str, ...]) -> None:
         """Members that go on together have had the same results, as far as they can be compared."""
@@ -486,8 +510,13 @@ class Simulation:
         working = [site.name for site in self._working() if not site.is_fenced]
         has_forks = any(each.is_forked for each in self.sites.values())
         match end["state"], end["reason_code"]:
-            case RunState.SUCCEEDED, _:
-                self.counts["done"] += 1
+            case RunState.SUCCEEDED, code:
+                lost = self._out - self._unwanted
+                if (code == "WITH_LOSSES") is not bool(lost):
+                    raise BrokenPromiseError(f"lost are {lost}, and the run ends: {end}")
+                if self._is_script_to_blame:
+                    raise BrokenPromiseError(f"a script has failed, and the run ends: {end}")
+                self.counts["done with losses" if lost else "done"] += 1
                 self._check_done()
             case RunState.CANCELLED, _ if self._is_cancelled:
                 self.counts["cancelled"] += 1
@@ -495,10 +524,25 @@ class Simulation:
                 self.counts["forks found"] += 1
             case RunState.FAILED, _ if self._has_faults and not self._journal.has("run.active"):
                 self.counts["not begun"] += 1
+            case RunState.FAILED, code if code == SCRIPT_FAILED and self._is_script_to_blame:
+                self.counts["script failed"] += 1
+            case RunState.FAILED, code if code in LOSES_SITE and not self._has_first_step:
+                self.counts["no first step"] += 1
             case RunState.FAILED, code if code in LOSES_SITE and len(working) <= 1:
                 self.counts["failed"] += 1
             case _:
                 raise BrokenPromiseError(f"the run ends, though {working} work: {end}")
+
+    @property
+    def _has_first_step(self) -> bool:
+        """Whether all have taken a step: before that none may be lost."""
+        return self._journal.has("run.first_step")
+
+    @property
+    def _is_script_to_blame(self) -> bool:
+        """Whether the coordinator has heard of a script that failed at a site that takes part."""
+        failures = [each for _, each in self._journal.records if each.kind == "failure.reported"]
+        return any(each.detail["code"] == SCRIPT_FAILED for each in failures)
 
     def _check_done(self) -> None:
         """All are done with the job: each has had the same rounds."""
@@ -598,14 +642,19 @@ class Simulation:
         """End a site's gateway, its agent with all below it, or the machine; or ask the agent."""
         agent = self.agents[name]
         site = agent.site
-        if not agent.is_alive or not site.is_alive or (what == "gateway" and not agent.has_run):
+        if (
+            not agent.is_alive
+            or not site.is_alive
+            or (what in {"gateway", "script"} and not agent.has_run)
+        ):
             return
         self._say(f"{name}: its {what} is killed")
         self.counts[f"killed {what}"] += 1
         has_run, is_gone = agent.has_run, what != "machine"
-        if what == "gateway":
+        if what in {"gateway", "script"}:
             site.is_alive = False
-            agent.end(succeeded=False, within_s=0.5, failure="GATEWAY_EXITED")
+            code = SCRIPT_FAILED if what == "script" else "GATEWAY_EXITED"
+            agent.end(succeeded=False, within_s=0.5, failure=code)
         else:
             agent.die()
         for by in self.names:
@@ -679,6 +728,9 @@ class Simulation:
         for_s = self.random.choice((0.5, 2.0, 5.0, 12.0, 25.0))
         if self.random.random() < FORKS:
             self.sites[name].is_forked = True
+            return
+        if self.random.random() < SCRIPT_ERRORS:
+            self._kill(name, "script")
             return
         match self.random.randrange(17):
             case 0 | 1:

@@ -98,9 +98,9 @@ def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ran
     ("nodes", "action", "code", "exit_code", "said"),
     [
         pytest.param(
-            *(1, "exit", "RANK_EXITED", 17, "exiting with 17"), marks=pytest.mark.exhaustive
+            *(1, "exit", "SCRIPT_FAILED", 17, "exiting with 17"), marks=pytest.mark.exhaustive
         ),
-        (2, "raise", "RANK_EXITED", 1, "ValueError: a mistake in the script"),
+        (2, "raise", "SCRIPT_FAILED", 1, "ValueError: a mistake in the script"),
         (1, "kill", "RANK_KILLED", -9, ""),
     ],
 )

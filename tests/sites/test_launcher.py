@@ -66,6 +66,25 @@ if action == "lost":
         raise PeerLostError("site b is gone", "b")
     except PeerLostError as error:
         raise RuntimeError("the step failed") from error
+if action == "lost_caught":
+    from protos.errors import PeerLostError
+    try:
+        raise PeerLostError("site b is gone", "b")
+    except PeerLostError:
+        sys.exit(3)
+if action == "caught":
+    try:
+        raise ValueError("a bug")
+    except Exception:
+        sys.exit(3)
+if action == "disk":
+    try:
+        raise OSError(28, "No space left on device")
+    except OSError as error:
+        raise RuntimeError("not saved") from error
+if action == "handler":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.kill(os.getpid(), signal.SIGTERM)
 if action == "future":
     raise RuntimeError("Got an error in a callback: PeerLostError: site b is gone")
 if action == "misuse":
@@ -117,20 +136,30 @@ def write_script(folder: Path) -> Path:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("action", "exit_code", "collateral", "message"),
+    ("action", "code", "exit_code", "collateral", "message"),
     [
-        ("exit", 17, False, ""),
-        ("text", 1, False, ""),
-        ("raise", 1, False, "ValueError: two lines"),
-        ("kill", -9, False, ""),
-        ("term", -15, False, ""),
-        ("lost", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
-        ("future", COLLATERAL_EXIT_CODE, True, "RuntimeError: Got an error in a callback"),
-        ("misuse", 1, False, "LocalProtocolError: leave was called before join"),
+        ("exit", "SCRIPT_FAILED", 17, False, ""),
+        ("text", "SCRIPT_FAILED", 1, False, "a reason"),
+        ("raise", "SCRIPT_FAILED", 1, False, "ValueError: two lines"),
+        ("caught", "SCRIPT_FAILED", 3, False, "ValueError: a bug"),
+        ("disk", "RANK_EXITED", 1, False, "RuntimeError: not saved"),
+        ("handler", "RANK_EXITED", 143, False, ""),
+        ("kill", "RANK_KILLED", -9, False, ""),
+        ("term", "RANK_KILLED", -15, False, ""),
+        ("lost", "RANK_EXITED", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
+        (
+            *("future", "RANK_EXITED", COLLATERAL_EXIT_CODE, True),
+            "RuntimeError: Got an error in a callback",
+        ),
+        ("lost_caught", "RANK_EXITED", 3, True, "PeerLostError: site b is gone"),
+        (
+            *("misuse", "SCRIPT_FAILED", 1, False),
+            "LocalProtocolError: leave was called before join",
+        ),
     ],
 )
 def test_how_a_rank_ended_is_told(
-    tmp_path: Path, action: str, exit_code: int, collateral: bool, message: str
+    tmp_path: Path, action: str, code: str, exit_code: int, collateral: bool, message: str
 ) -> None:
     script = write_script(tmp_path)
     command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), "/", str(script)]
@@ -146,7 +175,7 @@ def test_how_a_rank_ended_is_told(
     )
     assert ended.returncode == exit_code, ended.stderr
     told = describe_failure(tmp_path, rank=1, exit_code=exit_code, at_s=9.0)
-    assert told.is_collateral == collateral
+    assert (told.code, told.is_collateral) == (code, collateral)
     assert told.message.startswith(message) if message else not told.message
     assert ("a reason" in ended.stderr) == (action == "text")
 

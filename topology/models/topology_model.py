@@ -38,6 +38,7 @@ from topology.units import BDP, SIZE, UnitError, parse_size
 from topology.world import (
     EMULATORS,
     LAUNCHERS,
+    SCRIPT_ERRORS,
     SECURITY_MODES,
     Detection,
     Endpoint,
@@ -481,10 +482,27 @@ class FailureModel(Strict):
     start_within: PositiveDuration = default(
         "120s", "Every site is up within this, or all are rolled back."
     )
+    on_script_error: Annotated[
+        str,
+        *choice(SCRIPT_ERRORS),
+        Field(
+            description="What becomes of a run whose script fails at one site: end, or go_on "
+            "without that site, which then comes back as after an outage."
+        ),
+    ] = "end"
+    allow_losses: Annotated[
+        bool,
+        Field(
+            description="A run that ends with fewer sites than it began with, or without its last "
+            "checkpoint, has succeeded like any other."
+        ),
+    ] = False
 
     def resolved(self) -> Detection:
         """Return the settings in base units."""
         return Detection(
+            ends_on_script_error=self.on_script_error == "end",
+            allows_losses=self.allow_losses,
             detect_within_s=self.detect_within,
             start_within_s=self.start_within,
             min_sites=self.min_sites,
