@@ -29,6 +29,7 @@ COMMANDS = {
     "down": "End what `up` has started.",
     "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
     "status": "Show a run, or with --all the list of runs.",
+    "runs": "List, remove and prune the runs that this machine keeps.",
     "queue": "List the runs that go on or wait at a coordinator, and the sites that they have.",
     "logs": "Print what the ranks, gateways and agents of a run wrote.",
     "events": "Print what happened to a run, from its journal.",

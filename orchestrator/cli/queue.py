@@ -46,7 +46,7 @@ def _runs(coordinator: str | None, home: Path | None) -> list[control_pb2.Run]:
     if address is None:
         folder = find_run(home_folder(home), "")
         folder.use_tls()
-        address = folder.remote_address or folder.living_coordinator()
+        address = folder.coordinator_address
     if address is None:
         return []
     with Client(address) as client:

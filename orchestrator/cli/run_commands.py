@@ -22,13 +22,12 @@ from orchestrator.cli.views import (
     run_view,
 )
 from orchestrator.client.coordinator_client import Client
-from orchestrator.client.run_reader import TERMINAL, RunReader, reading
+from orchestrator.client.run_reader import TERMINAL, RunReader, known_run, reading
 from orchestrator.evidence.view import formats
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import RunChoice, home_folder, run_folders
 from protos import metrics
 from protos.control.v1 import control_pb2
-from protos.errors import IsthmusError
 
 Item = TypeVar("Item")
 _LOOK_S = 0.2
@@ -76,19 +75,8 @@ def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
     if choice.coordinator is not None:
         with Client(choice.coordinator) as client:
             return client.list_runs()
-    return [
-        _one_run(RunChoice(run_id=folder.run_id, home=choice.home))
-        for folder in run_folders(home_folder(choice.home))
-    ]
-
-
-def _one_run(choice: RunChoice) -> control_pb2.Run:
-    """Return a run; where nobody tells about it, a run that says why not."""
-    try:
-        with reading(choice) as reader:
-            return reader.get()
-    except IsthmusError as error:
-        return control_pb2.Run(run_id=choice.run_id, reason_code=error.code, reason=str(error))
+    home = home_folder(choice.home)
+    return [known_run(home, folder) for folder in run_folders(home)]
 
 
 @click.command("logs")

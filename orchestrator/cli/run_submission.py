@@ -74,7 +74,8 @@ def submit(
             folder.remember_tls()
             if coordinator is not None:
                 folder.remember_remote(coordinator)
-                _submit_to(coordinator, pair, run_id, priority)
+                state = _submit_to(coordinator, pair, run_id, priority)
+                folder.remember_remote(coordinator, state)
             else:
                 with started_coordinator(
                     folder,
@@ -98,7 +99,7 @@ def submit(
 
 def _submit_again(pair: Pair, folder: RunFolder, coordinator: str | None) -> RunFolder:
     """Give a run that is there to its coordinator once more: a retry must not start a second."""
-    address = coordinator or folder.remote_address or folder.living_coordinator()
+    address = coordinator or folder.coordinator_address
     if address is None:
         raise CommandError(
             "REFUSED",
@@ -116,12 +117,15 @@ def _remember_checkpoints(pair: Pair, folder: RunFolder) -> None:
         folder.remember_checkpoints(joined(anchored.to, folder.run_id), anchored.resume)
 
 
-def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> None:
-    """Send what was asked for, and beside it what a plan decided."""
+def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> str:
+    """Send what was asked for, and beside it what a plan decided.
+
+    Returns the coordinator's state folder, on its own machine.
+    """
     plan = pair.plan
     passed_env = passed_on(pair, os.environ)
     with Client(address) as client:
-        client.submit(
+        response = client.submit(
             run_id,
             control_pb2.Document(
                 source=str(pair.job_path.absolute()),
@@ -137,6 +141,7 @@ def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> None
             priority=priority,
             passed_env=passed_env,
         )
+    return response.state
 
 
 @contextmanager

@@ -93,8 +93,8 @@ class Client:
         decisions: str = "",
         priority: int = 0,
         passed_env: Mapping[str, str] | None = None,
-    ) -> str:
-        """Submit a run and return its id; the same id again answers the same run.
+    ) -> control_pb2.SubmitResponse:
+        """Submit a run; the same id again answers the same run.
 
         A signal does not end the wait for the answer: nobody would know whether the run goes on.
         `decisions` are those of a plan for the job, as JSON; empty: there is no plan. Of runs that
@@ -114,7 +114,7 @@ class Client:
             passed_env=passed_env or {},
         )
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
-            return self._stub.Submit(request, timeout=self._call_s).run_id
+            return self._stub.Submit(request, timeout=self._call_s)
 
     def offer_join(self, request: control_pb2.OfferJoinRequest) -> None:
         """Have the coordinator keep what a join token is good for."""

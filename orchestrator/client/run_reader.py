@@ -1,7 +1,7 @@
-"""Reads the facts about a run: from its coordinator while that lives, else from the run's folder.
+"""Reads the facts about a run: from its coordinator while that lives, else from its files.
 
 An embedded coordinator ends with its run, so one command may begin with the first and end
-with the second.
+with the second. The files of others are read where they lie on this machine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.run_folder.home import (
     read_object,
 )
 from protos.control.v1 import control_pb2
+from protos.errors import IsthmusError
 
 if TYPE_CHECKING:
     from orchestrator.evidence.record.run_record import RunRecord
@@ -44,15 +45,23 @@ POLL_S = 0.02
 class RunReader:
     """Reads one run. Made by `reading`, which closes it."""
 
-    def __init__(self, run_id: str, folder: RunFolder | None, client: Client | None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        folder: RunFolder | None,
+        client: Client | None,
+        recorded: RecordedRun | None,
+    ) -> None:
         self.run_id = run_id
         """Empty: the coordinator's latest."""
         self._folder = folder
         self._client = client
+        self._files = recorded
+        """None: they are on another machine."""
 
     def get(self) -> control_pb2.Run:
         """Return the run as it is, or as it was when its coordinator went."""
-        return self._ask(Client.get_run)
+        return self._ask(Client.get_run, may_be_unled=True)
 
     def cancel(self) -> control_pb2.Run:
         """Ask for the end of the run; one that has ended stays as it is."""
@@ -66,13 +75,27 @@ class RunReader:
         """Have a site take part again; a run that has ended is returned as it is."""
         return self._ask(lambda client, run_id: client.add_site(run_id, site))
 
-    def _ask(self, question: Callable[[Client, str], control_pb2.Run]) -> control_pb2.Run:
+    def _ask(
+        self, question: Callable[[Client, str], control_pb2.Run], *, may_be_unled: bool = False
+    ) -> control_pb2.Run:
         if self._client is not None:
             try:
                 return question(self._client, self.run_id)
             except CoordinatorUnreachableError as error:
                 self._require_gone(error)
-        return self._recorded().run()
+        return self._recorded().run() if may_be_unled else self._ended()
+
+    def _ended(self) -> control_pb2.Run:
+        """Return the run as it was when its coordinator went.
+
+        Raises:
+            CoordinatorUnreachableError: it had not ended, and its sites may go on.
+        """
+        run = self._recorded().run()
+        if run.state not in TERMINAL:
+            assert self._folder is not None
+            raise CoordinatorUnreachableError(str(self._folder.remote_address), "it has ended")
+        return run
 
     def watch(self, deadline_s: float | None = None) -> Iterator[control_pb2.Run]:
         """Yield the run at each change and each second; the last one has ended.
@@ -90,7 +113,7 @@ class RunReader:
                 self._require_gone(error)
             else:
                 self._require_gone(CoordinatorUnreachableError(self._client.address, "it hung up"))
-        yield self._recorded().run()
+        yield self._ended()
 
     def logs(
         self, *, follow: bool, site: str, rank: int, tail: int
@@ -127,8 +150,8 @@ class RunReader:
         yield from self._recorded().events(after=last)
 
     def _recorded(self) -> RecordedRun:
-        assert self._folder is not None
-        return RecordedRun(self._folder)
+        assert self._files is not None
+        return self._files
 
     def _require_gone(self, error: CoordinatorUnreachableError) -> None:
         """Return if the coordinator that does not answer has ended; otherwise raise `error`.
@@ -136,10 +159,10 @@ class RunReader:
         A coordinator elsewhere may be alive behind a broken path, and one that is stopped in a
         debugger is not gone: then the run's folder does not tell how the run is.
         """
-        if self._folder is None or self._folder.remote_address is not None:
+        if self._folder is None or self._files is None:
             raise error
         deadline_s = time.monotonic() + GONE_S
-        while self._folder.living_coordinator() is not None:
+        while self._folder.coordinator_address is not None:
             if time.monotonic() > deadline_s:
                 raise error
             INTERRUPTION.check()
@@ -163,17 +186,42 @@ def reading(choice: RunChoice) -> Iterator[RunReader]:
     run_id, address = choice.run_id, choice.coordinator
     home = home_folder(choice.home)
     folder = None if address else find_run(home, run_id)
+    recorded = None
     if folder is not None:
         wait_launched(folder)
         folder = find_run(home, folder.run_id)  # unless it was not to be
-        address = folder.remote_address or folder.living_coordinator()
+        recorded = _recorded(folder)
+        address = folder.remote_address if recorded is None else folder.coordinator_address
         run_id = folder.run_id
         folder.use_tls()
     if address is None:
-        yield RunReader(run_id, folder, None)
+        yield RunReader(run_id, folder, None, recorded)
         return
     with Client(address) as client:
-        yield RunReader(run_id, folder, client)
+        yield RunReader(run_id, folder, client, recorded)
+
+
+def _recorded(folder: RunFolder) -> RecordedRun | None:
+    """Return the files that the coordinator of a run keeps; None: they are on another machine."""
+    if folder.state is None:
+        return None
+    recorded = RecordedRun(folder, folder.state)
+    # Here, a folder may have the name that it has there, and be another coordinator's.
+    return recorded if folder.remote_address is None or recorded.is_known() else None
+
+
+def known_run(home: Path, folder: RunFolder) -> control_pb2.Run:
+    """Return a run that this machine keeps; where nobody tells about it, one that says why not."""
+    try:
+        with reading(RunChoice(run_id=folder.run_id, home=home)) as reader:
+            return reader.get()
+    except IsthmusError as error:
+        return control_pb2.Run(
+            run_id=folder.run_id,
+            created_wall_s=folder.submitted_wall_s,
+            reason_code=error.code,
+            reason=str(error),
+        )
 
 
 def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:

@@ -101,6 +101,7 @@ class Control:
         self._may_queue = agents_outlive
         self.submitted = asyncio.Event()
         """Set with the first run."""
+        self.state = journal.path.parent.absolute()
         self._sites = tuple(site.name for site in topology.sites)
         self._sessions = Sessions(self._sites, self._topology_hash)
         self._leases = Leases(self.timeouts.lease_s)
@@ -109,7 +110,7 @@ class Control:
         """Agents of this process that have ended, and whose connection has not broken yet."""
         self._is_closed = False
         self._num_refused = 0
-        self._joins = Joins(journal.path.parent)
+        self._joins = Joins(self.state)
         self._journal = journal
         self._runs_folder = runs
         self._faults = faults

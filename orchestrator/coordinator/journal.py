@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
+from orchestrator.run_folder.home import JOURNAL
 from orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
 from protos.errors import IsthmusError
 from protos.private_files import private_folder
 
-FILE = "journal.sqlite3"
+FILE = JOURNAL
 VERSION = 1
 """Version of the schema, in `PRAGMA user_version`."""
 BUSY_S = 5.0

@@ -161,7 +161,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.SubmitResponse:
         """Start a run; INVALID_ARGUMENT tells every mistake of both documents."""
         async with _answering(context):
-            return control_pb2.SubmitResponse(run_id=self._control.submit(request))
+            run_id = self._control.submit(request)
+            return control_pb2.SubmitResponse(run_id=run_id, state=str(self._control.state))
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: Context) -> control_pb2.Run:
         """Return a run as it is."""

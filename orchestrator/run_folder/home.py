@@ -2,7 +2,7 @@
 
 HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/protocols.md)
                  of a run launched with --coordinator: the documents, and remote.json with the
-                 address
+                 coordinator's address and state folder
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ ANNOUNCED = "coordinator.json"
 CHECKPOINTS = "checkpoints.json"
 """Written by launch, of a run that saves: {"store", "resumed"}, both a folder or URL."""
 REMOTE = "remote.json"
-"""Written by launch --coordinator: {"address"}."""
+"""Written by launch --coordinator: {"address", "state"}, of the coordinator."""
+JOURNAL = "journal.sqlite3"
+"""The events of all runs of a coordinator, in its state folder."""
 TLS = "tls.json"
 """Written by launch where the topology says mtls: {"ca", "cert", "key"}, paths."""
 LOG = "coordinator.log"
@@ -82,9 +84,32 @@ class RunFolder:
         """The coordinator that the run was given to with --coordinator, if it was."""
         return _string(read_object(self.path / REMOTE), "address")
 
-    def remember_remote(self, address: str) -> None:
-        """Note the coordinator that the run was given to."""
-        (self.path / REMOTE).write_text(json.dumps({"address": address}) + "\n")
+    def remember_remote(self, address: str, state: str = "") -> None:
+        """Note the coordinator that the run was given to, and its state folder where it is."""
+        written = json.dumps({"address": address, "state": state})
+        (self.path / REMOTE).write_text(written + "\n")
+
+    @property
+    def state(self) -> Path | None:
+        """The state folder of the run's coordinator; None: it is on another machine."""
+        if self.remote_address is None:
+            return self.path
+        noted = _string(read_object(self.path / REMOTE), "state")
+        return Path(noted) if noted and (Path(noted) / JOURNAL).is_file() else None
+
+    @property
+    def coordinator_address(self) -> str | None:
+        """Where the run's coordinator listens; None: its process is gone.
+
+        One that was started again may have another port. Of one on another machine it is what was
+        noted.
+        """
+        noted, state = self.remote_address, self.state
+        if state is None:
+            return noted
+        living = _living(state)
+        is_noted = noted and living and noted.rpartition(":")[2] == living.rpartition(":")[2]
+        return noted if is_noted else living  # others may dial it by another name than it binds
 
     def remember_checkpoints(self, store: str, resumed: str | None) -> None:
         """Note where the run's checkpoints are, and which one it goes on from."""
@@ -112,6 +137,11 @@ class RunFolder:
         ca, cert, key = (_string(noted, name) for name in ("ca", "cert", "key"))
         if ca and cert and key:
             use_tls(TlsFiles(ca=ca, cert=cert, key=key))
+
+    @property
+    def submitted_wall_s(self) -> float:
+        """When the run was given to its coordinator: its job is written then, and never again."""
+        return (self.path / JOB).stat().st_mtime
 
     def give_back(self) -> None:
         """Have the folder be no run's any more: nothing was submitted.
@@ -142,16 +172,8 @@ class RunFolder:
         return not is_abandoned(self.path, JOB)
 
     def living_coordinator(self) -> str | None:
-        """Return where the folder's own coordinator listens; None once its process is gone.
-
-        The lock alone tells. A coordinator that was killed leaves its announcement behind, and its
-        pid may be another process's by now. A process may also count as a zombie while its other
-        threads still hold the lock, and may still write.
-        """
-        announced = read_object(self.path / ANNOUNCED)
-        if not announced or is_abandoned(self.path):
-            return None
-        return _string(announced, "address")
+        """Return where the folder's own coordinator listens; None once its process is gone."""
+        return _living(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +193,8 @@ def run_folders(home: Path) -> list[RunFolder]:
     runs = home / "runs"
     if not runs.is_dir():
         return []
-    folders = [RunFolder(path) for path in runs.iterdir() if (path / JOB).is_file()]
+    names = [path for path in runs.iterdir() if is_folder_name(path.name)]
+    folders = [RunFolder(path) for path in names if (path / JOB).is_file()]
     return sorted(folders, key=_order, reverse=True)
 
 
@@ -244,6 +267,19 @@ def _order(folder: RunFolder) -> tuple[int, int, str]:
     """
     number = folder.number
     return number, 0 if number else (folder.path / JOB).stat().st_mtime_ns, folder.run_id
+
+
+def _living(state: Path) -> str | None:
+    """Return where the coordinator of a state folder listens; None once its process is gone.
+
+    The lock alone tells. A coordinator that was killed leaves its announcement behind, and its pid
+    may be another process's by now. A process may also count as a zombie while its other threads
+    still hold the lock, and may still write.
+    """
+    announced = read_object(state / ANNOUNCED)
+    if not announced or is_abandoned(state):
+        return None
+    return _string(announced, "address")
 
 
 def _string(fields: dict[str, object], key: str) -> str | None:

@@ -30,7 +30,7 @@ def coordinator() -> ScriptedCoordinator:
 
 def test_unary_calls(coordinator: ScriptedCoordinator) -> None:
     with serving(coordinator) as address, Client(address) as client:
-        assert client.submit("r2", DOCUMENT, DOCUMENT) == "r2"
+        assert client.submit("r2", DOCUMENT, DOCUMENT).run_id == "r2"
         assert client.get_run("").run_id == "r2"
         assert [run.run_id for run in client.list_runs()] == ["r2", "r1"]
         assert client.cancel_run("r1").state == control_pb2.RUN_STATE_STOPPING

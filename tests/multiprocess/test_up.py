@@ -79,6 +79,18 @@ def test_two_sites_over_ssh_from_up_to_down(run: Bench, server: Sshd) -> None:
     assert server.sessions() == []
     run.isthmus("down", topology, "--json").check(8)
 
+    # Its runs can be looked at as long as their files are here.
+    run_id = launched.envelope["data"]["run_id"]
+    (listed,) = run.isthmus("status", "--all", "--json").check().envelope["data"]["runs"]
+    assert (listed["run_id"], listed["state"]) == (run_id, "SUCCEEDED")
+    assert "rank0" in run.isthmus("logs").check().out
+    assert "run.ended" in run.isthmus("events").check().out
+    figures = run.isthmus("report", "--json").check().envelope["data"]["runs"]
+    assert figures[0]["run_id"] == run_id
+    removed = run.isthmus("runs", "remove", run_id, "-y", "--json").check().envelope["data"]
+    assert len(removed["runs"][0]["folders"]) == 2
+    run.isthmus("status", run_id, "--json").check(2)
+
 
 @pytest.mark.exhaustive
 def test_agents_whose_sshd_session_is_killed_end_and_are_started_again(

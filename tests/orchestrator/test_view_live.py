@@ -90,7 +90,7 @@ def test_columns_without_figures_are_left_out() -> None:
         ["link", "configured"],
         ["eu → us", "8Mbit/s"],
     ]
-    assert rows(render(control_pb2.Run(run_id="r1"))) == [["r1", "UNSPECIFIED"]]
+    assert rows(render(control_pb2.Run(run_id="r1"))) == [["r1", "UNKNOWN"]]
 
 
 def test_one_site_without_figures_shows_dashes() -> None:

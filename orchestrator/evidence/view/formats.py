@@ -116,6 +116,8 @@ def run_state(run: control_pb2.Run) -> str:
     """Return `ACTIVE`; a number that this build does not know, as it is."""
     if run.state not in control_pb2.RunState.values():
         return str(run.state)
+    if run.state == control_pb2.RUN_STATE_UNSPECIFIED:
+        return "UNKNOWN"  # nobody tells
     return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
 
 

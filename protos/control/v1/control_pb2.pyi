@@ -1334,13 +1334,17 @@ class SubmitResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    state: builtins.str
+    """the coordinator's state folder, on its own machine"""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
+        state: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "state", b"state"]) -> None: ...
 
 global___SubmitResponse = SubmitResponse
 
