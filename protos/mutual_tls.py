@@ -67,6 +67,18 @@ class CertificateError(IsthmusError):
     code = "BAD_CERTIFICATE"
 
 
+class _UnlikeKeyError(CertificateError):
+    """A key is not that of the certificate beside it."""
+
+
+class ForeignCertificateError(CertificateError):
+    """The authority that made a certificate is not believed here."""
+
+
+class NotYetValidError(CertificateError):
+    """A certificate counts from later on: this machine's clock is behind, or its maker's ahead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
     """PEM files; NAME in a path stands for who reads it."""
@@ -245,15 +257,24 @@ class TlsSecurity:
             CertificateError: they cannot be used.
             UnsafeFileError: others may read the key.
         """
+        try:
+            return self._read()
+        except _UnlikeKeyError:  # all were replaced while the first ones were read
+            return self._read()
+
+    def _read(self) -> Credentials:
+        """Read the files one after another; raises as `read`."""
         from cryptography import x509  # imported here: without TLS nobody waits for it
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         files = self.files
         try:
             ca, cert = Path(files.ca).read_bytes(), Path(files.cert).read_bytes()
             # cert-manager's and Kubernetes' files are links, which they replace at once.
             key = read_secret(Path(os.path.realpath(files.key)))
-            own = x509.load_pem_x509_certificates(cert)[0]
-            x509.load_pem_x509_certificates(ca)
+            chain = x509.load_pem_x509_certificates(cert)
+            own = chain[0]
+            authorities = x509.load_pem_x509_certificates(ca)
         except OSError as error:
             raise CertificateError(f"{error.filename}: {error.strerror}") from error
         except (ValueError, IndexError) as error:
@@ -262,14 +283,29 @@ class TlsSecurity:
         if identity is None or identity.file_name != self._name:
             told = identity or "nobody of this deployment (no SPIFFE URI)"
             raise CertificateError(f"{files.cert}: names {told}, and {self._name} reads it")
-        ends = own.not_valid_after_utc
-        self._check_time(ends)
-        return Credentials(ca, cert, key, identity, ends)
+        try:
+            is_own_key = load_pem_private_key(key, None).public_key() == own.public_key()
+        except (TypeError, ValueError) as error:  # TypeError: it takes a password
+            raise CertificateError(f"{files.key}: no key in PEM without a password") from error
+        if not is_own_key:
+            raise _UnlikeKeyError(f"{files.key}: is not the key of {files.cert}")
+        if not _is_signed(chain, authorities):
+            raise ForeignCertificateError(
+                f"{files.cert}: is of another authority than {files.ca}, which is believed here"
+            )
+        self._check_time(own)
+        return Credentials(ca, cert, key, identity, own.not_valid_after_utc)
 
-    def _check_time(self, ends: datetime) -> None:
-        left_s = (ends - datetime.now(UTC)).total_seconds()
+    def _check_time(self, own: x509.Certificate) -> None:
+        now, begins, ends = datetime.now(UTC), own.not_valid_before_utc, own.not_valid_after_utc
+        clock = f"by this machine's clock it is {now:%Y-%m-%d %H:%M}"
+        left_s = (ends - now).total_seconds()
         if left_s <= 0:
-            raise CertificateError(f"{self.files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC)")
+            told = f"{self.files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC; {clock})"
+            raise CertificateError(told)
+        if now < begins:
+            told = f"{self.files.cert}: counts from {begins:%Y-%m-%d %H:%M} UTC on, and {clock}"
+            raise NotYetValidError(told)
         now_s = time.monotonic()
         if left_s < WARN_DAYS * _DAY_S and now_s - self._warned_s >= _DAY_S:
             self._warned_s = now_s
@@ -300,6 +336,25 @@ def identity_of(certificate: x509.Certificate) -> Identity | None:
         if len(uris) == 1:
             return Identity.of_uri(uris[0])
     return None
+
+
+def _is_signed(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> bool:
+    """Whether each certificate was made by the next one, and the last one by an authority."""
+    for place, each in enumerate(chain):
+        issuers = chain[place + 1 : place + 2] or authorities
+        if not any(_made(issuer, each) for issuer in issuers):
+            return False
+    return True
+
+
+def _made(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, TypeError, ValueError):
+        return False
+    return True
 
 
 def caller_of(context: Caller) -> Identity | None:

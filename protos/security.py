@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import logging
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,26 @@ TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
 """Names the secret's file, where the user's state folder will not do."""
 TLS_VARIABLES: Final = {"ca": "ISTHMUS_CA", "cert": "ISTHMUS_CERT", "key": "ISTHMUS_KEY"}
 HEADER: Final = "authorization"
+
+_CAUSES: Final = (
+    (
+        re.compile(r"Hostname (Verification|mismatch)"),
+        "the certificate shown there is of another party than the one that ought to answer",
+    ),
+    (
+        re.compile(
+            r"(?i)alert (unknown ca|(bad )?certificate|decrypt error)|to connect .*socket closed"
+        ),
+        "the certificate of this end is not believed there: it is of another authority, has "
+        "expired, or one of both clocks is wrong (or no TLS is spoken there)",
+    ),
+    (
+        re.compile(r"(?i)handshake failed|certificate.verify.failed"),
+        "the certificate shown there is not believed here: it is of another authority, has "
+        "expired, or one of both clocks is wrong (or no TLS is spoken there)",
+    ),
+)
+"""What gRPC and Python say where a handshake fails, and what it means."""
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +209,15 @@ def use_tls(files: TlsFiles) -> None:
     """Have this process and its children speak TLS; what the environment says already, wins."""
     for key, variable in TLS_VARIABLES.items():
         os.environ.setdefault(variable, os.path.abspath(getattr(files, key)))  # noqa: PTH100
+
+
+def explained(details: str) -> str:
+    """Return why there is no connection; where certificates are the cause, in plain words."""
+    if tls_files() is not None:
+        for sign, cause in _CAUSES:
+            if sign.search(details):
+                return f"{cause}; `isthmus doctor TOPOLOGY` on both machines says what is wrong"
+    return details
 
 
 def require_protected(host: str) -> None:

@@ -15,6 +15,9 @@ from orchestrator.cli.command_errors import describe
 from orchestrator.cli.output import CLOSED_PIPE, Output, discard_streams
 from orchestrator.interruption import INTERRUPTION
 
+# Read when grpc is imported: what it says of a connection beside that, we say in words.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 PROGRAM = "isthmus"
 COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
 

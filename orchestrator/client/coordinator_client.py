@@ -25,7 +25,7 @@ from protos.errors import DeadlineExceededError, IsthmusError
 from protos.identities import COORDINATOR
 from protos.limits import CONTROL_CHANNEL_BYTES
 from protos.proxies import proxy_options
-from protos.security import control_security, require_protected
+from protos.security import control_security, explained, require_protected
 from topology.errors import ConfigError, Problem
 
 CALL_S = 10.0
@@ -230,7 +230,9 @@ class Client:
         except grpc.RpcError as error:
             status, detail = _status(error)
             if status == grpc.StatusCode.UNAVAILABLE:
-                raise CoordinatorUnreachableError(self.address, "no connection") from error
+                told = explained(detail)
+                why = "no connection" if told == detail else told
+                raise CoordinatorUnreachableError(self.address, why) from error
             if status == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise CoordinatorUnreachableError(
                     self.address, f"silent for {self._call_s:g} s"

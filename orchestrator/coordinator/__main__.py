@@ -18,6 +18,7 @@ from typing import Any
 
 # Before grpc is imported: processes are started here, and gRPC's fork handlers would run each time.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control import Control

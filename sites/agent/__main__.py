@@ -18,6 +18,7 @@ from pathlib import Path
 
 # Before grpc is imported: the agent starts processes, and gRPC's fork handlers would run each time.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from protos.catalogue import CATALOGUE
 from protos.control.v1.control_pb2 import Hello

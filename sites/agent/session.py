@@ -43,6 +43,7 @@ from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError
 from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from protos.numbered import Numbered
 from protos.proxies import proxy_options
+from protos.security import explained
 from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.silence import Silence, Standstills
@@ -170,7 +171,7 @@ class Dialler:
             RefusedError: the coordinator said why it never will.
         """
         backoff_s = _BACKOFF_FIRST_S
-        reason = "no answer"
+        reason, told = "no answer", ""
         while (left_s := deadline_s - time.monotonic()) > 0:
             await self._channel.refresh()
             call = self.stub.Session()
@@ -181,15 +182,17 @@ class Dialler:
             except TimeoutError:
                 reason = "no answer"
             except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
+                reason = explained(error.details() or error.code().name)
                 if error.code() in _FATAL:
                     raise _refusal(error.code(), reason) from error
             except (StaleGenerationError, UnreachableError) as error:
-                reason = str(error)
+                reason = explained(str(error))
             else:
                 return call, welcome
             call.cancel()
-            log.info("coordinator not joined yet: %s", reason)
+            if reason != told:
+                log.info("coordinator not joined yet: %s", reason)
+            told = reason
             left_s = max(0.0, deadline_s - time.monotonic())
             await asyncio.sleep(min(left_s, backoff_s * random.uniform(0.5, 1.0)))  # noqa: S311
             backoff_s = min(2 * backoff_s, self._backoff_max_s)

@@ -18,7 +18,12 @@ def certify(folder: Path, *sites: str) -> TlsFiles:
     """Make an authority, and certificates for everybody."""
     make_authority(folder, DOMAIN)
     for name in names_for(list(sites)):
-        issue(folder, name, 1.0)
+        issue(folder, name, 30.0)
+    return files_in(folder)
+
+
+def files_in(folder: Path) -> TlsFiles:
+    """Return where everybody's files are in a folder."""
     return TlsFiles(
         ca=str(folder / "ca.pem"), cert=f"{folder}/{{name}}.pem", key=f"{folder}/{{name}}.key"
     )

@@ -6,22 +6,27 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from orchestrator import certificates
 from orchestrator.certificates import issue, make_authority, renew
+from orchestrator.client import coordinator_client
+from orchestrator.client.coordinator_client import Client
 from orchestrator.coordinator.service import CoordinatorService
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage
+from protos.errors import IsthmusError
 from protos.identities import CALLERS
 from protos.security import control_security
 from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
-from sites.agent.session import Dialler, channel_options
-from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
+from sites.agent.session import Dialler, UnreachableError, channel_options
+from tests.fakes.certified import DOMAIN, certify, files_in, held_by, speak_tls, tls_options
 from tests.fakes.coordinators import Bench, FakeAgent, coordinating, run_scenario, status_of
 from tests.fakes.methods import described_methods
 from tests.fakes.waiting import until
@@ -148,6 +153,86 @@ def test_each_call_is_for_one_role_and_for_nobody_else(
             assert code is not grpc.StatusCode.OK
 
     run_scenario(scenario())
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("of another authority", "operator.pem: is of another authority than "),
+        ("expired", "operator.pem: has expired ("),
+        ("made by a clock ahead", "operator.pem: counts from "),
+        ("another key", "operator.key: is not the key of "),
+        ("all of another authority", "the certificate shown there is not believed here: it is of"),
+        ("another party's server", "there is of another party than the one that ought to answer"),
+        ("not believed there", "the certificate of this end is not believed there: it is of"),
+    ],
+)
+def test_a_bad_certificate_is_named_with_its_cure(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, case: str, said: str
+) -> None:
+    """What an operator, and an agent, is told who has it: by the own files, or by the handshake."""
+    foreign = tmp_path / "foreign"
+    make_authority(foreign, DOMAIN)
+    issue(foreign, "operator", 1.0)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            match case:
+                case "of another authority":
+                    for kind in ("pem", "key"):
+                        (certs / f"operator.{kind}").write_bytes(
+                            (foreign / f"operator.{kind}").read_bytes()
+                        )
+                case "expired":
+                    renew(certs, "operator", -0.001)
+                case "made by a clock ahead":
+                    monkeypatch.setattr(certificates, "CLOCK_SKEW", -timedelta(hours=1))
+                    renew(certs, "operator", 1.0)
+                case "another key":
+                    pem = (certs / "operator.pem").read_bytes()
+                    issue(certs, "operator", 1.0, replace=True)
+                    (certs / "operator.pem").write_bytes(pem)
+                case "all of another authority":
+                    speak_tls(monkeypatch, files_in(foreign))
+                case "another party's server":
+                    monkeypatch.setattr(coordinator_client, "COORDINATOR", "a.agent")
+                case "not believed there":
+                    monkeypatch.setattr("protos.mutual_tls._is_signed", lambda *_: True)
+                    issue(foreign, "operator", 1.0, replace=True)
+                    (foreign / "ca.pem").write_bytes((certs / "ca.pem").read_bytes())
+                    speak_tls(monkeypatch, files_in(foreign))
+            with pytest.raises(IsthmusError) as caught:
+                await asyncio.to_thread(asked_by_a_client, bench.address)
+            assert said in str(caught.value)
+
+    run_scenario(scenario())
+
+
+def test_an_agent_says_once_why_it_is_not_let_in(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    speak_tls(monkeypatch, certify(tmp_path / "foreign", "a"))
+    security = control_security("a.agent")
+    speak_tls(monkeypatch, files_in(certs))
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            timeouts = bench.control.timeouts
+            channel = CoordinatorChannel(security, bench.address, channel_options(timeouts))
+            known = KnownCoordinator(tmp_path, "a")
+            dialler = Dialler(channel, bench.hello(site="a"), known, timeouts, lambda: None)
+            with pytest.raises(UnreachableError, match="shown there is not believed here"):
+                await dialler.dial(time.monotonic() + 2)
+            await channel.close()
+
+    run_scenario(scenario())
+    assert caplog.text.count("coordinator not joined yet: the certificate shown there") == 1
+
+
+def asked_by_a_client(address: str) -> None:
+    with Client(address) as client:
+        client.list_runs()
 
 
 def test_500_idle_connections_lock_nobody_out(tmp_path: Path, certs: Path) -> None:

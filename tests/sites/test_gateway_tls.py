@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import socket
 import ssl
 import time
@@ -35,6 +36,7 @@ from tests.fakes.gateway_sites import (
 )
 from tests.fakes.methods import FRAME_METHODS, described_methods
 from tests.fakes.tcp_proxy import TcpProxy
+from tests.fakes.waiting import wait_for
 from topology.job import Probe
 from topology.world import GATEWAY_PORTS
 
@@ -243,6 +245,41 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
             each for member in members for each in member.messages if each["op"] == "failed"
         ]
         leave(members, ranks)
+
+
+def test_a_certificate_that_is_not_believed_is_told_of_once_and_not_by_each_connection(
+    tmp_path: Path,
+    certs: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mutual_tls, "_is_signed", lambda *_: True)  # its owner believes it
+    foreign = tmp_path / "foreign"
+    certify(foreign, *SITES)
+    caplog.set_level("DEBUG", "sites.gateway.links.streams")
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with ExitStack() as stack:
+        proxies: list[TcpProxy] = []
+
+        def through_proxy(member: Member, peer: Peer) -> Peer:
+            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+            return dataclasses.replace(peer, port=proxies[-1].port)
+
+        members = stack.enter_context(gateways(configs, through_proxy))
+        ranks = [join(stack, member) for member in members]
+        reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        for kind in ("pem", "key"):
+            own = certs / f"birch.gateway.{kind}"
+            own.write_bytes((foreign / own.name).read_bytes())
+        for proxy in proxies:
+            proxy.inject(bytes(64))
+
+        def said() -> list[int]:
+            told = "the certificate shown there is not believed here"
+            return [each.levelno for each in caplog.records if told in each.getMessage()]
+
+        wait_for(lambda: len(said()) >= 5, "five attempts", DEADLINE_S)
+        assert said().count(logging.WARNING) == 1
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])

@@ -75,6 +75,8 @@ class Streams:
         self._wire: WireLoop | None = None
         self._is_closed = False
         # Of the loop's thread alone:
+        self._said: set[str] = set()
+        """What was said of streams that broke, since frames got through."""
         self._tasks: list[asyncio.Task[None]] = []
         self._connections: dict[int, socket.socket] = {}
         self._idle: dict[int, asyncio.Future[Outgoing]] = {}
@@ -134,6 +136,7 @@ class Streams:
                 async with self._watch.peer.stream(self._config, self._watch.session) as call:
                     if await self._carry(call, index):
                         backoff_s = BACKOFF_FIRST_S
+                        self._said.clear()
             except CallError as error:
                 self._broke(index, error)
             # Full jitter, so that streams which broke together do not come back together.
@@ -149,7 +152,11 @@ class Streams:
         self._watch.note_refusal(error)
         if not self._outbox.is_over:
             self._on_broken()
-            _log.warning("stream %d to %s broke: %s", index, self._watch.peer, details(error))
+            why = details(error)
+            # The same for each stream, and each time that it is tried, while the cause lasts.
+            level = logging.DEBUG if why in self._said else logging.WARNING
+            _log.log(level, "stream %d to %s broke: %s", index, self._watch.peer, why)
+            self._said.add(why)
 
     async def _carry(self, call: FrameCall, index: int) -> bool:
         """Run one stream until it ends; return whether any frame got through.

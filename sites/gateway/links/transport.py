@@ -34,7 +34,7 @@ from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.identities import GATEWAY
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from protos.proxies import NO_PROXY
-from protos.security import exchange_security
+from protos.security import exchange_security, explained
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import window_bytes
@@ -180,7 +180,7 @@ def refusal_of(error: grpc.RpcError, peer: object) -> IsthmusError | None:
 
 def details(error: grpc.RpcError) -> str:
     """Return an RPC's error in one line."""
-    return error.details() or error.code().name
+    return explained(error.details() or error.code().name)
 
 
 def client_options(config: GatewayConfig) -> Options:
