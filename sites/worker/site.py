@@ -176,8 +176,8 @@ class Site:
         is_apart = self.num_sites == 1 or self.job.exchange.schedule == "off"
         self._must_average = averages and not is_apart
         """Ending without having averaged anything is a mistake of the script."""
-        if self._must_average and self.rank == 0:
-            self._watched = register_optimizer_step_post_hook(self._stepped)
+        self._has_stepped = False
+        self._watched = register_optimizer_step_post_hook(self._stepped)
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
@@ -852,8 +852,9 @@ class Site:
 
     def _stepped(self, *_: object) -> None:
         """Tell, once, of an optimizer that takes steps of which other sites know nothing."""
-        self._watched.remove()
-        if self._pipeline is None:
+        # The hook stays until the end: torch goes through all hooks while this one runs.
+        is_first, self._has_stepped = not self._has_stepped, True
+        if is_first and self._must_average and self.rank == 0 and self._pipeline is None:
             self.record(metrics.STEPPED_ALONE, 0, {})
 
     def _leave_at_exit(self) -> None:
@@ -866,6 +867,7 @@ class Site:
             self._link.close()
 
     def _end(self) -> None:
+        self._watched.remove()
         if self._pipeline is not None:
             self._pipeline.close()
         if self._owns_group and dist.is_initialized():

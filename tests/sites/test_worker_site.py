@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from protos import metrics
 from sites.local.rank_messages import Welcome
@@ -73,6 +74,18 @@ def test_a_script_that_forgets_to_synchronise_is_told_of_while_it_trains_and_at_
     site.leave()
     assert link.has_left
     assert not link.has_averaged
+
+
+def test_a_hook_of_the_scripts_own_for_all_optimizers_runs_beside_ours() -> None:
+    site = lone_site(RecordingLink(), 2)
+    steps: list[object] = []
+    own = register_optimizer_step_post_hook(lambda *_: steps.append(None))
+    step_alone()
+    assert len(steps) == 3
+    site.leave()
+    step_alone()
+    own.remove()
+    assert len(steps) == 6
 
 
 @pytest.mark.parametrize(
