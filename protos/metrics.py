@@ -35,6 +35,11 @@ STEPPED_ALONE = "stepped_alone"
 """A site's first rank has taken an optimizer step, and its script has not averaged anything yet. No
 values.
 """
+DEVICE_DIFFERS = "device_differs"
+"""A site's first rank computes on another device than the topology's accelerator. No values; label
+FOUND.
+"""
+FOUND = "found"
 STATE = "state"
 """A site's script has called `site.checkpoint`: the state can be given, and taken over. No values.
 """

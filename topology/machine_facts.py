@@ -144,5 +144,8 @@ class Facts:
     working_folder_error: str | None = None
     """The reason why no process can run in the working folder; None: one can, or nobody asked."""
     globs: tuple[Matches, ...] = ()
+    gpus: tuple[str, ...] | None = None
+    """The GPUs that the kernel's drivers tell of, by model; None: there are some, of no known
+    model."""
     accelerators: Accelerators | None = None
     """None: not asked, or no sign of any."""

@@ -176,6 +176,9 @@ def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:
     problems += placed_findings(pair, [each for each in findings if each.path])
     for warning in (each for each in problems if each.is_warning):
         output.note(str(warning))
+    for each in findings:
+        if each.severity is Severity.WARNING and not each.path:
+            output.note(f"warning: {each.found}: {each.why}; {each.cure}")
     mistakes = [each for each in problems if not each.is_warning]
     if mistakes:
         raise ConfigError(mistakes)

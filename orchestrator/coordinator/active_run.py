@@ -244,6 +244,10 @@ class ActiveRun:
                 self.handle(run_events.CheckpointStays(site, metric.step, reason))
             if metric.kind == metrics.STEPPED_ALONE:
                 self.handle(run_events.SteppedAlone(site))
+            if metric.kind == metrics.DEVICE_DIFFERS:
+                device = one_line(labels.get(metrics.FOUND, ""))
+                accelerator = self._submission.spec.topology.site(site).accelerator.name
+                self.handle(run_events.DeviceDiffers(site, accelerator, device))
             if metric.kind == metrics.NON_FINITE:
                 self.handle(
                     run_events.NonFiniteReported(

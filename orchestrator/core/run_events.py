@@ -255,6 +255,16 @@ class SteppedAlone:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDiffers:
+    """A site's ranks compute on another device than the topology says."""
+
+    site: str
+    expected: str
+    """The name of the accelerator."""
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepTaken:
     """The ranks of a site have taken a step of the run."""
 
@@ -399,6 +409,7 @@ Event = (
     | GradientReported
     | NonFiniteReported
     | SteppedAlone
+    | DeviceDiffers
     | StateOffered
     | StepTaken
     | CheckpointWritten

@@ -567,6 +567,12 @@ class RunMachine:
             case run_events.SteppedAlone():
                 note = f"site {event.site} {STEPPED_ALONE}"
                 return [RecordEvent("site.stepped_alone", event.site, {"note": note})]
+            case run_events.DeviceDiffers():
+                note = (
+                    f"ranks of site {event.site} compute on {event.found}, and the topology says "
+                    f"{event.expected}: plans and predictions do not hold"
+                )
+                return [RecordEvent("site.device_differs", event.site, {"note": note})]
             case run_events.StepTaken():
                 return self._step_taken(event)
             case run_events.CheckpointWritten():

@@ -35,6 +35,7 @@ _NOTED = frozenset(
         "data.same",
         "gradient.non_finite",
         "site.stepped_alone",
+        "site.device_differs",
         "site.lost",
         "site.dropped",
         "site.drop_refused",

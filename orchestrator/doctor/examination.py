@@ -49,6 +49,8 @@ from topology.world import GATEWAY_PORTS, Site, Topology
 _T = TypeVar("_T")
 ANSWER_S = 60.0
 """Torch may have to be imported, from a slow disk."""
+_DEVICES = frozenset({"accelerators-missing", "accelerators-differ"})
+"""Kinds of warnings that `launch` shows, too."""
 REACH_S = 3.0
 """A connection that takes longer is not there."""
 
@@ -125,7 +127,8 @@ def quick_findings(examined: Examined) -> list[Finding]:
         return [_unexamined(None, str(error))]
     machine = Machine(name=None, sites=sites, facts=facts)
     found = [*_of_machine(examined, machine), *_store(examined)]
-    return in_order([each for each in found if each.severity is Severity.ERROR or each.path])
+    shown = [each for each in found if each.severity is Severity.ERROR or each.path]
+    return in_order([*shown, *(each for each in found if each.kind in _DEVICES)])
 
 
 def all_findings(
@@ -314,7 +317,7 @@ def _too_quick(problem: Problem) -> Finding:
 
 
 def _of_machine(examined: Examined, machine: Machine) -> list[Finding]:
-    found = machine_findings(machine, examined.topology, examined.checkpoints)
+    found = machine_findings(machine, examined.topology, examined.checkpoints, examined.job)
     if examined.job is not None:
         found += job_findings(machine.facts, examined.job, machine.name)
     return found

@@ -12,6 +12,8 @@ from pathlib import Path
 from orchestrator.doctor.findings import Finding, Severity
 from protos import versions
 from topology.channels import FLOWS_MAX, first_channels
+from topology.expected_devices import expected_device, unlike
+from topology.job import Job
 from topology.machine_facts import Facts, Folder
 from topology.units import format_size
 from topology.world import Site, Topology
@@ -63,7 +65,10 @@ class Machine:
 
 
 def machine_findings(
-    machine: Machine, topology: Topology, checkpoints: str | None = None
+    machine: Machine,
+    topology: Topology,
+    checkpoints: str | None = None,
+    job: Job | None = None,
 ) -> list[Finding]:
     """Return what is wrong with one machine.
 
@@ -71,6 +76,7 @@ def machine_findings(
         machine: The machine. Of its folders, all but `checkpoints` hold a run's files.
         topology: The sites that take part.
         checkpoints: The folder of the job's checkpoints, if it has one.
+        job: What will run; None: anything.
     """
     return [
         *_versions(machine),
@@ -79,6 +85,7 @@ def machine_findings(
         *_folders(machine, checkpoints),
         *_shared_memory(machine),
         *_accelerators(machine),
+        *_expected_devices(machine, topology, job),
     ]
 
 
@@ -316,6 +323,46 @@ def _accelerators(machine: Machine) -> Iterator[Finding]:
     if kind:
         yield Finding(
             severity=severity, kind=kind, site=machine.name, found=found, why=why, cure=cure
+        )
+
+
+def _expected_devices(machine: Machine, topology: Topology, job: Job | None) -> Iterator[Finding]:
+    """Compare what the topology says of accelerators with what the machine has."""
+    seen = machine.facts.accelerators
+    names = machine.facts.gpus if seen is None or not seen.names else seen.names
+    if names is None:
+        return
+    for site in machine.sites:
+        expected = expected_device(site, topology, job)
+        if expected is None:
+            continue
+        count, kind = site.accelerators_per_node, site.accelerator.name
+        says = f"the topology says {count} {kind} a node of site {site.name}"
+        cure = (
+            f"nvidia-smi -L; then `accelerator` and `accelerators_per_node` of site {site.name}, "
+            "`accelerator: cpu` where that is meant; to try without: `--emulate`, or `--set "
+            "trainer.compute=modelled`"
+        )
+        others = unlike(expected, names)
+        if not names:
+            problem, told = "accelerators-missing", f"{says}, and this machine has no accelerator"
+            why = "ranks compute on CPUs then, and no plan or prediction holds"
+        elif seen is None and len(names) < count:
+            problem, told = "few-accelerators", f"{says}, and this machine has {len(names)}"
+            why = "each rank of a node takes a GPU of its own, and the last ones find none"
+        elif others:
+            problem, told = "accelerators-differ", f"{says}, and this machine has {others[0]}"
+            why = "plans and predictions count with the ones that the topology says"
+        else:
+            continue
+        is_short = problem == "few-accelerators"
+        yield Finding(
+            severity=Severity.ERROR if is_short else Severity.WARNING,
+            kind=problem,
+            site=machine.name or site.name,
+            found=told,
+            why=why,
+            cure=cure,
         )
 
 

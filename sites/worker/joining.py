@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
+from protos import metrics
 from protos.errors import ConfigMismatchError
 from sites.local.rank_messages import Welcome
 from sites.worker.collectives import choose_device, ensure_process_group, local_rank
@@ -17,6 +19,7 @@ from sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
 from sites.worker.shard_encoder import encodes_here
 from sites.worker.site import Site
 from sites.worker.stacks import write_stacks_on_signal
+from topology.expected_devices import expected_device, unlike
 
 
 def join(
@@ -94,10 +97,20 @@ def join(
         returns=launched.returns,
         averages=averages,
     )
+    _compare_device(site)
     if environment == "global":
         os.environ["RANK"] = str(site.global_rank)
         os.environ["WORLD_SIZE"] = str(site.global_world_size)
     return site
+
+
+def _compare_device(site: Site) -> None:
+    """Tell, once a site, that its ranks compute on something else than the topology says."""
+    place = site.topology.site(site.name)
+    expected = expected_device(place, site.topology, site.job)
+    found = torch.cuda.get_device_name(site.device) if site.device.type == "cuda" else "a CPU"
+    if site.rank == 0 and expected is not None and unlike(expected, [found]):
+        site.record(metrics.DEVICE_DIFFERS, 0, {}, {metrics.FOUND: found})
 
 
 def _join_alone() -> Site:

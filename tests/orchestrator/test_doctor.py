@@ -32,6 +32,7 @@ from orchestrator.doctor.path_checks import (
     tcp_findings,
 )
 from sites.facts import files
+from sites.facts import machine as machine_facts
 from sites.facts.machine import collect
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from tests.fakes.sshd import sshd
@@ -131,8 +132,11 @@ def test_3_an_entrypoint_that_is_not_python(open_folder: Path) -> None:
     assert told.line[1] == 2
 
 
+JOINS = "import sites\nsite = sites.join()\nsite.synchronize(model, optimizer)\n"
+
+
 def test_a_working_folder_that_is_not_there(open_folder: Path) -> None:
-    (open_folder / "train.py").write_text("import sites\nsites.join()\n")
+    (open_folder / "train.py").write_text(JOINS)
     assert files_of(job("entrypoint: train.py"), open_folder) == []
     (open_folder / "file").touch()
     for folder, why in (("nowhere", "No such file"), ("file", "Not a directory")):
@@ -145,7 +149,7 @@ def test_a_working_folder_that_is_not_there(open_folder: Path) -> None:
 def test_files_are_looked_for_where_the_site_has_them(open_folder: Path) -> None:
     here, there = open_folder / "here", open_folder / "there"
     here.mkdir(mode=0o755)
-    (here / "train.py").write_text("import sites\nsites.join()\n")
+    (here / "train.py").write_text(JOINS)
     moved = dataclasses.replace(topology().sites[0], job_folder=str(there))
     asked = examined(here, job("entrypoint: train.py")).wanted([moved])
     assert (asked.script, asked.working_folder) == (str(there / "train.py"), str(there))
@@ -261,6 +265,72 @@ def test_11_little_shared_memory() -> None:
     facts = dataclasses.replace(facts, accelerators=Accelerators(names=("gpu",) * 2, nccl=True))
     found = machine_findings(machine(facts), topology())
     only(found, "little-shared-memory", ERROR, "--shm-size=")
+
+
+# Accelerators.
+
+H100 = "NVIDIA H100 80GB HBM3"
+H100S = ("sites.0.accelerator=h100-sxm", "sites.1.accelerator=h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen", "kind", "severity"),
+    [
+        ((), None, "accelerators-missing", WARNING),
+        ((H100,), None, "few-accelerators", ERROR),
+        (("NVIDIA A100-SXM4-80GB",) * 2, None, "accelerators-differ", WARNING),
+        ((H100,) * 2, ("NVIDIA A100-SXM4-80GB",) * 2, "accelerators-differ", WARNING),
+    ],
+)
+def test_accelerators_that_are_not_there_or_others(
+    gpus: tuple[str, ...], seen: tuple[str, ...] | None, kind: str, severity: Severity
+) -> None:
+    world = topology(*H100S)
+    torch = None if seen is None else Accelerators(names=seen, nccl=True)
+    facts = dataclasses.replace(good_facts(), gpus=gpus, accelerators=torch)
+    site = Machine(name="a", sites=(world.site("a"),), facts=facts)
+    told = only(machine_findings(site, world), kind, severity, "`accelerator: cpu`")
+    assert "the topology says 2 h100-sxm a node of site a" in told.found
+    emulated = topology(*H100S, "emulate=true")
+    other = Machine(name="a", sites=(emulated.site("a"),), facts=facts)
+    assert machine_findings(other, emulated) == []
+    modelled = job("trainer: {compute: modelled}")
+    assert machine_findings(site, world, job=modelled) == []
+
+
+@pytest.mark.parametrize("gpus", [None, (H100,) * 2, (H100,) * 8])
+def test_accelerators_that_are_as_the_topology_says_or_unknown(
+    gpus: tuple[str, ...] | None,
+) -> None:
+    world = topology(*H100S)
+    assert (
+        machine_findings(machine(dataclasses.replace(good_facts(), gpus=gpus), world), world) == []
+    )
+
+
+def test_what_the_kernel_tells_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "nvidia" / "version"
+    monkeypatch.setattr(machine_facts, "_NVIDIA", version)
+    monkeypatch.setattr(machine_facts, "_GPU_SIGNS", (version, tmp_path / "kfd"))
+    assert collect(Wanted()).gpus == ()
+    (tmp_path / "kfd").touch()
+    assert collect(Wanted()).gpus is None
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "nvidia" / "gpus" / bus).mkdir(parents=True)
+        told = f"Model: \t\t {H100}\nIRQ:   \t\t 17\n"
+        (tmp_path / "nvidia" / "gpus" / bus / "information").write_text(told)
+    assert collect(Wanted()).gpus == (H100, H100)
+
+
+def test_launch_hears_of_accelerators_that_are_missing(open_folder: Path) -> None:
+    if collect(Wanted()).gpus != ():
+        pytest.skip("this machine has a GPU")
+    found = quick_findings(examined(open_folder, None, *H100S))
+    assert {(each.kind, each.site) for each in found} == {
+        ("accelerators-missing", "a"),
+        ("accelerators-missing", "b"),
+    }
+    assert quick_findings(examined(open_folder, None)) == []
 
 
 # Limits.

@@ -1,0 +1,56 @@
+"""A rank that computes on another device than the topology says tells so, once a site."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from protos import metrics
+from sites.worker.joining import _compare_device
+from tests.fakes.worlds import topology
+from topology.job import Job, Trainer
+
+
+def told(*, accelerator: str = "h100-sxm", rank: int = 0, job: Job, **world: Any) -> list[Any]:  # noqa: ANN401
+    """Return what a rank records that computes on a CPU."""
+    described = topology(2)
+    chip = dataclasses.replace(described.sites[0].accelerator, name=accelerator)
+    sites = tuple(dataclasses.replace(site, accelerator=chip) for site in described.sites)
+    recorded: list[Any] = []
+    site = SimpleNamespace(
+        name="a",
+        rank=rank,
+        device=torch.device("cpu"),
+        topology=dataclasses.replace(described, sites=sites, **world),
+        job=job,
+        record=lambda *fields: recorded.append(fields),
+    )
+    _compare_device(site)  # type: ignore[arg-type]
+    return recorded
+
+
+REAL = Job(name="j", topology="t.yaml")
+MODELLED = dataclasses.replace(REAL, trainer=Trainer(compute="modelled"))
+
+
+def test_the_first_rank_of_a_site_tells_what_it_found() -> None:
+    found = told(job=REAL, emulate=False)
+    assert found == [(metrics.DEVICE_DIFFERS, 0, {}, {metrics.FOUND: "a CPU"})]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"job": REAL, "emulate": True},
+        {"job": REAL, "emulate": False, "rank": 1},
+        {"job": REAL, "emulate": False, "accelerator": "cpu"},
+        {"job": REAL, "emulate": False, "accelerator": "core"},
+        {"job": MODELLED, "emulate": False},
+    ],
+)
+def test_nothing_is_told_where_nothing_else_is_expected(fields: dict[str, Any]) -> None:
+    assert told(**fields) == []
