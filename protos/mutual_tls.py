@@ -1,7 +1,7 @@
 """Mutual TLS: both ends show a certificate of the deployment's own authority.
 
-Files are read anew for each connection that is opened or accepted, so a certificate that was
-renewed counts without a restart. Connections that are open stay as they are.
+Each connection that is opened or accepted goes by the files as they are then, so a certificate that
+was renewed counts without a restart. Connections that are open stay as they are.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class TlsSecurity:
         self.files = files.of(name)
         self._warned_s = -_DAY_S
         self._kept: tuple[list[int], Credentials] | None = None
+        self._contexts: dict[int, tuple[list[int], ssl.SSLContext]] = {}
+        """By protocol, and of which files: one serves all connections until these change."""
 
     def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
         """Return a fresh connection to who is called `to`; the caller closes it.
@@ -197,9 +199,7 @@ class TlsSecurity:
             CertificateError: the own files cannot be used.
             OSError: as for `client_tls`.
         """
-        context = self._context(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def admit(self, method: str, context: Caller) -> None:
         """Let a call in whose caller's role may make it.
@@ -209,18 +209,26 @@ class TlsSecurity:
         """
         why = _refusal(self._current().identity.domain, method, context)
         if why:
-            log.warning("%s; from %s", why, context.peer())
             raise PermissionDeniedError(why)
 
     def _context(self, protocol: int) -> ssl.SSLContext:
+        """Return what encrypts connections; to make it takes milliseconds."""
+        changed_at = self._changed_at()
+        kept_at, kept = self._contexts.get(protocol, (None, None))
+        if kept is not None and kept_at == changed_at:
+            return kept
         self._current()
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols([_ALPN])
+        context.verify_mode = ssl.CERT_REQUIRED
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0  # nobody takes up a session again
         context.load_verify_locations(self.files.ca)
         key = os.path.realpath(self.files.key)
         # Without a password OpenSSL asks for one at the terminal, and waits.
         context.load_cert_chain(self.files.cert, key, password="")
+        self._contexts[protocol] = changed_at, context
         return context
 
     def _current(self) -> Credentials:

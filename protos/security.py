@@ -11,6 +11,7 @@ environment, and its children with it.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import logging
@@ -127,7 +128,6 @@ class LoopbackSecurity:
             PermissionDeniedError: its method has no role.
         """
         if not _shows(self.secret, dict(context.invocation_metadata() or ())):
-            log.warning("%s", _unshown(method))
             raise UnauthenticatedError(_show_it())
         if method not in CALLERS:
             log.warning("%s", _without_role(method))
@@ -185,9 +185,15 @@ def exchange_security(site: str) -> Security:
         UnsafeFileError: as for `control_security`.
     """
     if files := tls_files():
-        return TlsSecurity(files, f"{site}.{GATEWAY}")
+        return _tls_security(files, f"{site}.{GATEWAY}")
     derived = hmac.new(_user_secret().encode(), b"isthmus exchange", "sha256")
     return LoopbackSecurity(derived.hexdigest())
+
+
+@functools.cache
+def _tls_security(files: TlsFiles, name: str) -> TlsSecurity:
+    """Return the one of the process: what it has read counts for each connection that is made."""
+    return TlsSecurity(files, name)
 
 
 def tls_files() -> TlsFiles | None:

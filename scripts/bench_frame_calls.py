@@ -23,7 +23,8 @@ from typing import Any
 import grpc.aio
 
 from protos.security import LoopbackSecurity
-from sites.gateway.links.frame_calls import FrameCall, FrameListener, Patience, dial
+from sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from sites.gateway.links.frame_listener import FrameListener
 
 METHOD = "/isthmus.exchange.v1.Exchange/Push"
 ACK = bytes(32)

@@ -33,15 +33,9 @@ from protos.error_statuses import STATUS
 from protos.errors import CorruptDataError, IsthmusError, StaleGenerationError
 from protos.mutual_tls import CertificateError, TlsFiles, TlsSecurity
 from protos.security import LoopbackSecurity, Security
-from sites.gateway.links import frame_calls
-from sites.gateway.links.frame_calls import (
-    CallError,
-    FrameCall,
-    FrameListener,
-    Patience,
-    Serve,
-    dial,
-)
+from sites.gateway.links import frame_calls, frame_listener
+from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
+from sites.gateway.links.frame_listener import FrameListener, Serve
 from sites.gateway.links.http2 import CANCEL, Kind
 from sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
 from tests.fakes.certified import DOMAIN, certify, held_by
@@ -630,8 +624,9 @@ def test_nothing_is_kept_of_who_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -
                 large = frame(Kind.DATA, prefixed(bytes(16 << 20))[:16_000_000], 0, 1)
                 before = tracemalloc.get_traced_memory()[0]
                 tracemalloc.reset_peak()
-                await stranger.send(large)
+                sending = asyncio.create_task(stranger.send(large))
                 assert (await stranger.fields())["grpc-status"] == "16"
+                sending.cancel()
                 taken_bytes = tracemalloc.get_traced_memory()[1] - before
             finally:
                 tracemalloc.stop()
@@ -1228,7 +1223,7 @@ def test_a_certificate_that_has_gone_is_the_operators_matter(
 
 
 def test_what_never_makes_a_call_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_calls, "HANDSHAKE_S", SHORT_S)
+    monkeypatch.setattr(frame_listener, "HANDSHAKE_S", SHORT_S)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     outgoing = ssl.MemoryBIO()
     greeting = client.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="x")
@@ -1346,7 +1341,7 @@ def test_who_says_nothing_keeps_nobody_out(world: World) -> None:
 def test_a_listener_that_cannot_accept_tries_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_calls, "_RETRY_S", 0.001)
+    monkeypatch.setattr(frame_listener, "_RETRY_S", 0.001)
 
     class Exhausted(socket.socket):
         num_left = 2
@@ -1668,7 +1663,7 @@ def is_reset(end: socket.socket) -> bool:
 
 
 def test_who_was_refused_and_stays_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_calls, "_LINGER_S", SHORT_S)
+    monkeypatch.setattr(frame_listener, "_LINGER_S", SHORT_S)
 
     async def story() -> None:
         async with (

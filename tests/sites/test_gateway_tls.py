@@ -21,7 +21,7 @@ from protos import mutual_tls
 from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
 from protos.identities import CALLERS
 from protos.security import exchange_security
-from sites.gateway.links import frame_calls
+from sites.gateway.links import frame_listener
 from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
 from sites.gateway.probing.probing_gateway import ProbingGateway
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
@@ -289,7 +289,7 @@ def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
     """It says something all the time, and so is never idle; and it never gets anywhere."""
     limits = (("grpc.server_handshake_timeout_ms", 1000), ("grpc.max_connection_idle_ms", 1000))
     monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
-    monkeypatch.setattr(frame_calls, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(frame_listener, "HANDSHAKE_S", 1.0)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     outgoing = ssl.MemoryBIO()
     greeting = client.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="x")
@@ -353,7 +353,7 @@ def test_what_never_speaks_http_is_closed_and_locks_nobody_out(
 ) -> None:
     limits = (("grpc.server_handshake_timeout_ms", 3000), ("grpc.max_connection_idle_ms", 3000))
     monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
-    monkeypatch.setattr(frame_calls, "HANDSHAKE_S", 3.0)
+    monkeypatch.setattr(frame_listener, "HANDSHAKE_S", 3.0)
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with ExitStack() as stack:
         mute: list[socket.socket] = []

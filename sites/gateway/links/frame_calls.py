@@ -5,32 +5,30 @@ process's event loop, reads straight into the memory of its message, and writes 
 lies. As the sockets are our own, TCP can be told what to do on them, and asked what it has done
 (`congestion/kernel.py`).
 
-A gateway listens for them on its frames port, the one after its port for gRPC's library.
+A gateway listens for them on its frames port, the one after its port for gRPC's library
+(`frame_listener.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import logging
 import socket
 import ssl
 import sys
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
-from protos.error_statuses import STATUS
-from protos.errors import IsthmusError, RemoteProtocolError
-from protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
-from protos.mutual_tls import CertificateError
+from protos.errors import RemoteProtocolError
+from protos.limits import EXCHANGE_CHANNEL_BYTES
 from protos.security import Security
+from sites.gateway.links.congestion.kernel import traffic_of
 from sites.gateway.links.http2 import (
     CANCEL,
     NO_ERROR,
@@ -42,8 +40,8 @@ from sites.gateway.links.http2 import (
     Http2,
     Message,
 )
-
-_log = logging.getLogger(__name__)
+from sites.gateway.links.progress import Progress, Traffic
+from sites.gateway.links.read_ahead import ReadAhead
 
 _READS_MAX: Final = 4
 """Reads of one connection before others have their turn: tiny frames take up to 20 ms a read."""
@@ -59,11 +57,14 @@ _TLS_BYTES: Final = 32 << 10
 _MESSAGES_MAX: Final = 4
 """With so many that nobody has read, a connection is not read any further."""
 _ANY_NUMBER: Final = sys.maxsize
-_AHEAD_BYTES_MAX: Final = 256 << 20
+_AHEAD_BYTES_MAX: Final = 64 << 20
 """Only a peer that makes room for nothing has more read: its word that it makes some lies behind
 the messages that it sent before."""
+_READ_AHEAD: Final = ReadAhead()
+"""All calls of the process are of one thread (`wire_loop.py`)."""
 _MESSAGE_COST_BYTES: Final = 512
 """What a message takes beside its own bytes, rather more than less."""
+_NO_ROOM: Final = "it sends, and makes no room for answers"
 _CONTROL_MAX: Final = 1024
 """Answers that may wait to be sent; a peer that asks for more is cut off."""
 _LINGER_S: Final = 2.0
@@ -72,8 +73,8 @@ _DROPPED_BYTES: Final = 64 << 10
 _WHY_BYTES_MAX: Final = 2000
 """Peers take no long headers."""
 _ADDRESSES_MAX: Final = 4
-_BACKLOG: Final = 256
-_RETRY_S: Final = 0.1
+_LOOKS: Final = 4
+"""So often in `Patience.idle_s` it is looked whether a peer is there."""
 _STATUSES: Final = {str(each.value[0]): each for each in grpc.StatusCode}
 _RESETS: Final = {
     CANCEL: grpc.StatusCode.CANCELLED,
@@ -108,9 +109,9 @@ class Patience:
     connect_s: float
     """Until it is made, TLS included."""
     idle_s: float
-    """Silence after which the kernel asks whether the peer is there."""
+    """Silence after which the peer is asked whether it is there."""
     lost_s: float
-    """Time without an answer after which the connection is broken."""
+    """Silence after which the connection is broken."""
 
     def set_up(self, connection: socket.socket) -> None:
         """Have the kernel break a connection whose peer is gone."""
@@ -129,8 +130,19 @@ class FrameCall:
     Messages come in order. One task may `read`, and one may `write`.
     """
 
-    def __init__(self, connection: socket.socket, *, is_client: bool) -> None:
-        """Take over a connection that does not block, whose TLS handshake is done."""
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        is_client: bool,
+        begun: tuple[Http2, Headers] | None = None,
+        read_ahead: ReadAhead = _READ_AHEAD,
+    ) -> None:
+        """Take over a connection that does not block, whose TLS handshake is done.
+
+        `begun`: what a client has said on it so far, up to the header of its call. Then `answer`;
+        else `begin`.
+        """
         self.socket = connection
         self._http2 = Http2(is_client=is_client, message_bytes_max=EXCHANGE_CHANNEL_BYTES)
         self._is_client = is_client
@@ -143,6 +155,13 @@ class FrameCall:
         """The peer's header."""
         self._messages: deque[memoryview] = deque()
         self._messages_max = _MESSAGES_MAX
+        self._read_ahead = read_ahead
+        self._ahead_bytes = 0
+        """What the messages take."""
+        self._held_bytes = 0
+        """What it has of the room for all calls."""
+        self._awaited_bytes = 0
+        """What it waits for of that; else 0."""
         self._reader: asyncio.Future[None] | None = None
         self._is_reading = False
         self._deciphered: asyncio.Handle | None = None
@@ -152,12 +171,21 @@ class FrameCall:
         self._is_writing = False
         self._is_ending = False
         """The server has said its last word."""
-        self._error: CallError | None = None
-        """What broke the call, or refused it."""
+        self._error: tuple[grpc.StatusCode, str] | None = None
+        """What broke the call, or refused it. An exception that is kept would, once raised, keep
+        this call: collected some time later, with all that it has read."""
         self.over = asyncio.Event()
         """Set once nothing more comes."""
         self._is_closed = False
         self._closed = asyncio.Event()
+        self._patience: Patience
+        self._progress: Progress
+        self._looking: asyncio.TimerHandle | None = None
+        self._is_asked = False
+        """The peer was asked whether it is there, and nothing has come since."""
+        if begun is not None:
+            self._http2, header = begun
+            self._take(header)
 
     def begin(self, fields: Iterable[tuple[str, str]] = ()) -> None:
         """Send what the connection begins with, and read from now on."""
@@ -173,7 +201,7 @@ class FrameCall:
         while not self.fields and not self.over.is_set():
             await self._wait_to_read()
         if not self.fields:
-            raise self._error or CallError(grpc.StatusCode.UNAVAILABLE, "no call was made")
+            raise CallError(*(self._error or (grpc.StatusCode.UNAVAILABLE, "no call was made")))
 
     async def read(self) -> memoryview | None:
         """Return the next message; None at the end.
@@ -183,11 +211,13 @@ class FrameCall:
         """
         while not self._messages:
             if self._error is not None:
-                raise self._error
+                raise CallError(*self._error)
             if self.over.is_set():
                 return None
             await self._wait_to_read()
         message = self._messages.popleft()
+        self._ahead_bytes -= len(message) + _MESSAGE_COST_BYTES
+        self._hold()
         self._read_on()
         return message
 
@@ -218,11 +248,52 @@ class FrameCall:
         self._check()
 
     def cancel(self) -> None:
-        """End the call at once, and the connection."""
+        """End the call at once, and the connection; what it has read is freed."""
         if not self._is_closed and not self._is_ending and not self._out:
             farewell = b"" if self._is_client else self._http2.farewell()
             self._push([farewell, self._http2.reset(CANCEL)])
         self._close()
+        self._drop_messages()
+
+    def break_off(self, why: str) -> None:
+        """End the connection at once: the peer does not do its part."""
+        self._break_off(grpc.StatusCode.UNAVAILABLE, why)
+
+    def keep_alive(self, patience: Patience) -> None:
+        """Ask the peer, from now on, whether it is there when it is silent; break off if not.
+
+        The kernel asks, too, but whoever is at TCP's other end answers: it may be a proxy.
+        """
+        self._patience = patience
+        self._progress = Progress(self._loop.time(), patience.lost_s)
+        self._looking = self._loop.call_later(patience.idle_s / _LOOKS, self._look)
+
+    def _look(self) -> None:
+        patience, interval_s = self._patience, self._patience.idle_s / _LOOKS
+        self._looking = self._loop.call_later(interval_s, self._look)
+        now_s = self._loop.time()
+        try:
+            traffic = self.traffic()
+        except OSError:
+            return  # who reads or writes hears of it
+        silent_s = self._progress.look(now_s, interval_s, traffic, traffic.received_bytes)
+        if not self._is_reading:
+            self._progress.begin_anew(now_s)  # its answers would not be read
+        elif silent_s >= patience.lost_s and self._is_asked:
+            self.break_off(f"the other end has been silent for {silent_s:.1f} s")
+        elif silent_s < patience.idle_s:
+            self._is_asked = False
+        elif not self._is_asked:
+            self._is_asked = True
+            self._push([self._http2.ping()])
+
+    def traffic(self) -> Traffic:
+        """Return what has crossed the connection.
+
+        Raises:
+            OSError: it has ended.
+        """
+        return traffic_of(self.socket, sum(map(len, self._out)))
 
     def answer(self) -> None:
         """Accept the call, as its server, and take its messages from now on."""
@@ -234,32 +305,22 @@ class FrameCall:
             for event in self._http2.let_in():
                 self._take(event)
         except RemoteProtocolError as error:
-            self._break_off(CallError(grpc.StatusCode.INTERNAL, str(error)))
+            self._break_off(grpc.StatusCode.INTERNAL, str(error))
             return
         self._go_on()
 
-    async def end(self, status: grpc.StatusCode, why: str, *, is_answered: bool) -> None:
-        """Say the last word of a call, as its server, and give the peer time to read it."""
+    async def end(self, status: grpc.StatusCode, why: str) -> None:
+        """Say the last word of a call that was answered, and give the peer time to read it."""
         if self._is_closed:
             return
-        fields = [] if is_answered else [(":status", "200"), ("content-type", _CONTENT_TYPE)]
-        fields.append(("grpc-status", str(status.value[0])))
-        if why:
-            fields.append(("grpc-message", _escaped(why)))
         self._is_ending = True
-        self._error = self._error or CallError(grpc.StatusCode.CANCELLED, "it has ended")
+        self._error = self._error or (grpc.StatusCode.CANCELLED, "it has ended")
         self.over.set()
-        self._push(
-            [
-                b"" if is_answered else self._http2.farewell(),
-                self._http2.header(fields, is_last=True),
-                self._http2.reset(NO_ERROR),
-            ]
-        )
+        self._push(last_words(self._http2, status, why, is_answered=True))
         self._wake_reader()
         # What the peer has sent meanwhile is read and dropped. If a connection is closed with
         # unread bytes in it, TCP resets it, and the peer never reads the last word.
-        self._messages.clear()
+        self._drop_messages()
         self._messages_max = _ANY_NUMBER
         self._wake_for(1)
         self._read_on()
@@ -285,7 +346,11 @@ class FrameCall:
 
     def _read_on(self) -> None:
         """Have the loop tell when there is something to read, unless too much waits already."""
-        wants = not self._is_closed and len(self._messages) < self._messages_max
+        wants = (
+            not self._is_closed
+            and not self._awaited_bytes
+            and len(self._messages) < self._messages_max
+        )
         if wants == self._is_reading:
             return
         self._is_reading = wants
@@ -317,7 +382,7 @@ class FrameCall:
                 room = self._http2.room()
                 count = self.socket.recv_into(room)
                 if not count:
-                    self._break_off(CallError(grpc.StatusCode.UNAVAILABLE, "it was closed"))
+                    self._break_off(grpc.StatusCode.UNAVAILABLE, "it was closed")
                     return
                 for event in self._http2.filled(count):
                     self._take(event)
@@ -328,10 +393,10 @@ class FrameCall:
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self._break_off(CallError(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error)))
+            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error))
             return
         except RemoteProtocolError as error:
-            self._break_off(CallError(grpc.StatusCode.INTERNAL, str(error)))
+            self._break_off(grpc.StatusCode.INTERNAL, str(error))
             return
         self._go_on()
 
@@ -342,19 +407,50 @@ class FrameCall:
             self._push(control)
         elif self._writer is not None:
             self._flush()  # the peer may have made room
-        if self._messages_max == _ANY_NUMBER:
-            self._check_ahead()
+        self._hold()
         self._wake_for(self._http2.wanted_bytes)
         self._read_on()
         if self._is_reading:
             self._read_deciphered()
 
-    def _check_ahead(self) -> None:
-        """Cut off a peer that sends very much, and makes no room for answers."""
-        ahead_bytes = sum(len(each) + _MESSAGE_COST_BYTES for each in self._messages)
-        if ahead_bytes > _AHEAD_BYTES_MAX:
-            why = "it sends, and makes no room for answers"
-            self._break_off(CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, why))
+    def _hold(self) -> None:
+        """Take the room that its messages and the one under way need, of that for all calls.
+
+        Is there none, the call is read no further until there is. A peer that sends very much, and
+        makes no room for answers, is cut off: its word that it makes some would not be read.
+        """
+        if self._awaited_bytes or self._is_ending or self._is_closed:
+            return
+        wanted_bytes = self._ahead_bytes + self._http2.under_way_bytes
+        more_bytes = wanted_bytes - self._held_bytes
+        is_blocked = self._messages_max == _ANY_NUMBER
+        if more_bytes <= 0:
+            self._held_bytes = wanted_bytes
+            self._read_ahead.give_back(-more_bytes)
+        elif is_blocked and self._ahead_bytes > _AHEAD_BYTES_MAX:
+            self._break_off(grpc.StatusCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+        elif self._read_ahead.take(more_bytes):
+            self._held_bytes = wanted_bytes
+        elif is_blocked:
+            self._break_off(grpc.StatusCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+        else:
+            self._awaited_bytes = more_bytes
+            self._read_ahead.wait(more_bytes, self._held)
+
+    def _held(self) -> None:
+        """There is room, and it was taken."""
+        self._held_bytes += self._awaited_bytes
+        self._awaited_bytes = 0
+        self._hold()
+        self._read_on()
+
+    def _drop_messages(self) -> None:
+        """Free what was read, and nobody will take."""
+        self._messages.clear()
+        self._read_ahead.give_up(self._held)
+        self._ahead_bytes = self._awaited_bytes = 0
+        held_bytes, self._held_bytes = self._held_bytes, 0
+        self._read_ahead.give_back(held_bytes)
 
     def _drop_read(self) -> None:
         """Read what nobody wants any more, until the peer closes the connection."""
@@ -372,6 +468,7 @@ class FrameCall:
         match event:
             case Message(data):
                 self._messages.append(data)
+                self._ahead_bytes += len(data) + _MESSAGE_COST_BYTES
             case Headers(fields, is_last):
                 if not self.fields:
                     self.fields = fields
@@ -387,7 +484,7 @@ class FrameCall:
                 if error != NO_ERROR or self._is_client:  # a server's call ends by trailers
                     status = _RESETS.get(error, grpc.StatusCode.INTERNAL)
                     why = f"it was ended without a status (HTTP/2 error {error})"
-                    self._error = self._error or CallError(status, why)
+                    self._error = self._error or (status, why)
                 self.over.set()
                 self._wake_writer()
         self._wake_reader()
@@ -403,7 +500,7 @@ class FrameCall:
         if status is None:
             status = grpc.StatusCode.UNKNOWN
             why = why or f"HTTP status {trailers.get(':status', 'unknown')[:20]}"
-        self._error = self._error or CallError(status, why)
+        self._error = self._error or (status, why)
 
     def _wake_for(self, wanted_bytes: int) -> None:
         """Have the loop woken when so much is there, and not for each packet of it."""
@@ -431,12 +528,12 @@ class FrameCall:
 
     def _check(self) -> None:
         if self._error is not None or (self.over.is_set() and (self._is_client or self._is_closed)):
-            raise self._error or CallError(grpc.StatusCode.CANCELLED, "it has ended")
+            raise CallError(*(self._error or (grpc.StatusCode.CANCELLED, "it has ended")))
 
     def _push(self, pieces: Iterable[bytes | memoryview]) -> None:
         self._out.extend(memoryview(piece) for piece in pieces if len(piece))
         if len(self._out) > _CONTROL_MAX:
-            self._break_off(CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, "it reads no answers"))
+            self._break_off(grpc.StatusCode.RESOURCE_EXHAUSTED, "it reads no answers")
         self._flush()
 
     def _flush(self) -> None:
@@ -447,7 +544,7 @@ class FrameCall:
         except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError as error:
-            self._break_off(CallError(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error)))
+            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error))
             return
         wants = bool(self._out) and not self._is_closed
         if wants != self._is_writing and not self._is_closed:
@@ -505,9 +602,9 @@ class FrameCall:
 
     # ---------------------------------------------------------------- the end
 
-    def _break_off(self, error: CallError) -> None:
+    def _break_off(self, status: grpc.StatusCode, why: str) -> None:
         if not self.over.is_set():
-            self._error = self._error or error
+            self._error = self._error or (status, why)
         self._close()
 
     def _close(self) -> None:
@@ -518,9 +615,14 @@ class FrameCall:
         if self._is_writing:
             self._loop.remove_writer(self.socket.fileno())
         self._is_reading = self._is_writing = False
+        if self._looking is not None:
+            self._looking.cancel()
         self._is_closed = True
         self.over.set()
         self._out.clear()
+        self._http2.forget()
+        self._read_ahead.give_up(self._held)
+        self._awaited_bytes = 0
         self.socket.close()
         self._closed.set()
         self._wake_reader()
@@ -574,6 +676,7 @@ async def dial(
                 *metadata,
             )
         )
+        call.keep_alive(patience)
         yield call
     finally:
         call.cancel()
@@ -647,169 +750,19 @@ def _done(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-Serve = Callable[[FrameCall], Awaitable[None]]
-"""Serves a call until the peer ends it; raises IsthmusError to refuse it, or to end it."""
-
-
-class FrameListener:
-    """Accepts connections on a socket, each for one call. `begin`, then `close`."""
-
-    def __init__(
-        self,
-        listening: socket.socket,
-        methods: Mapping[str, Serve],
-        security: Security,
-        patience: Patience,
-        most: int,
-    ) -> None:
-        """`methods` by their paths; `most` connections are kept at a time.
-
-        Beyond them a new one takes the place of the oldest that has not been let in yet, so that
-        strangers keep out nobody. Is there none, the new one is closed at once.
-        """
-        self._listening = listening
-        self._methods = methods
-        self._security = security
-        self._patience = patience
-        self._most = most
-        self._loop = asyncio.get_running_loop()
-        self._calls: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
-        """Those that have not been let in yet, the oldest first."""
-        self._admitted: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
-        self._is_closed = False
-
-    def begin(self) -> None:
-        """Accept from now on."""
-        self._listening.setblocking(False)
-        self._listening.listen(_BACKLOG)
-        self._loop.add_reader(self._listening.fileno(), self._accept)
-
-    async def close(self) -> None:
-        """Accept nothing more, and cancel all calls."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._again is not None:
-            self._again.cancel()
-        self._loop.remove_reader(self._listening.fileno())
-        self._listening.close()
-        for task in self._calls:
-            task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
-
-    def _accept(self) -> None:
-        try:
-            for _ in range(_BACKLOG):
-                connection, _ = self._listening.accept()
-                if not self._has_room():
-                    _log.warning("more than %d connections: one is closed", self._most)
-                    connection.close()
-                    continue
-                task = self._loop.create_task(self._serve(connection), name="frame-call")
-                self._calls.add(task)
-                self._strangers[task] = None
-                task.add_done_callback(functools.partial(self._served, connection))
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:  # no descriptor is left, say: it would be told at once again
-            _log.warning("cannot accept a connection: %s", error.strerror)
-            self._loop.remove_reader(self._listening.fileno())
-            self._again = self._loop.call_later(_RETRY_S, self._accept_again)
-
-    def _accept_again(self) -> None:
-        self._loop.add_reader(self._listening.fileno(), self._accept)
-
-    def _has_room(self) -> bool:
-        """Whether there is room for one more connection, or some was made."""
-        if len(self._strangers) + len(self._admitted) < self._most:
-            return True
-        oldest = next(iter(self._strangers), None)
-        if oldest is None:
-            return False
-        _log.debug("more than %d connections: one that was not let in is closed", self._most)
-        del self._strangers[oldest]
-        oldest.cancel()
-        return True
-
-    def _served(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
-        accepted.close()  # a task that was cancelled before it began has not
-        self._calls.discard(task)
-        self._strangers.pop(task, None)
-        self._admitted.discard(task)
-
-    async def _serve(self, accepted: socket.socket) -> None:
-        connection = accepted
-        peer = _name_of(accepted)
-        call: FrameCall | None = None
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                connection.setblocking(False)
-                self._patience.set_up(connection)
-                context = await self._tls()
-                if context is not None:
-                    connection = await _shaken(
-                        context.wrap_socket(
-                            connection, server_side=True, do_handshake_on_connect=False
-                        )
-                    )
-                call = FrameCall(connection, is_client=False)
-                call.begin()
-                await call.wait_header()
-            await self._answer(call)
-        except (OSError, TimeoutError, CallError) as error:
-            _log.debug("a connection from %s ended: %s", peer, error)
-        except IsthmusError as error:
-            _log.warning("a connection from %s cannot be served: %s", peer, error)
-        finally:
-            if call is not None:
-                call.cancel()
-            connection.close()
-
-    async def _tls(self) -> ssl.SSLContext | None:
-        """Return what a connection is encrypted by.
-
-        Raises:
-            CertificateError: the own files cannot be used.
-        """
-        try:
-            return await asyncio.to_thread(self._security.server_tls)
-        except OSError as error:
-            raise CertificateError(f"the own certificate: {error}") from error
-
-    async def _answer(self, call: FrameCall) -> None:
-        """Serve a call, and tell its client how it ended."""
-        method = dict(call.fields).get(":path", "")
-        is_answered = False
-        try:
-            serve = self._methods.get(method)
-            if serve is None:
-                why = f"no such method here: {method[:80]!r}"
-                await call.end(grpc.StatusCode.UNIMPLEMENTED, why, is_answered=False)
-                return
-            self._security.admit(method, call)
-            self._admit()
-            call.answer()
-            is_answered = True
-            await serve(call)
-        except IsthmusError as error:
-            status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-            await call.end(status, str(error), is_answered=is_answered)
-        except CallError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a call's root: told as gRPC's server tells it
-            _log.exception("%s was not served", method)
-            await call.end(grpc.StatusCode.UNKNOWN, str(error), is_answered=is_answered)
-        else:
-            await call.end(grpc.StatusCode.OK, "", is_answered=True)
-
-    def _admit(self) -> None:
-        """Count the running task among those that were let in."""
-        task = asyncio.current_task()
-        if task in self._strangers:
-            del self._strangers[task]
-            self._admitted.add(task)
+def last_words(
+    http2: Http2, status: grpc.StatusCode, why: str, *, is_answered: bool
+) -> list[bytes]:
+    """Return what tells a client how its call ended, or that it is refused."""
+    fields = [] if is_answered else [(":status", "200"), ("content-type", _CONTENT_TYPE)]
+    fields.append(("grpc-status", str(status.value[0])))
+    if why:
+        fields.append(("grpc-message", _escaped(why)))
+    return [
+        b"" if is_answered else http2.farewell(),
+        http2.header(fields, is_last=True),
+        http2.reset(NO_ERROR),
+    ]
 
 
 def _escaped(why: str) -> str:

@@ -52,6 +52,12 @@ _SCRATCH_BYTES: Final = 32 << 10
 """Frames that carry no message have to fit into it."""
 _DIRECT_MIN: Final = 4 << 10
 """With less missing, a message is read together with what follows it."""
+_HEADER_BYTES_MAX: Final = 8 << 10
+"""A header, as it crosses and as it is read: gRPC's library takes no longer ones either."""
+_BEFORE_CALL_MAX: Final = 16 << 10
+"""A client's frames before its call may have so many bytes: some settings, pings and windows, and
+the header. Each counts _FRAME_COST_BYTES more than it has."""
+_FRAME_COST_BYTES: Final = 256
 
 
 class Kind(IntEnum):
@@ -126,7 +132,7 @@ class Http2:
         self._control: list[bytes] = []
         self._encoder = hpack.Encoder()
         self._encoder.header_table_size = 0  # whatever the peer's may hold, it is not used
-        self._decoder = hpack.Decoder(max_header_list_size=_SCRATCH_BYTES)
+        self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES_MAX)
         # What this side may send:
         self._frame_bytes = _FRAME_FIRST
         self._connection_window = _WINDOW_FIRST
@@ -140,6 +146,7 @@ class Http2:
         self._has_settings = False
         """The peer's first frame has come."""
         self._has_header = False
+        self._before_call_left = _BEFORE_CALL_MAX
         self._is_open = False
         """Messages may come."""
         self._is_ended = False
@@ -197,6 +204,10 @@ class Http2:
             return b""
         return _frame(Kind.RST_STREAM, 0, self._stream, _NUMBER.pack(error))
 
+    def ping(self) -> bytes:
+        """Return what has the peer say that it is there."""
+        return _frame(Kind.PING, 0, 0, bytes(_PING_BYTES))
+
     def farewell(self) -> bytes:
         """Return what says that this connection takes no further call."""
         return _frame(Kind.GOAWAY, 0, 0, _NUMBER.pack(self._stream) + _NUMBER.pack(NO_ERROR))
@@ -231,6 +242,15 @@ class Http2:
         if self._message is None or self._begin != self._end:
             return 1
         return max(1, min(self._data_left, len(self._message) - self._message_filled))
+
+    @property
+    def under_way_bytes(self) -> int:
+        """The length of the message that has come in part."""
+        return 0 if self._message is None else len(self._message)
+
+    def forget(self) -> None:
+        """Give up the message that has come in part: nothing more is read."""
+        self._message = None
 
     def room(self) -> memoryview:
         """Return where to put what comes next; never empty. Then call `filled`."""
@@ -298,6 +318,8 @@ class Http2:
             self._has_settings = True
         if kind == Kind.DATA:
             return self._begin_data(available, length, flags, stream)
+        if not self._is_client and not self._has_header and length > self._before_call_left:
+            raise RemoteProtocolError("HTTP/2 that goes on, and makes no call")
         if HEAD_BYTES + length > len(self._scratch):
             raise RemoteProtocolError(f"an HTTP/2 frame of kind {kind} with {length} bytes")
         if available < HEAD_BYTES + length:
@@ -406,6 +428,10 @@ class Http2:
     # ---------------------------------------------------------------- other frames
 
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> Sequence[Event]:
+        if not self._is_client and not self._has_header:
+            self._before_call_left -= _FRAME_COST_BYTES + len(payload)
+            if self._before_call_left < 0:
+                raise RemoteProtocolError("HTTP/2 that goes on, and makes no call")
         if self._block is not None and kind != Kind.CONTINUATION:
             raise RemoteProtocolError("an HTTP/2 header was broken off")
         match kind:
@@ -473,8 +499,8 @@ class Http2:
     def _take_block(self, flags: int, payload: bytes) -> Sequence[Event]:
         assert self._block is not None
         self._block += payload
-        if len(self._block) > _SCRATCH_BYTES:
-            raise RemoteProtocolError(f"an HTTP/2 header of more than {_SCRATCH_BYTES} bytes")
+        if len(self._block) > _HEADER_BYTES_MAX:
+            raise RemoteProtocolError(f"an HTTP/2 header of more than {_HEADER_BYTES_MAX} bytes")
         if not flags & _END_HEADERS:
             return ()
         block, self._block = bytes(self._block), None

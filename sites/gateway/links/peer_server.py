@@ -52,7 +52,8 @@ from protos.versions import (
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
 from sites.gateway.links.entrance import CarriedContext, Entrance
-from sites.gateway.links.frame_calls import CallError, FrameCall, FrameListener, Serve
+from sites.gateway.links.frame_calls import CallError, FrameCall
+from sites.gateway.links.frame_listener import FrameListener, Serve
 from sites.gateway.links.transport import (
     PULL_METHOD,
     PUSH_METHOD,

@@ -4,6 +4,7 @@ It is
 
 - told what to follow on a connection, and how fast it may send (`set_up`);
 - asked how many segments were sent, sent again and delivered, and for round trips (`segments_of`);
+- asked how many bytes have crossed, either way (`traffic_of`);
 - told to have BBR begin anew, in a link's pauses (`use_pauses`) or on a link that is faster than
   described (`connections.py`).
 
@@ -14,11 +15,13 @@ left out.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
 import math
 import socket
 import struct
+import termios
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sites.gateway.config import PeerLink
+from sites.gateway.links.progress import Traffic
 from sites.gateway.links.send_queue import Outbox
 
 _log = logging.getLogger(__name__)
@@ -34,6 +38,8 @@ _MSS_AT: Final = 16  # linux/tcp.h, struct tcp_info
 _UNACKED_AT: Final = 24
 _RTT_US_AT: Final = 68
 _TOTAL_RETRANS_AT: Final = 100
+_BYTES_ACKED_AT: Final = 120
+_BYTES_RECEIVED_AT: Final = 128
 _MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
 _DELIVERED_AT: Final = 192
@@ -103,6 +109,19 @@ def segments_of(connections: Connections) -> Segments:
         sum(each.delivered for each in found),
         max((each.segment_bytes for each in found), default=0),
     )
+
+
+def traffic_of(connection: socket.socket, unwritten_bytes: int) -> Traffic:
+    """Return what has crossed a connection; what is to be written yet counts as left.
+
+    Raises:
+        OSError: it has ended.
+    """
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    (left_bytes,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    (taken_bytes,) = struct.unpack_from("=Q", info, _BYTES_ACKED_AT)
+    (received_bytes,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)
+    return Traffic(taken_bytes, left_bytes + unwritten_bytes, received_bytes)
 
 
 def set_up(connections: Connections, link: PeerLink, pace_bytes_per_s: float) -> None:
