@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import gc
 import random
 import socket
 import ssl
 import struct
 import termios
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -37,12 +39,14 @@ from sites.gateway.links import frame_calls, frame_listener
 from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
 from sites.gateway.links.frame_listener import FrameListener, Serve
 from sites.gateway.links.http2 import CANCEL, Kind
+from sites.gateway.links.read_ahead import ReadAhead
 from sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
 from tests.fakes.certified import DOMAIN, certify, held_by
 from tests.fakes.http2_frames import (
     END_STREAM,
     INITIAL_WINDOW_SIZE,
     PREFACE,
+    begun,
     cut,
     data,
     frame,
@@ -1523,6 +1527,142 @@ def test_a_peer_that_sends_and_makes_no_room_is_cut_off(monkeypatch: pytest.Monk
 
     run(story())
     assert ends == [Status.RESOURCE_EXHAUSTED]
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Nothing is freed but by the last reference to it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("is_client", [False, True], ids=["server", "client"])
+@pytest.mark.parametrize("end", ["broken", "cancelled", "cut off"])
+def test_a_call_that_is_over_frees_at_once_what_it_has_read(
+    is_client: bool, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = ReadAhead()
+    monkeypatch.setattr(frame_calls, "_READ_AHEAD", held)
+    monkeypatch.setattr(frame_calls, "_AHEAD_BYTES_MAX", 1 << 20)
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            theirs = socket.create_connection(listening.getsockname())
+            ours, _ = listening.accept()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        far = RawPeer(theirs)
+        await check(FrameCall(ours, is_client=is_client), far)
+        await asyncio.sleep(0)
+        assert [each() for each in gone] == [None] * 4
+        assert held.num_bytes == 0
+        theirs.close()
+
+    async def check(call: FrameCall, far: RawPeer) -> None:
+        call.begin([(":path", "/x")] if is_client else ())
+        await far.send(begun(is_client) + settings((INITIAL_WINDOW_SIZE, 0)))
+        if not is_client:
+            await call.wait_header()
+            call.answer()
+        messages = data(prefixed(bytes(100_000))) * 3 + data(prefixed(bytes(1 << 20))[:5000])
+        await far.send(messages)
+        await until(lambda: len(call._messages) == 3, "messages wait")
+        await until(lambda: held.num_bytes > 1 << 20, "one is under way")
+        gone.extend(weakref.ref(each) for each in call._messages)
+        gone.append(weakref.ref(call))
+        if end == "cut off":  # it waits for room, and reads on
+            writing = asyncio.create_task(code_of(call.write(b"x")))
+            sending = asyncio.create_task(send_on(far, data(bytes(10_000))))
+            await asyncio.wait([sending])
+            assert isinstance(sending.exception(), ConnectionError)
+            assert await writing is Status.RESOURCE_EXHAUSTED
+        elif end == "broken":
+            far.socket.close()
+            await call.over.wait()
+            for _ in range(3):
+                await call.read()
+            assert await code_of(call.read()) is Status.UNAVAILABLE
+        call.cancel()
+
+    async def code_of(what: Awaitable[object]) -> grpc.StatusCode:
+        """Return how it fails, and keep nothing of the exception."""
+        try:
+            await what
+        except CallError as error:
+            return error.code()
+        raise AssertionError("it does not fail")
+
+    gone: list[weakref.ref[Any]] = []
+    with without_collector():
+        run(story())
+
+
+def test_all_calls_together_hold_a_bounded_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond it a call waits for its turn; each message arrives all the same."""
+    held = ReadAhead(300_000)
+    monkeypatch.setattr(frame_calls, "_READ_AHEAD", held)
+    may_read = asyncio.Event()
+    most_bytes = num_read = 0
+
+    async def serve(call: FrameCall) -> None:
+        nonlocal num_read, most_bytes
+        await may_read.wait()
+        while await call.read() is not None:
+            most_bytes = max(most_bytes, held.num_bytes)
+            num_read += 1
+
+    async def story() -> None:
+        shown = PLAIN.client.shown()
+        async with (
+            our_server(PLAIN, {PUSH_METHOD: serve}) as address,
+            contextlib.AsyncExitStack() as stack,
+            asyncio.TaskGroup() as tasks,
+        ):
+            clients = [
+                await stack.enter_async_context(raw_client(address, PUSH_METHOD, shown))
+                for _ in range(6)
+            ]
+            # One whose message never ends; another goes away while it waits.
+            await clients[0].send(data(prefixed(bytes(100_000))[:50_000]))
+            await until(lambda: held.num_bytes > 0, "it has begun")
+            for each in clients[1:]:
+                tasks.create_task(each.send(data(prefixed(bytes(90_000))) * 5))
+            await until(lambda: len(held._waiting) >= 3, "they wait")
+            clients[0].socket.close()
+            may_read.set()
+            await until(lambda: num_read == 25, "all is read")
+
+    run(story())
+    assert 250_000 < most_bytes <= 300_000 + 6 * 33_000  # beside what is read with a beginning
+    assert held.num_bytes == 0
+
+
+def test_one_message_always_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_calls, "_READ_AHEAD", ReadAhead(1000))
+    sizes: list[int] = []
+
+    async def serve(call: FrameCall) -> None:
+        while (message := await call.read()) is not None:
+            sizes.append(len(message))
+            await call.write(b"taken")
+
+    async def story() -> None:
+        async with (
+            our_server(PLAIN, {PUSH_METHOD: serve}) as address,
+            our_client(PLAIN, address, PUSH_METHOD) as call,
+        ):
+            for size in (1 << 20, 5, 2 << 20):
+                await call.write(bytes(size))
+                assert await call.read() == b"taken"
+
+    run(story())
+    assert sizes == [1 << 20, 5, 2 << 20]
 
 
 def test_a_connection_is_not_read_while_nobody_wants_its_messages() -> None:

@@ -136,7 +136,6 @@ class FrameCall:
         *,
         is_client: bool,
         begun: tuple[Http2, Headers] | None = None,
-        read_ahead: ReadAhead = _READ_AHEAD,
     ) -> None:
         """Take over a connection that does not block, whose TLS handshake is done.
 
@@ -155,7 +154,7 @@ class FrameCall:
         """The peer's header."""
         self._messages: deque[memoryview] = deque()
         self._messages_max = _MESSAGES_MAX
-        self._read_ahead = read_ahead
+        self._read_ahead = _READ_AHEAD
         self._ahead_bytes = 0
         """What the messages take."""
         self._held_bytes = 0
@@ -304,6 +303,7 @@ class FrameCall:
         try:
             for event in self._http2.let_in():
                 self._take(event)
+            self._hold()
         except RemoteProtocolError as error:
             self._break_off(grpc.StatusCode.INTERNAL, str(error))
             return
@@ -386,6 +386,9 @@ class FrameCall:
                     return
                 for event in self._http2.filled(count):
                     self._take(event)
+                self._hold()
+                if self._awaited_bytes or self._is_closed:
+                    break
                 if count < len(room) and not self._is_tls:
                     break  # all that there was
                 if len(self._messages) >= self._messages_max:
@@ -407,7 +410,6 @@ class FrameCall:
             self._push(control)
         elif self._writer is not None:
             self._flush()  # the peer may have made room
-        self._hold()
         self._wake_for(self._http2.wanted_bytes)
         self._read_on()
         if self._is_reading:
@@ -419,16 +421,21 @@ class FrameCall:
         Is there none, the call is read no further until there is. A peer that sends very much, and
         makes no room for answers, is cut off: its word that it makes some would not be read.
         """
-        if self._awaited_bytes or self._is_ending or self._is_closed:
+        if self._is_ending or self._is_closed:
             return
-        wanted_bytes = self._ahead_bytes + self._http2.under_way_bytes
+        wanted_bytes = self._ahead_bytes + self._http2.under_way_bytes - self._awaited_bytes
         more_bytes = wanted_bytes - self._held_bytes
         is_blocked = self._messages_max == _ANY_NUMBER
         if more_bytes <= 0:
             self._held_bytes = wanted_bytes
             self._read_ahead.give_back(-more_bytes)
+        elif self._awaited_bytes:
+            pass
         elif is_blocked and self._ahead_bytes > _AHEAD_BYTES_MAX:
             self._break_off(grpc.StatusCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+        elif not self._http2.under_way_bytes:
+            self._held_bytes = wanted_bytes
+            self._read_ahead.count(more_bytes)
         elif self._read_ahead.take(more_bytes):
             self._held_bytes = wanted_bytes
         elif is_blocked:

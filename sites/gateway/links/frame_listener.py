@@ -230,6 +230,9 @@ class FrameListener:
             self._unready.warn(why, self._loop.time())
             self._close(stranger)
             return
+        except Exception:
+            self._close(stranger)
+            raise
         if header is not None:
             self._decide(stranger, header)
         elif bool(events & select.EPOLLOUT) != stranger.wants_to_write:

@@ -33,6 +33,10 @@ class ReadAhead:
         self.num_bytes += num_bytes
         return True
 
+    def count(self, num_bytes: int) -> None:
+        """Count what has come already: messages of a few KiB, acknowledgements among them."""
+        self.num_bytes += num_bytes
+
     def wait(self, num_bytes: int, go_on: Callable[[], None]) -> None:
         """Call `go_on` once there is room, which is taken then; the first who wait come first."""
         self._waiting[go_on] = num_bytes
