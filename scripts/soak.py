@@ -66,7 +66,8 @@ links:
   - {{between: [a, b], bandwidth: 400Mbit/s, rtt: 2ms}}
   - {{between: [b, c], bandwidth: 400Mbit/s, rtt: 2ms}}
   - {{between: [a, c], bandwidth: 400Mbit/s, rtt: 2ms}}
-failure: {{detect_within: {DETECT_S:g}s, ride_out: 60s, min_sites: 1, max_restarts: 1000}}
+failure: {{detect_within: {DETECT_S:g}s, ride_out: 60s, min_sites: 1, max_restarts: 1000,
+  allow_losses: true}}
 security: {{mode: insecure}}
 """
 JOB = """version: 1

@@ -84,7 +84,7 @@ def command(
 
     Every run is an ordinary one on this machine.
     """
-    pair = load_pair(job, overrides)
+    pair = load_pair(job, ("failure.allow_losses=true", *overrides))  # sites are to be lost
     names = [each.name for each in pair.topology.sites]
     if len(names) < 2:
         raise click.UsageError("a run of one site has no survivors: want two sites or more")

@@ -1,6 +1,7 @@
 """Shows a run to people.
 
-Live on a terminal, a plain line now and then elsewhere; its summary at the end.
+Live on a terminal, a plain line now and then elsewhere; what is noted, at once; its summary at the
+end.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from contextlib import contextmanager
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
-from orchestrator.cli.views import failure_view, outcome_view, reason_code, where_of
+from orchestrator.cli.views import exit_code_of, failure_view, outcome_view, reason_code, where_of
 from orchestrator.client.run_reader import read_summary
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.live import LiveTable, plain_line
@@ -43,8 +45,29 @@ def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
     if live is None:
         yield PlainProgress()
         return
+    notes = NoteLines()
+
+    def show(run: control_pb2.Run) -> None:
+        for line in notes.new(run):
+            live.console.print(Text(line, style="yellow"))
+        live.update(LiveTable(run), refresh=True)
+
     with INTERRUPTION.holding(), live:
-        yield lambda run: live.update(LiveTable(run), refresh=True)
+        yield show
+
+
+class NoteLines:
+    """Finds what is noted of a run since it was seen last: a loss, a return, no checkpoint."""
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self._last = 0
+
+    def new(self, run: control_pb2.Run) -> list[str]:
+        """Return a line a note that is new, each with its time."""
+        new = [each for each in run.noted if each.sequence > self._last]
+        self._last = max([self._last, *(each.sequence for each in new)])
+        return [formats.note(each.wall_s, each.text) for each in new]
 
 
 class PlainProgress:
@@ -55,9 +78,12 @@ class PlainProgress:
         self._state = ""
         self._line = ""
         self._next_s = 0.0
+        self._notes = NoteLines()
 
     def __call__(self, run: control_pb2.Run) -> None:
-        """Print a line about the run if one is due."""
+        """Print what is noted at once, and a line about the run if one is due."""
+        for note in self._notes.new(run):
+            click.echo(note, err=True)
         now_s, state, line = self._now_s(), formats.run_state(run), plain_line(run)
         if state == self._state and (line == self._line or now_s < self._next_s):
             return
@@ -71,10 +97,10 @@ def print_run(run: control_pb2.Run) -> None:
 
 
 def finish(output: Output, run: control_pb2.Run) -> int:
-    """Print how an ended run ended; return 0 if it succeeded.
+    """Print how an ended run ended; return its exit status, 0 if it has plainly succeeded.
 
     Raises:
-        CommandError: it did not; with the run's reason code.
+        CommandError: it has not succeeded; with the run's reason code.
     """
     summary = read_summary(run)
     if not output.as_json:
@@ -84,6 +110,9 @@ def finish(output: Output, run: control_pb2.Run) -> int:
             failure = failure_view(run.failure) if run.HasField("failure") else None
             Console().print(RunSummary({**summary, "failure": failure}))
     if run.state == control_pb2.RUN_STATE_SUCCEEDED:
-        return output.result(outcome_view(run, summary))
+        exit_code = exit_code_of(run)
+        if exit_code:
+            output.note(f"hint: {CATALOGUE[run.reason_code].hint}")
+        return output.result(outcome_view(run, summary), exit_code=exit_code)
     code = reason_code(run)
     raise CommandError(code, run.reason or CATALOGUE[code].message, where_of(run))

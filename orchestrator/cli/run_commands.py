@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -143,11 +142,15 @@ def _print_each(
 @click.pass_obj
 def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
     """Wait until RUN, by default the latest, has ended; its outcome is the exit status."""
-    from orchestrator.cli.display import finish
+    from orchestrator.cli.display import NoteLines, finish
 
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    notes = NoteLines()
     with reading(choice) as reader:
-        run = deque(reader.watch(deadline_s), maxlen=1).pop()
+        run = control_pb2.Run()
+        for run in reader.watch(deadline_s):
+            for line in notes.new(run):
+                output.note(line)
         return finish(output, run)
 
 
@@ -167,7 +170,7 @@ def cancel(output: Output, choice: RunChoice, checkpoint: bool, timeout_s: float
             output.note(saved(reader, choice, time.monotonic() + timeout_s))
         run = reader.cancel()
     ended = run.state in TERMINAL
-    text = f"{run.run_id}: {formats.run_state(run)}" if ended else f"{run.run_id}: stopping"
+    text = f"{run.run_id}: {formats.outcome(run)}" if ended else f"{run.run_id}: stopping"
     return output.result(run_view(run), text)
 
 

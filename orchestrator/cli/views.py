@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.formats import visible
-from protos.catalogue import CATALOGUE
+from protos.catalogue import CATALOGUE, ExitCode
 from protos.control.v1 import control_pb2
 
 
@@ -25,6 +24,10 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "reason_code": run.reason_code,
         "reason": run.reason,
         "notes": list(run.notes),
+        "noted": [
+            {"wall_s": each.wall_s, "kind": each.kind, "site": each.site, "text": each.text}
+            for each in run.noted
+        ],
         "failure": failure_view(run.failure) if run.HasField("failure") else None,
         "members": list(run.members),
         "epoch": run.epoch,
@@ -108,10 +111,17 @@ def reason_code(run: control_pb2.Run) -> str:
     return run.reason_code if run.reason_code in CATALOGUE else "RANK_EXITED"
 
 
+def exit_code_of(run: control_pb2.Run) -> ExitCode:
+    """Return the exit status that a run's end means."""
+    if run.state == control_pb2.RUN_STATE_SUCCEEDED and run.reason_code not in CATALOGUE:
+        return ExitCode.OK
+    return CATALOGUE[reason_code(run)].exit_code
+
+
 def run_line(run: control_pb2.Run) -> str:
     """Return one line of the list of runs."""
     reason = f"  {run.reason_code}: {run.reason}" if run.reason_code else ""
-    return f"{run.run_id}  {formats.run_state(run):<9}  {_clock(run.created_wall_s)}  {run.name}{reason}"
+    return f"{run.run_id}  {formats.outcome(run):<9}  {formats.clock(run.created_wall_s)}  {run.name}{reason}"
 
 
 def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def event_line(event: control_pb2.Event) -> str:
         words = "  ".join(f"{key}={value}" for key, value in said.items() if value not in ("", -1))
     else:
         words = str(detail)
-    parts = [_clock(event.wall_s), f"{event.kind:<18}", event.site, words]
+    parts = [formats.clock(event.wall_s), f"{event.kind:<18}", event.site, words]
     return visible("  ".join(part for part in parts if part).rstrip())
 
 
@@ -161,7 +171,3 @@ def _detail(event: control_pb2.Event) -> Any:  # noqa: ANN401 - any JSON value
         return json.loads(event.detail_json or "{}")
     except ValueError:
         return event.detail_json
-
-
-def _clock(wall_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.run_submission import submit
-from orchestrator.cli.views import reason_code
+from orchestrator.cli.views import exit_code_of, reason_code
 from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.client.run_reader import reading
 from orchestrator.coordinator.journal import JournalError
@@ -90,7 +90,7 @@ def _follow(
         run = control_pb2.Run()
         for run in reader.watch(deadline_s):
             show(run)
-    if run.state == control_pb2.RUN_STATE_SUCCEEDED:
+    if not exit_code_of(run):
         return None
     code = reason_code(run)
     return Failed(code=code, message=run.reason or CATALOGUE[code].message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -72,6 +73,7 @@ def run_message(view: RunView, progress: Mapping[str, Any], position: int = 0) -
         ],
         folder=view.folder,
         notes=view.notes,
+        noted=[control_pb2.Note(**dataclasses.asdict(each)) for each in view.noted],
         members=view.members,
         epoch=view.epoch,
         created_wall_s=view.created_wall_s,

@@ -6,6 +6,7 @@ the run: a curve of losses keeps every second point once it is full.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -254,7 +255,8 @@ def summarise(
         "state": view.state.value,
         "reason_code": view.reason_code,
         "reason": view.reason,
-        "notes": list(view.notes),
+        "notes": view.notes,
+        "noted": [dataclasses.asdict(each) for each in view.noted],
         "steps": measured.last_step,
         "verified_steps": verified_steps,
         "losses": [[step, loss] for step, loss in measured.losses],

@@ -41,6 +41,7 @@ _NOTED = frozenset(
         "site.drop_refused",
         "site.returning",
         "site.returned",
+        "site.ended",
         "checkpoint.failed",
         "checkpoint.stays",
         "state.failed",
@@ -80,6 +81,18 @@ class RecordedEvent:
     detail: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What people should know of a run beside its state, in a line."""
+
+    sequence: int
+    """Of its event."""
+    wall_s: float
+    kind: str
+    site: str
+    text: str
+
+
 @dataclass(slots=True)
 class SiteView:
     """One site of a run."""
@@ -111,10 +124,15 @@ class RunView:
     epoch: int = 0
     links: tuple[Mapping[str, Any], ...] = ()
     """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
-    notes: tuple[str, ...] = ()
-    """What people should know of it beside its state, a line each."""
+    noted: tuple[Note, ...] = ()
+    """What people should know of it beside its state."""
     created_wall_s: float = 0.0
     ended_wall_s: float = 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What is noted, a line each."""
+        return [each.text for each in self.noted]
 
     @property
     def counted(self) -> frozenset[str]:
@@ -125,7 +143,14 @@ class RunView:
         """Take the next event of this run."""
         detail = event.detail
         if event.kind in _NOTED and "note" in detail:
-            self.notes = (*self.notes, detail["note"])[-MAX_NOTES:]
+            note = Note(
+                sequence=event.sequence,
+                wall_s=event.wall_s,
+                kind=event.kind,
+                site=event.site,
+                text=detail["note"],
+            )
+            self.noted = (*self.noted, note)[-MAX_NOTES:]
         match event.kind:
             case "run.submitted":
                 self.name, self.folder = detail["name"], detail["folder"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
 from orchestrator.cli.output import Output
 from orchestrator.cli.views import event_line, event_view, run_line, run_view
+from orchestrator.evidence.view import formats
+from protos.catalogue import ExitCode
 from protos.control.v1 import control_pb2
+from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_failed_run, a_run
+from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 
 
 def test_plain_progress_is_a_line_a_change_of_state_and_else_now_and_then(
@@ -29,6 +34,52 @@ def test_plain_progress_is_a_line_a_change_of_state_and_else_now_and_then(
     out, err = capsys.readouterr()
     assert len(err.splitlines()) == 1
     assert not out
+
+
+def test_what_is_noted_is_a_line_at_once_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = 100.0
+    show = PlainProgress(lambda: now_s)
+    show(a_run("ACTIVE"))
+    lost = control_pb2.Note(sequence=7, wall_s=1_700_000_000.5, kind="site.lost", text="b is\nlost")
+    back = control_pb2.Note(
+        sequence=9, wall_s=1_700_000_002.5, kind="site.returned", text="b is back"
+    )
+    for noted in ([lost], [lost], [lost, back], [back]):
+        show(a_run("ACTIVE", noted=noted))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "note: " in line]
+    assert lines == [
+        f"{formats.clock(1_700_000_000.5)} note: b is lost",
+        f"{formats.clock(1_700_000_002.5)} note: b is back",
+    ]
+
+
+@pytest.mark.parametrize("command", ["wait", "status"])
+def test_a_success_with_losses_is_said_and_has_its_exit_status(
+    isthmus: Isthmus, home: Path, command: str
+) -> None:
+    reason = "site b was lost and did not come back: it was killed"
+    run = a_run("SUCCEEDED", "mine", reason_code="WITH_LOSSES", reason=reason)
+    run.noted.add(sequence=7, wall_s=1_700_000_000.5, kind="site.lost", text="b is lost")
+    exit_code = ExitCode.WITH_LOSSES if command == "wait" else ExitCode.OK
+    with serving(ScriptedCoordinator(runs=[run], watched=[control_pb2.Run()])) as address:
+        at = ("mine", "--coordinator", address)
+        told = isthmus(command, *at)
+        envelope = isthmus(command, *at, "--json").envelope
+    assert told.code == envelope["exit_code"] == exit_code
+    assert envelope["status"] == "ok"
+    data = envelope["data"]
+    assert (data["state"], data["reason_code"], data["reason"]) == (
+        *("SUCCEEDED", "WITH_LOSSES"),
+        reason,
+    )
+    assert data["noted"] == [
+        {"wall_s": 1_700_000_000.5, "kind": "site.lost", "site": "", "text": "b is lost"}
+    ]
+    assert "SUCCEEDED WITH LOSSES" in told.out
+    assert f"WITH_LOSSES: {reason}" in told.out
+    assert ("failure.allow_losses" in told.err) == (command == "wait")
+    assert f"{formats.clock(1_700_000_000.5)} note: b is lost" in told.out
+    assert "SUCCEEDED WITH LOSSES" in run_line(run)
 
 
 def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from orchestrator.cli.whole_run import run_to_end
 from orchestrator.coordinator.journal import Journal
 from orchestrator.documents import Pair, load_pair
 from orchestrator.evidence.bench.scaling import Ended
+from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.run_folder.home import RunFolder
 from protos.control.v1 import control_pb2
 from tests.cli.runs import a_failed_run, a_folder, a_run
@@ -56,6 +57,15 @@ def test_a_run_that_succeeds(files: Path, home: Path, scripted: ScriptedCoordina
     ended = run(files, home, show=shown.append)
     assert ended == Ended("none")
     assert len(shown) == 2
+
+
+def test_a_run_that_lost_a_site_is_no_measurement(
+    files: Path, home: Path, scripted: ScriptedCoordinator
+) -> None:
+    lost = {"reason_code": "WITH_LOSSES", "reason": "site b was lost"}
+    scripted.watched = [a_run("ACTIVE", ""), a_run("SUCCEEDED", "", **lost)]
+    failed = Failed(code="WITH_LOSSES", message="site b was lost")
+    assert run(files, home) == Ended("none", failed)
 
 
 def test_what_emulated_the_wan_stands_in_the_journal(

@@ -273,7 +273,7 @@ def test_a_run_that_lost_its_first_site_saves_on_and_uses_each_sample_once(run: 
     agent = run.pids("sites.agent", "--site a")[0]
     kill(run.children(agent, "sites.launcher.rank")[-1])
     process.communicate(timeout=100)
-    assert process.returncode == 0, run.logs()
+    assert process.returncode == 7, run.logs()
     manifests = [each.manifest() for each in checkpoints_in(str(store(run, "stopped")))]
     last = manifests[0]
     assert (last.step, last.ranks, last.missing) == (steps, {"b": 1, "c": 1}, ())

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from protos.catalogue import ExitCode
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
 
 pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
@@ -67,7 +68,7 @@ def test_the_others_go_on_and_end_alike(run: Bench, role: str, tree: str) -> Non
     run.wait_for("a further step", lambda: max(steps_of(run, "a")) > before + 2, 60)
     stalled_s = time.monotonic() - killed_s
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    assert process.returncode == ExitCode.WITH_LOSSES, f"{out}\n{err}\n{run.logs()}"
     assert stalled_s < DETECT_S, f"{stalled_s:.1f} s"
 
     assert told(run) == ["epoch.proposed", "epoch.begun", "site.lost"]
@@ -91,7 +92,8 @@ def test_what_is_not_reached_is_gone_around_or_dropped(
     job = run.write(topology, job_yaml(steps=STEPS, codec="int8"))
     faults = run.folder / "faults.yaml"
     faults.write_text(f"version: 1\nseed: 1\nfaults:\n  - {{at: 500ms, {fault}}}\n")
-    done = run.isthmus("launch", str(job), "--json", "--faults", str(faults)).check()
+    done = run.isthmus("launch", str(job), "--json", "--faults", str(faults))
+    done.check(ExitCode.OK if survivors == "abc" else ExitCode.WITH_LOSSES)
     assert done.envelope["data"]["state"] == "SUCCEEDED"
     events = run.isthmus("events", "--json").check().envelope["data"]["events"]
     at_s = {each["kind"]: each["wall_s"] for each in reversed(events)}
@@ -143,7 +145,7 @@ def test_a_site_fails_in_the_last_round_after_another_was_done_with_it(run: Benc
     kill(victim(run, "gateway"))
     gateway.send_signal(signal.SIGCONT)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    assert process.returncode == ExitCode.WITH_LOSSES, f"{out}\n{err}\n{run.logs()}"
     hashes = [(run.folder / f"{site}.hash").read_text() for site in "ab"]
     assert hashes[0] == hashes[1]
     status = run.isthmus("status", "--json").check().envelope["data"]

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from protos.catalogue import ExitCode
 from protos.checkpoint.store import checkpoints_in
 from sites.checkpoint.export import model_tensors
 from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
@@ -48,7 +49,7 @@ def test_a_site_is_lost(run: Bench, codec: str, tree: str, lost: str) -> None:
     run.wait_for("first steps", lambda: is_training(run, 5))
     time.sleep(random.Random(codec + tree + lost).uniform(0.0, 0.3))
     kill_gateway(run, lost)
-    finish(run, process)
+    finish(run, process, ExitCode.WITH_LOSSES)
     (begun,) = journal_of(run.run_folder())
     assert lost not in begun.epoch.members
     # Where the first site is lost, nothing is saved until the next one writes what all have.
@@ -82,9 +83,9 @@ def kill_gateway(run: Bench, site: str) -> None:
     kill(run.children(agent, "sites.gateway")[0])
 
 
-def finish(run: Bench, process: subprocess.Popen[str]) -> None:
+def finish(run: Bench, process: subprocess.Popen[str], code: int = 0) -> None:
     out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    assert process.returncode == code, f"{out}\n{err}\n{run.logs()}"
 
 
 def returns(run: Bench) -> int:

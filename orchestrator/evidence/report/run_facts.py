@@ -71,6 +71,14 @@ class LinkFacts:
     """Packets that the emulator dropped because its queue was full."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoteFacts:
+    """What people should know of the run beside its figures."""
+
+    wall_s: float
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFacts:
     """Something that was done to the run, or that it died of."""
@@ -144,6 +152,7 @@ class RunFacts:
     """Steps whose buckets were kept."""
     timelines: tuple[StepTimeline, ...]
     """The timelines of steps, at most MAX_STEPS of them."""
+    notes: tuple[NoteFacts, ...]
     gaps: tuple[str, ...]
 
 
@@ -167,7 +176,7 @@ def run_facts(record: RunRecord) -> RunFacts:
     return RunFacts(
         run_id=run.run_id,
         name=run.name,
-        state=formats.run_state(run),
+        state=formats.outcome(run),
         reason_code=run.reason_code,
         reason=run.reason,
         log_path=run.failure.log_path if run.HasField("failure") else "",
@@ -200,6 +209,11 @@ def run_facts(record: RunRecord) -> RunFacts:
         emulator_note=_told(record, "wan.fallback", "note"),
         num_timelines=len(record.timelines),
         timelines=tuple(choose(record.timelines)),
+        notes=tuple(
+            NoteFacts(each.wall_s, each.text)
+            for each in run.noted
+            if each.kind not in {"wan.fallback", "run.ended"}  # these stand elsewhere on the page
+        ),
         gaps=tuple(gaps),
     )
 

@@ -42,7 +42,12 @@ from orchestrator.evidence.view.fitting_table import Column, columns_of
 
 _COLOURS = 6
 """Line colours of the style sheet; more lines than that use them again."""
-_STATES = {"SUCCEEDED": "good", "FAILED": "bad", "CANCELLED": "bad"}
+_STATES = {
+    "SUCCEEDED": "good",
+    "SUCCEEDED WITH LOSSES": "bad",
+    "FAILED": "bad",
+    "CANCELLED": "bad",
+}
 
 
 def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
@@ -71,6 +76,7 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
         _timeline(facts, prefix),
         _losses(facts),
         _faults(facts),
+        _notes(facts),
         _plan(facts),
         id=prefix,
     )
@@ -251,6 +257,13 @@ def _faults(facts: RunFacts) -> Markup | None:
         "and what the run ended of."
     )
     return section("Faults", table(wording.fault_columns(facts)), lead=lead)
+
+
+def _notes(facts: RunFacts) -> Markup | None:
+    if not facts.notes:
+        return None
+    lead = "Sites that were lost or came back, checkpoints that failed, and what else was noted."
+    return section("What happened", table(wording.note_columns(facts)), lead=lead)
 
 
 def _plan(facts: RunFacts) -> Markup:

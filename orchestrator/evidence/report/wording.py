@@ -216,6 +216,12 @@ def fault_columns(facts: RunFacts) -> list[Column]:
     return columns_of(["mark", "what", "where", "after", "step"], rows, num_text=3)
 
 
+def note_columns(facts: RunFacts) -> list[Column]:
+    """Return what was noted of the run, with its times."""
+    rows = [[formats.clock(each.wall_s), formats.words(each.text)] for each in facts.notes]
+    return columns_of(["time", "what"], rows, num_text=2)
+
+
 def comparison(runs: Sequence[RunFacts]) -> list[Column]:
     """Return the runs beside each other, a row a figure."""
     plans = [dict(plan_lines(run)) for run in runs]

@@ -6,6 +6,7 @@ A figure that is not known is None and shows as a dash.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from protos.control.v1 import control_pb2
 from topology.units import format_duration, format_fraction
 
 UNKNOWN = "-"
+WITH_LOSSES = "WITH_LOSSES"
+"""The reason code of a run that has succeeded, and has lost a site or its last checkpoint."""
 
 
 def known(values: Mapping[str, Any], key: str) -> float | None:
@@ -119,6 +122,26 @@ def run_state(run: control_pb2.Run) -> str:
     if run.state == control_pb2.RUN_STATE_UNSPECIFIED:
         return "UNKNOWN"  # nobody tells
     return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
+
+
+def outcome(run: control_pb2.Run) -> str:
+    """Return a run's state as people are to see it: `ACTIVE`, `SUCCEEDED WITH LOSSES`."""
+    return in_words(run_state(run), run.reason_code)
+
+
+def in_words(state: str, reason_code: str) -> str:
+    """Return a state that a reason code qualifies."""
+    return f"{state} WITH LOSSES" if reason_code == WITH_LOSSES else state
+
+
+def clock(wall_s: float) -> str:
+    """Return `2026-05-01 12:00:00`, in the time of this machine."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def note(wall_s: float, text: str) -> str:
+    """Return what is noted of a run, in a line with its time."""
+    return f"{clock(wall_s)} note: {words(text)}"
 
 
 def site_state(site: control_pb2.SiteStatus) -> str:

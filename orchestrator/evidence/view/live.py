@@ -21,6 +21,7 @@ from protos.control.v1 import control_pb2
 STYLES = {
     "ACTIVE": "green",
     "SUCCEEDED": "bold green",
+    "SUCCEEDED WITH LOSSES": "bold yellow",
     "FAILED": "bold red",
     "CANCELLED": "bold yellow",
 }
@@ -38,7 +39,7 @@ class LiveTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run = self._run
         heading = Text(f"{formats.words(run.run_id)}  {formats.words(run.name)}  ")
-        state = formats.run_state(run)
+        state = formats.outcome(run)
         heading.append(state, style=STYLES.get(state, ""))
         yield heading
         if members := _members(run):
@@ -47,8 +48,8 @@ class LiveTable:
             yield Text("  ".join(shown))
         if run.reason_code:
             yield Text(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
-        for note in run.notes:
-            yield Text(f"note: {formats.words(note)}", style="yellow")
+        for note in run.noted:
+            yield Text(formats.note(note.wall_s, note.text), style="yellow")
         if run.sites:
             yield Text()
             yield _sites(run)
@@ -68,12 +69,11 @@ class LiveTable:
 
 def plain_line(run: control_pb2.Run) -> str:
     """Return the run in one line: its state, its figures, and while it starts or ended, why."""
-    parts = [formats.run_state(run), *_figures(run)]
+    parts = [formats.outcome(run), *_figures(run)]
     if run.state in _UNFINISHED:
         parts += [
             f"{formats.words(site.site)} {formats.site_state(site).lower()}" for site in run.sites
         ]
-        parts += [f"note: {formats.words(note)}" for note in run.notes]
     if run.reason_code:
         parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)

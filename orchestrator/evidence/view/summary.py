@@ -28,8 +28,9 @@ class RunSummary:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         summary = self._summary
         yield _heading(summary)
-        for note in summary.get("notes") or []:
-            yield Text(f"note: {formats.words(note)}", style="yellow")
+        for note in summary.get("noted") or []:
+            wall_s, text = known(note, "wall_s") or 0.0, note.get("text")
+            yield Text(formats.note(wall_s, formats.words(text)), style="yellow")
         if failure := _failure(summary.get("failure")):
             yield failure
         facts = Table.grid(padding=(0, 2))
@@ -49,7 +50,11 @@ class RunSummary:
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
-    run_id, state = formats.words(summary.get("run_id")), formats.words(summary.get("state"))
+    run_id, reason_code = (
+        formats.words(summary.get("run_id")),
+        formats.words(summary.get("reason_code")),
+    )
+    state = formats.in_words(formats.words(summary.get("state")), reason_code)
     steps, active_s = known(summary, "steps"), known(summary, "active_s")
     parts = [
         Text(f"run {run_id}".rstrip()),
@@ -59,7 +64,7 @@ def _heading(summary: Mapping[str, Any]) -> Text:
     ]
     heading = Text(" ").join(part for part in parts if part)
     if reason := formats.words(summary.get("reason")):
-        heading.append(f"\n{formats.words(summary.get('reason_code'))}: {reason}")
+        heading.append(f"\n{reason_code}: {reason}")
     return heading
 
 

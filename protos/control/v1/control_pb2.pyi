@@ -1431,6 +1431,7 @@ class Run(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     MEMBERS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    NOTED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1469,6 +1470,10 @@ class Run(google.protobuf.message.Message):
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """sites that take part in the latest epoch; none before the run is active"""
 
+    @property
+    def noted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Note]:
+        """the notes once more, with their times"""
+
     def __init__(
         self,
         *,
@@ -1491,11 +1496,42 @@ class Run(google.protobuf.message.Message):
         position: builtins.int = ...,
         members: collections.abc.Iterable[builtins.str] | None = ...,
         epoch: builtins.int = ...,
+        noted: collections.abc.Iterable[global___Note] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "members", b"members", "name", b"name", "notes", b"notes", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
+
+@typing.final
+class Note(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    WALL_S_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    SITE_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """of its event"""
+    wall_s: builtins.float
+    kind: builtins.str
+    """of its event: site.lost, checkpoint.failed, ..."""
+    site: builtins.str
+    text: builtins.str
+    """one line"""
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+        wall_s: builtins.float = ...,
+        kind: builtins.str = ...,
+        site: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "sequence", b"sequence", "site", b"site", "text", b"text", "wall_s", b"wall_s"]) -> None: ...
+
+global___Note = Note
 
 @typing.final
 class SiteStatus(google.protobuf.message.Message):
