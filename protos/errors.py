@@ -3,7 +3,7 @@
 Each class tells apart who must act. A wrong YAML file never crosses the wire: topology/errors.py.
 """
 
-from protos.failure import Failure, one_line
+from protos.failure import Failure, one_line, reason_of
 
 
 class IsthmusError(Exception):
@@ -131,7 +131,7 @@ def failure_of(error: BaseException, site: str = "") -> Failure:
         site: Where it came from, if the error does not say so itself.
     """
     if not isinstance(error, IsthmusError):
-        message = one_line(f"{type(error).__name__}: {error}")
+        message = reason_of(error)
         return Failure(code="INTERNAL", message=message, site=site)
     if isinstance(error, PeerLostError):
         site = error.site or site

@@ -160,15 +160,14 @@ def one_line(text: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what went wrong, on one line.
+    """Return an exception's type and text, on one line.
 
-    That is an operating system error's text, and any other's with its type. Where a text is no
-    sentence, as a KeyError's, which is its key, the place in the code is added.
+    Where the text is no sentence, as a KeyError's, which is its key, the place in the code follows.
     """
     text, kind = one_line(str(error)), type(error).__name__
-    if " " in text:
-        return text if isinstance(error, OSError) else f"{kind}: {text}"
     said = f"{kind}: {text}" if text else kind
+    if " " in text:
+        return one_line(said)
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next

@@ -34,6 +34,7 @@ from orchestrator.run_folder.run_files import write_atomically
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
+from protos.failure import reason_of
 from protos.identities import COORDINATOR
 from protos.private_files import keep_private
 from protos.security import control_security, require_protected
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(options, "FILE_ERROR", f"{error.filename or 'state'}: {error.strerror}")
     except Exception as error:
         log.exception("the coordinator has ended by a mistake of its own")
-        return _failed(options, "INTERNAL", f"{type(error).__name__}: {error}")
+        return _failed(options, "INTERNAL", reason_of(error))
     if options.json:
         print(success(COMMAND, {"state": str(options.state)}, status))  # noqa: T201
     return status

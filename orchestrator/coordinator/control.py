@@ -36,6 +36,7 @@ from protos.errors import (
     StaleGenerationError,
     StateConflictError,
 )
+from protos.failure import reason_of
 from protos.versions import build
 from topology.errors import ConfigError
 from topology.hashing import topology_hash
@@ -753,7 +754,7 @@ def _why(error: Exception) -> str:
             return error.problems[0].message
         case OSError():
             return f"{error.filename}: {error.strerror}"
-    return f"{type(error).__name__}: {error}"
+    return reason_of(error)
 
 
 def _waiting(submission: Submission, sequence: int) -> Waiting:

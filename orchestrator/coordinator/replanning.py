@@ -31,6 +31,7 @@ from orchestrator.core.replan_machine import (
 from orchestrator.core.run_events import RecordEvent
 from protos import metrics
 from protos.control.v1 import control_pb2
+from protos.failure import reason_of
 from topology.epoch import Epoch
 from topology.json_fields import read_json, to_json
 from topology.run_spec import CodedPlan, RunSpec
@@ -143,7 +144,7 @@ class Replanner:
             return  # whoever lets time pass raises it
         except Exception as error:
             log.exception("a plan was not made again, by a mistake of ours")
-            why = f"{type(error).__name__}: {error}"
+            why = reason_of(error)
         if why:
             self._on_answer(PlanningFailed(why))
 

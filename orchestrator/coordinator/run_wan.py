@@ -26,6 +26,7 @@ from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
 from orchestrator.emulator.site_namespaces import netns_problem
 from orchestrator.run_folder.home import LOG
 from protos import metrics
+from protos.failure import reason_of
 from topology.errors import ConfigError
 from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
 from topology.timeouts import Timeouts
@@ -124,7 +125,7 @@ class RunWan:
             self._ended(str(error))
         except Exception as error:
             log.exception("the emulated WAN was not opened, by a mistake of ours")
-            self._ended(f"{type(error).__name__}: {error}")
+            self._ended(reason_of(error))
         else:
             self._handle(event)
 

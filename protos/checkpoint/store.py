@@ -19,6 +19,7 @@ import xxhash
 
 from protos.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, Manifest, StoredFile
 from protos.errors import BadCheckpointError, IsthmusError
+from protos.failure import reason_of
 
 _NAME = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 4 << 20
@@ -205,7 +206,7 @@ def storage_errors(place: str) -> Iterator[None]:
         what = error.strerror or str(error) or type(error).__name__
         raise OSError(code, what, place) from error
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        what = reason_of(error)
         raise OSError(errno.EIO, what, place) from error
 
 

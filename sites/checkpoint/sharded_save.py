@@ -53,7 +53,8 @@ def _of_all(group: SiteGroup, make: Callable[[], Made]) -> list[Made]:
     try:
         made = make()
     except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-        problem = f"rank {group.rank}: {reason_of(error)}"
+        why = str(error) if isinstance(error, OSError) else reason_of(error)
+        problem = f"rank {group.rank}: {why}"
     parts = group.gather((made, problem))
     if problems := [each for _, each in parts if each]:
         raise OSError(problems[0])

@@ -39,7 +39,7 @@ import torch
 
 from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
 from protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
-from protos.failure import reason_of
+from protos.failure import one_line, reason_of
 from sites.checkpoint.cleaning import remove_parts, remove_superseded
 from sites.checkpoint.patience import join_patiently
 from sites.checkpoint.place import (
@@ -150,7 +150,7 @@ class CheckpointWriter:
         try:
             num_bytes = self._write(snapshot)
         except Exception as error:  # noqa: BLE001 - the thread's root: training goes on without
-            why = reason_of(error)
+            why = _why(error)
             self._on_failed(snapshot.step, why)
             _log(f"the checkpoint of step {snapshot.step} failed: {why}")
             remove_parts(self._place, snapshot.step)
@@ -169,7 +169,7 @@ class CheckpointWriter:
             self._wait_copied()
             self._make_folders(snapshot, folder)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = problem or f"{rank}: {reason_of(error)}"
+            problem = problem or f"{rank}: {_why(error)}"
         agree_on_step(snapshot.step, problem, self.group.gather)
         remove_parts(place, snapshot.step - 1)
         try:
@@ -182,7 +182,7 @@ class CheckpointWriter:
             if place.is_remote:
                 _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = f"{rank}: {reason_of(error)}"
+            problem = f"{rank}: {_why(error)}"
         parts = self.group.gather((problem, files, snapshot.other_state))
         problems = [each for each, *_ in parts if each]
         if problems:
@@ -336,6 +336,11 @@ def take_last(asked: list[Path], target: Path) -> None:
     for path in asked[:-1]:
         path.unlink()
     asked[-1].rename(target)
+
+
+def _why(error: Exception) -> str:
+    """Return an operating system's error as it says itself, and any other with its type."""
+    return (isinstance(error, OSError) and one_line(str(error))) or reason_of(error)
 
 
 def _flush(file: Any) -> None:  # noqa: ANN401 - any file

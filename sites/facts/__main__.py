@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from protos.failure import reason_of
 from sites.agent.node_launch import over_ssh
 from sites.facts.machine import collect
 from sites.facts.paths import Echo, reach
@@ -52,8 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in sys.stdin:
         try:
             _write(_answer(json.loads(line), echoes))
-        except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:
-            _write({"error": str(error) or type(error).__name__})
+        except (OSError, ConfigError) as error:
+            _write({"error": str(error)})
+        except (KeyError, TypeError, ValueError) as error:
+            _write({"error": reason_of(error)})
     return 0
 
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import sites
 from protos.errors import IsthmusError, LocalProtocolError
+from protos.failure import reason_of
 from sites.launcher.outages import causes, is_outage, is_signal_status
 from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
 from sites.leash import die_with_parent
@@ -110,7 +111,7 @@ def _message(error: BaseException) -> str:
     """Return what broke; of an exit, the text that it was given: the status is told beside it."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, str) else ""
-    return f"{type(error).__name__}: {error}"
+    return reason_of(error)
 
 
 def _leave() -> NoReturn:

@@ -32,6 +32,7 @@ from protos.errors import (
     RankLostError,
     RemoteProtocolError,
 )
+from protos.failure import reason_of
 from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
 from sites.local.regions import FLOAT_BYTES
 from sites.local.squares import norm_of, total_of, units_of_words, words_of
@@ -282,7 +283,7 @@ class OpenRound:
         except IsthmusError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
-            failure = LocalProtocolError(f"{type(error).__name__}: {error}")
+            failure = LocalProtocolError(reason_of(error))
             failure.__cause__ = error
             self.fail(failure)
 

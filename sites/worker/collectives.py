@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from protos.errors import RankLostError
+from protos.failure import reason_of
 
 APART = timedelta(days=365)
 """Ranks may come so far apart to a collective beside training: where one missed a checkpoint, until
@@ -142,5 +143,5 @@ def wait(pending: dist.Work | torch.cuda.Event | None) -> None:
     try:
         pending.wait()
     except RuntimeError as error:
-        cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise RankLostError(f"a collective inside the site failed: {cause[0]}") from error
+        cause = (str(error).strip() or reason_of(error)).splitlines()[0]
+        raise RankLostError(f"a collective inside the site failed: {cause}") from error

@@ -26,7 +26,7 @@ from protos.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from protos.failure import Failure
+from protos.failure import Failure, reason_of
 from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.local.chunk_grid import shard_numel
 from sites.local.rank_messages import (
@@ -339,7 +339,7 @@ class GatewayLink:
         except IsthmusError as error:
             self._cause = error
         except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
-            self._cause = LocalProtocolError(f"{type(error).__name__}: {error}")
+            self._cause = LocalProtocolError(reason_of(error))
             self._cause.__cause__ = error
         self._ended.set()
         if not self._closed:

@@ -337,7 +337,7 @@ def test_nothing_stays_on_local_disk_whether_an_upload_fails_or_not(
         training.take(range(1, 3))
         training.checkpoints._save()
         training.checkpoints._writer.wait()
-    why = f"[Errno 5] UnreachableError: no route: '{store}/step-00000002'"
+    why = f"[Errno 5] UnreachableError: no route to it: '{store}/step-00000002'"
     assert training.failed == [(2, f"rank 0 of site {site}: {why}")]
     assert list((tmp_path / "local").iterdir()) == []
     training.take(range(3, 5))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from protos.checkpoint.store import checkpoint_name, checkpoints_in
@@ -24,6 +25,7 @@ from sites.checkpoint.writer import take_last
 from sites.local.rank_messages import Welcome
 from sites.worker.environment import lone_spec
 from sites.worker.gateway_link import AloneLink
+from sites.worker.sharding import local_of
 from sites.worker.site import Site
 from topology.job import Checkpoint
 
@@ -45,9 +47,10 @@ def sites() -> Iterator[list[Site]]:
 class Run:
     """Joins sites of one rank that save every other step, and go on from there."""
 
-    def __init__(self, folder: Path, sites: list[Site]) -> None:
+    def __init__(self, folder: Path, sites: list[Site], device: torch.device) -> None:
         self.folder = folder
         self._sites = sites
+        self._device = device
 
     def join(self, name: str, resume: int | None = None) -> Site:
         """Return a site that saves under a name, and goes on from `whole` after a step."""
@@ -66,7 +69,7 @@ class Run:
             ),
             spec=replace(spec, job=replace(spec.job, checkpoint=settings)),
             run_folder=self.folder,
-            device=torch.device("cpu"),
+            device=self._device,
             owns_group=False,
             run=name,
         )
@@ -80,7 +83,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, sites: list[Site]) -> Run:
-    return Run(tmp_path, sites)
+    return Run(tmp_path, sites, torch.device("cpu"))
 
 
 def net(seed: int, out: int = WIDTH) -> nn.Sequential:
@@ -93,8 +96,9 @@ def net(seed: int, out: int = WIDTH) -> nn.Sequential:
     )
 
 
-def batch(step: int, count: int = 4) -> Tensor:
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(step))
+def batch(site: Site, step: int, count: int = 4) -> Tensor:
+    drawn = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(step))
+    return drawn.to(site.device)
 
 
 def backward(loss: Tensor) -> None:
@@ -103,14 +107,14 @@ def backward(loss: Tensor) -> None:
 
 def swapped(site: Site) -> None:
     """Evaluate the average of the weights, in their place."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ema = copy.deepcopy(model.module)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer, extra={"ema": ema})
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         with torch.no_grad():
             for mean, each in zip(ema.parameters(), model.parameters(), strict=True):
@@ -119,39 +123,39 @@ def swapped(site: Site) -> None:
         for each, mean in zip(model.parameters(), ema.parameters(), strict=True):
             each.data.copy_(mean)
         with torch.no_grad():
-            model(batch(100))
+            model(batch(site, 100))
         for each, kept in zip(model.parameters(), own, strict=True):
             each.data.copy_(kept)
 
 
 def pointed_elsewhere(site: Site) -> None:
     """The same, by pointers: nothing is copied."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         own = [each.data for each in model.parameters()]
         for each in model.parameters():
             each.data = torch.zeros_like(each)
         with torch.no_grad():
-            model(batch(100))
+            model(batch(site, 100))
         for each, kept in zip(model.parameters(), own, strict=True):
             each.data = kept
 
 
 def clamped(site: Site) -> None:
     """Keep weights within bounds after each step, as a Wasserstein critic's."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         for each in model.parameters():
             each.data.clamp_(-0.02, 0.02)
@@ -159,13 +163,13 @@ def clamped(site: Site) -> None:
 
 def moved_to(site: Site) -> None:
     """Put new tensors in place of the weights after each step, as some projections do."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         for each in model.parameters():
             each.data = each.data / each.data.norm()
@@ -205,35 +209,35 @@ class ScheduleFree(torch.optim.Optimizer):
 
 def schedule_free(site: Site) -> None:
     """Evaluate with the weights of evaluation: the way there and back changes the last bits."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = ScheduleFree(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         optimizer.eval()
         with torch.no_grad():
-            model(batch(100))
+            model(batch(site, 100))
         optimizer.resume()
 
 
 def sharp(site: Site) -> None:
     """Two backward passes a step, with other weights in between (SAM)."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         own = [each.detach().clone() for each in model.parameters()]
         for each in model.parameters():
             assert each.grad is not None
             each.data.add_(each.grad, alpha=0.05)
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         for each, kept in zip(model.parameters(), own, strict=True):
             each.data.copy_(kept)
         optimizer.step()
@@ -241,13 +245,13 @@ def sharp(site: Site) -> None:
 
 def decayed_by_hand(site: Site) -> None:
     """Weights shrink between the backward pass and the step."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         for each in model.parameters():
             each.data.mul_(0.9)
         optimizer.step()
@@ -262,7 +266,10 @@ class Pair:
         `first_counts`: the steps of the critic, which steps first, are the run's. `in_one`: the
         checkpoint gets both optimizers; else the second one is something else to save.
         """
-        self.generator, self.critic = (DistributedDataParallel(net(seed)) for seed in (1, 2))
+        self.site = site
+        self.generator, self.critic = (
+            DistributedDataParallel(net(seed).to(site.device)) for seed in (1, 2)
+        )
         self.generator_optimizer = torch.optim.Adam(self.generator.parameters(), lr=0.01)
         self.critic_optimizer = torch.optim.RMSprop(self.critic.parameters(), lr=0.01)
         models = [self.generator, self.critic]
@@ -277,7 +284,8 @@ class Pair:
 
     def step_critic(self, step: int) -> None:
         self.critic_optimizer.zero_grad()
-        noise, real = batch(1000 + step), batch(step)
+        site = self.site
+        noise, real = batch(site, 1000 + step), batch(site, step)
         fake = self.generator(noise).detach()
         backward(self.critic(fake).square().mean() - self.critic(real).square().mean())
         self.critic_optimizer.step()
@@ -286,7 +294,7 @@ class Pair:
 
     def step_generator(self, step: int) -> None:
         self.generator_optimizer.zero_grad()
-        backward(self.critic(self.generator(batch(2000 + step))).square().mean())
+        backward(self.critic(self.generator(batch(self.site, 2000 + step))).square().mean())
         self.generator_optimizer.step()
 
 
@@ -343,14 +351,14 @@ def three_after_the_counted(site: Site) -> None:
 
 def averaged(site: Site) -> None:
     """A loop without DistributedDataParallel, whose scheduler has the last word on a step."""
-    model = net(1)
+    model = net(1).to(site.device)
     optimizer = torch.optim.AdamW(model.named_parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
     site.average_gradients(optimizer)
     start = site.checkpoint(model, optimizer, scheduler=scheduler)
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         scheduler.step()
         for each in model.parameters():
@@ -360,7 +368,7 @@ def averaged(site: Site) -> None:
 def normalised(site: Site) -> None:
     """Buffers that a forward pass changes, and a generator of which it draws."""
     model = DistributedDataParallel(
-        nn.Sequential(net(1), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), net(2))
+        nn.Sequential(net(1), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), net(2)).to(site.device)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     site.synchronize(model, optimizer)
@@ -369,27 +377,59 @@ def normalised(site: Site) -> None:
     for step in range(start, STEPS):
         optimizer.zero_grad()
         with model.no_sync():
-            backward(model(batch(step)).square().mean())
-        backward(model(batch(step, 6)).square().mean())
+            backward(model(batch(site, step)).square().mean())
+        backward(model(batch(site, step, 6)).square().mean())
         optimizer.step()
 
 
 def looking_ahead(site: Site) -> None:
     """Slow weights of the script's own, which replace the fast ones every third step."""
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    slow = net(1)
+    slow = net(1).to(site.device)
     site.synchronize(model, optimizer)
     start = site.checkpoint(model, optimizer, extra={"slow": slow})
     for step in range(start, STEPS):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
         if step % 3 == 1:
             with torch.no_grad():
                 for mean, each in zip(slow.parameters(), model.parameters(), strict=True):
                     mean.lerp_(each, 0.5)
             model.module.load_state_dict(slow.state_dict())
+
+
+def sharded(site: Site) -> None:
+    """What a rank holds of a model is kept within bounds, too."""
+    model = net(1).to(site.device)
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    site.synchronize(model, optimizer)
+    start = site.checkpoint(model, optimizer)
+    for step in range(start, STEPS):
+        optimizer.zero_grad()
+        backward(model(batch(site, step)).square().mean())
+        optimizer.step()
+        for each in model.parameters():
+            local_of(each).clamp_(-0.02, 0.02)
+
+
+def half_precision(site: Site) -> None:
+    """A scale that changes after each step, and whose first steps are left out."""
+    model = DistributedDataParallel(net(1).to(site.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(site.device.type, init_scale=2.0**120, growth_interval=1)
+    site.synchronize(model, optimizer)
+    step = site.checkpoint(model, optimizer, extra={"scaler": scaler})
+    while step < STEPS:
+        optimizer.zero_grad()
+        scale = scaler.get_scale()
+        backward(scaler.scale(model(batch(site, step)).square().mean()))
+        scaler.step(optimizer)
+        scaler.update()
+        step += scaler.get_scale() >= scale
 
 
 SCRIPTS = [
@@ -409,12 +449,27 @@ SCRIPTS = [
     averaged,
     normalised,
     looking_ahead,
+    sharded,
+    half_precision,
 ]
 
 
+QUICK = {swapped, clamped, schedule_free, critic_counts, other_is_extra, averaged, sharded}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(each, id=each.__name__, marks=[] if each in QUICK else pytest.mark.exhaustive)
+        for each in SCRIPTS
+    ],
+)
 def test_a_script_goes_on_in_the_same_bits(run: Run, script: Callable[[Site], None]) -> None:
+    check_goes_on(run, script)
+
+
+def check_goes_on(run: Run, script: Callable[[Site], None]) -> None:
     whole = run.join("whole")
     script(whole)
     whole.leave()
@@ -430,10 +485,10 @@ def test_a_script_goes_on_in_the_same_bits(run: Run, script: Callable[[Site], No
         assert not different, f"from step {step}"
 
 
-def train(steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train(site: Site, steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for step in range(steps):
         optimizer.zero_grad()
-        backward(model(batch(step)).square().mean())
+        backward(model(batch(site, step)).square().mean())
         optimizer.step()
 
 
@@ -455,12 +510,12 @@ def test_a_model_that_has_become_another_one_is_not_saved_as_the_one_that_was_tr
 ) -> None:
     """As scripts make one for export, at the end."""
     site = run.join("whole")
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     site.synchronize(model, optimizer)
     told = told_of(site, monkeypatch)
     site.checkpoint(model, optimizer)
-    train(3, model, optimizer)
+    train(site, 3, model, optimizer)
     if change == "half":
         model.module.half()
     else:
@@ -473,7 +528,7 @@ def test_a_model_that_has_become_another_one_is_not_saved_as_the_one_that_was_tr
 
 def test_an_optimizer_that_would_be_lost_is_named(run: Run) -> None:
     site = run.join("whole")
-    models = [DistributedDataParallel(net(seed)) for seed in (1, 2)]
+    models = [DistributedDataParallel(net(seed).to(site.device)) for seed in (1, 2)]
     optimizers = [torch.optim.Adam(each.parameters()) for each in models]
     site.synchronize(models, optimizers)
     with pytest.raises(TypeError, match=r"optimizer 1 of site\.synchronize would not be saved"):
@@ -483,7 +538,7 @@ def test_an_optimizer_that_would_be_lost_is_named(run: Run) -> None:
 
 def test_a_parameter_of_two_optimizers_is_named(run: Run) -> None:
     site = run.join("whole")
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizers = [torch.optim.Adam(model.parameters()) for _ in range(2)]
     site.synchronize(model, optimizers)
     with pytest.raises(TypeError, match=r"two optimizers train 0\.weight"):
@@ -504,12 +559,12 @@ def test_what_cannot_be_copied_is_named_with_its_place_and_ends_no_training(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = run.join("whole")
-    model = DistributedDataParallel(net(1))
+    model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     site.synchronize(model, optimizer)
     told = told_of(site, monkeypatch)
     site.checkpoint(model, optimizer, extra={"ema": Unreadable()})
-    train(4, model, optimizer)
+    train(site, 4, model, optimizer)
     site.leave()
     assert [(kind, step) for kind, step, _ in told] == [
         ("checkpoint_failed", 2),

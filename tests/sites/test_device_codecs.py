@@ -100,6 +100,7 @@ def test_an_encoder_looks_at_no_value(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # a prototype
 @EACH
 def test_on_cuda_bodies_are_the_same_and_nothing_waits(name: str) -> None:
     chance, codec, device = np.random.default_rng(1), body_codec(name), torch.device("cuda")
