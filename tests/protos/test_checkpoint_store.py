@@ -134,7 +134,11 @@ class UnreachableError(Exception):
 @pytest.mark.parametrize(
     ("raised", "kind", "text"),
     [
-        (UnreachableError("no route\nto it"), OSError, "[Errno 5] UnreachableError: no route to it: "),
+        (
+            UnreachableError("no route\nto it"),
+            OSError,
+            "[Errno 5] UnreachableError: no route to it: ",
+        ),
         (PermissionError("Access Denied"), PermissionError, "[Errno 13] Access Denied: "),
         (FileNotFoundError("bucket/run"), FileNotFoundError, "[Errno 2] bucket/run: "),
         (TimeoutError(), OSError, "[Errno 5] TimeoutError: "),
