@@ -24,6 +24,9 @@ from protos.security import exchange_security
 from sites.gateway.links import frame_listener
 from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
 from sites.gateway.probing.probing_gateway import ProbingGateway
+from sites.gateway.transfer.donors import donor
+from sites.gateway.transfer.state_fetch import StateFetch
+from sites.local.entry_folder import entry_folder
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -37,6 +40,7 @@ from tests.fakes.gateway_sites import (
 from tests.fakes.methods import FRAME_METHODS, described_methods
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
+from tests.sites.test_state_transfer import EPOCH, files_of, make_state
 from topology.job import Probe
 from topology.world import GATEWAY_PORTS
 
@@ -92,6 +96,21 @@ def test_tensors_cross(tmp_path: Path, certs: Path) -> None:
         result, _ = reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
         assert np.isfinite(result).all()
         leave(members, ranks)
+
+
+def test_the_state_that_a_returning_site_takes_over_crosses(tmp_path: Path, certs: Path) -> None:
+    configs = [
+        gateway_config(tmp_path, GATHER_2, site, state_folder=str(tmp_path / SITES[site]))
+        for site in range(2)
+    ]
+    make_state(tmp_path / SITES[1], 9 << 20)
+    with gateways(configs) as members:
+        peer = members[1].peer
+        taken = entry_folder(tmp_path / "taken", EPOCH)
+        StateFetch(
+            [donor(configs[0], peer, lambda: peer)], EPOCH, taken, timeout_s=DEADLINE_S
+        ).run()
+    assert files_of(tmp_path / "taken") == files_of(tmp_path / SITES[1])
 
 
 def test_only_gateways_of_the_deployment_get_in_and_only_as_themselves(
