@@ -41,13 +41,15 @@ from protos.versions import build
 from topology.errors import ConfigError
 from topology.hashing import topology_hash
 from topology.timeouts import Timeouts
-from topology.world import Topology
+from topology.world import GATEWAY_PORTS, Topology
 
 TICK_S = 0.05
 CHECK_S = 1.0
 """Between two looks whether the state folder is still there."""
 REFUSALS = 100
 """Calls of strangers that are written down: they must not fill the disk."""
+_MAX_PORT = 65535 - (GATEWAY_PORTS - 1)
+"""A gateway's first port; its others are the next ones."""
 LISTED_RUNS = 200
 """The newest: their views fit into one message."""
 
@@ -310,9 +312,14 @@ class Control:
             return
         match kind:
             case "prepared":
+                told = message.prepared.endpoints
+                if (port := max((each.port for each in told), default=0)) > _MAX_PORT:
+                    raise RemoteProtocolError(
+                        f"site {site}: a gateway at port {port}, and its frames at the next one: "
+                        f"want at most {_MAX_PORT}"
+                    )
                 endpoints = (
-                    run_events.Endpoint(site, each.gateway, each.host, each.port)
-                    for each in message.prepared.endpoints
+                    run_events.Endpoint(site, each.gateway, each.host, each.port) for each in told
                 )
                 run.handle(run_events.SitePrepared(site, tuple(endpoints)))
             case "running":

@@ -243,6 +243,19 @@ def test_submit_tells_all_mistakes_and_refuses_what_does_not_fit(tmp_path: Path)
 
 
 @pytest.mark.multiprocess
+def test_a_gateway_at_the_last_port_has_none_for_frames_and_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, _ = await bench.join("a", "b")
+            await bench.submit()
+            await a.prepare(port=65535)
+            code, why = await a.end_of_session()
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "site a: a gateway at port 65535" in why
+
+    run_scenario(scenario())
+
+
 def test_an_emulated_wan_gives_each_site_its_own_ports(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with coordinating(tmp_path, topology_text(emulate=True, emulator="relay")) as bench:
