@@ -312,14 +312,15 @@ class Control:
             return
         match kind:
             case "prepared":
-                told = message.prepared.endpoints
-                if (port := max((each.port for each in told), default=0)) > _MAX_PORT:
+                gateways = message.prepared.endpoints
+                if (port := max((each.port for each in gateways), default=0)) > _MAX_PORT:
                     raise RemoteProtocolError(
                         f"site {site}: a gateway at port {port}, and its frames at the next one: "
                         f"want at most {_MAX_PORT}"
                     )
                 endpoints = (
-                    run_events.Endpoint(site, each.gateway, each.host, each.port) for each in told
+                    run_events.Endpoint(site, each.gateway, each.host, each.port)
+                    for each in gateways
                 )
                 run.handle(run_events.SitePrepared(site, tuple(endpoints)))
             case "running":
