@@ -56,6 +56,8 @@ PROBE = "probe"
 ALLREDUCE = "allreduce"
 """One repetition of `isthmus bench allreduce` at one rank, counted by `step` from 0; label
 DIGEST."""
+FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, STATE})
+"""Kinds that a run has few of, and whose loss would change what is said of it: none is dropped."""
 
 # kind "step"
 LOSS = "loss"

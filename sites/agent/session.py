@@ -4,7 +4,7 @@ A session outlives its connections. Messages are numbered (protos/numbered.py) a
 `Outbox`, in bounded space, until the coordinator has them; when a connection breaks, the agent
 dials again and both sides send again what is missing. Heartbeats are not numbered and overtake
 everything: a slow link must not look like a dead site. Measurements are dropped, and counted,
-rather than let them fill the memory.
+rather than let them fill the memory; but for those few on which the outcome of a run depends.
 
 The lease counts from when a heartbeat that was answered was *sent*. When it ends, the connection
 is given up. How long the session then goes on without a coordinator is the agent's patience:
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
+from protos import metrics
 from protos.control.v1.control_pb2 import (
     AgentMessage,
     CoordinatorMessage,
@@ -447,12 +448,13 @@ class Outbox:
     def put_metric(self, run_id: str, generation: int, metric: Metric) -> None:
         """Queue a metric; it travels in one batch with its neighbours."""
         size = metric.ByteSize() + _OVERHEAD_BYTES
-        if self._bulk_bytes + size > BULK_BYTES:
+        is_full = self._bulk_bytes + size > BULK_BYTES
+        if is_full and metric.kind not in metrics.FEW:
             self._num_dropped += 1
             if self._num_dropped == 1:
                 log.warning("metrics are dropped: the coordinator takes none, or too slowly")
             return
-        if self._num_dropped:
+        if self._num_dropped and not is_full:
             log.warning("%d metrics were dropped", self._num_dropped)
             self._num_dropped = 0
         last = self._last if self.numbered.last > self._most_taken else None

@@ -62,6 +62,9 @@ def test_metrics_are_dropped_when_nobody_takes_them_but_nothing_else_is() -> Non
     assert sum(each.ByteSize() for each in batches) <= BULK_BYTES
     outbox.put_metric("r1", 1, metric(7))
     assert take_all(outbox) == [], "what was sent may have to be sent again"
+    outbox.put_metric("r1", 1, control.Metric(kind="checkpoint", step=8))
+    (*_, last) = take_all(outbox)
+    assert [each.step for each in last.metrics.metrics] == [8], "the run's outcome depends on it"
     outbox.acknowledge(last.sequence)
     outbox.put_metric("r1", 1, metric(7))  # there is room again
     assert take_all(outbox)[0].metrics.metrics[0].step == 7
