@@ -405,7 +405,7 @@ class RunMachine:
                 self._take((told,), happened_s)
             case "epoch.begun":
                 for lost in [self._sites[name] for name in event.detail["lost"]]:
-                    lost.is_out = not lost.is_successful
+                    lost.is_out, lost.why_out = not lost.is_successful, event.detail["why"]
                     if lost.is_returning:  # it followed, or was started since: it begins anew
                         lost.state, lost.is_returning = SiteState.LOST, False
                 for name in event.detail.get("leaves", ()):

@@ -465,6 +465,10 @@ class Simulation:
                 self._out.add(record.site)
                 if record.kind == "site.lost" and not self._has_first_step:
                     raise BrokenPromiseError(f"{record.site} is lost before all took a step")
+            case "epoch.begun":  # a coordinator that ends then writes no more of the loss
+                detail: Any = record.detail
+                succeeded = self._succeeded()
+                self._out |= {each for each in detail["lost"] if not succeeded.get(each)}
             case "site.returned":
                 self._out.discard(record.site)
             case "site.drop_requested":
@@ -546,10 +550,7 @@ class Simulation:
 
     def _check_done(self) -> None:
         """All are done with the job: each has had the same rounds."""
-        succeeded: dict[str, bool] = {}
-        for _, record in self._journal.records:
-            if record.kind in {"site.ended", "site.lost", "site.dropped", "site.returning"}:
-                succeeded[record.site] = bool(record.detail.get("succeeded"))
+        succeeded = self._succeeded()
         pasts = {
             name: site.chains.get(self._last_round)
             for name, site in self.sites.items()
@@ -557,6 +558,14 @@ class Simulation:
         }
         if None in pasts.values() or len(set(pasts.values())) > 1:
             raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
+
+    def _succeeded(self) -> dict[str, bool]:
+        """Return of each site that has ended whether it has ended well."""
+        succeeded: dict[str, bool] = {}
+        for _, record in self._journal.records:
+            if record.kind in {"site.ended", "site.lost", "site.dropped", "site.returning"}:
+                succeeded[record.site] = bool(record.detail.get("succeeded"))
+        return succeeded
 
     def _check_stop(self, stop: SendStop) -> None:
         """While a run goes on, only who takes no part is stopped.
