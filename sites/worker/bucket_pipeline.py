@@ -240,6 +240,13 @@ class OpenRound:
         assert self.round is not None, "begin comes first"
         return self.round
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing has failed."""
+        opened = self.round
+        is_complete = opened is None or opened.num_finished == len(opened.buckets)
+        return self.error is None and is_complete
+
     def check(self) -> None:
         """Raise the first error, if there was one."""
         if self.error is not None:
@@ -416,6 +423,7 @@ class BucketPipeline:
 
     def close(self) -> None:
         """End the threads; what is under way is abandoned. Idempotent."""
+        is_idle = self._open.is_idle
         self._open.fail(LocalProtocolError("this rank has left"))
         ends = (self._to_post.put_nowait, self._to_finish.put_nowait)
         for thread, end in zip(self._threads, ends, strict=True):
@@ -425,6 +433,8 @@ class BucketPipeline:
                 continue  # A thread that is stuck in a collective ends with the process.
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout=1.0)
+        if is_idle:  # else a device may never come to the end of what was enqueued
+            self._slots.close()
 
     def check(self) -> None:
         """Raise the first error of any thread or of the gateway, if there was one."""

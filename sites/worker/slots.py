@@ -148,6 +148,11 @@ class Slots:
         if self._shared is not None:
             self._shared.forget()
 
+    def close(self) -> None:
+        """Unlock all buffers' memory, once no bucket is under way: its addresses may come again."""
+        while self._slots:
+            self._transfer.drop_slot(self._slots.popitem()[1])
+
     def _make(self, index: int, sizes: Sizes) -> Slot:
         region = torch.from_numpy(share(self._link, index, sizes.shard_numel))
         slot = self._transfer.make_slot(sizes, region)
