@@ -102,6 +102,12 @@ _ENTRIES = (
         ExitCode.PREFLIGHT,
     ),
     Entry(
+        "CANNOT_TRAIN",
+        "What ranks and gateways need is not installed on this machine, or is too old.",
+        "There, with the Python that runs isthmus: `pip install 'isthmus[train]'`.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
         "STATE_LOCKED",
         "Another coordinator uses this state folder.",
         "Stop that coordinator, or name another --state.",

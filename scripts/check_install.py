@@ -26,6 +26,10 @@ UNSOLVABLE = 1
 """uv's exit status where nothing fits together; every other means that it could not find out."""
 
 
+class NoIndexError(Exception):
+    """The package index cannot be reached, or does not answer as it should."""
+
+
 def main() -> int:
     """Resolve for each Python; return 1 if that fails for any."""
     parser = argparse.ArgumentParser(description="Check that isthmus can be installed by anybody.")
@@ -33,22 +37,30 @@ def main() -> int:
     parser.add_argument("--index", help="another index than uv's own")
     options = parser.parse_args()
     index = ["--default-index", options.index] if options.index else []
-    failed = False
-    with tempfile.TemporaryDirectory(prefix="isthmus-check-") as cache:
-        for python in PYTHONS:
-            problem = resolve(options.project, python, [*index, "--cache-dir", cache])
-            failed |= problem is not None
-            print(f"Python {python}: {problem or 'can be installed'}", flush=True)
-    return 1 if failed else 0
+    problems = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="isthmus-check-") as cache:
+            for python in PYTHONS:
+                problem = resolve(options.project, python, [*index, "--cache-dir", cache])
+                print(f"Python {python}: {problem or 'can be installed'}", flush=True)
+                problems += [problem] if problem else []
+    except NoIndexError as error:
+        print(f"nothing could be checked, for the package index does not answer: {error}")
+        return 1
+    return 1 if problems else 0
 
 
 def resolve(project: Path, python: str, options: list[str]) -> str | None:
-    """Return why the project cannot be installed with a version of Python, if it cannot."""
+    """Return why the project cannot be installed with a version of Python, if it cannot.
+
+    Raises:
+        NoIndexError: it cannot be known.
+    """
     uv = str(Path(sys.executable).with_name("uv"))
     done = subprocess.run(
         [
             *(uv, "pip", "compile", "--quiet", "--no-config", "--no-python-downloads", *options),
-            *("--python-version", python, "--only-binary", ":all:"),
+            *("--python", sys.executable, "--python-version", python, "--only-binary", ":all:"),
             *("--all-extras", "-c", "constraints.txt", "pyproject.toml"),
         ],
         cwd=project,
@@ -62,7 +74,7 @@ def resolve(project: Path, python: str, options: list[str]) -> str | None:
         return None
     if done.returncode == UNSOLVABLE:
         return f"its dependencies do not fit together\n{done.stderr}"
-    return f"could not be checked: the package index does not answer as it should\n{done.stderr}"
+    raise NoIndexError(done.stderr)
 
 
 def strangers_environment() -> dict[str, str]:

@@ -114,7 +114,12 @@ def _compiled_for_cpu(compiled: list[str], variables: dict[str, str]) -> bool:
         check=False,
     )
     if done.returncode != 0:
-        why = (done.stderr.strip() or "it was killed").splitlines()[-1].strip().removeprefix("cause: ")
+        why = (
+            (done.stderr.strip() or "it was killed")
+            .splitlines()[-1]
+            .strip()
+            .removeprefix("cause: ")
+        )
         _say(f"there is no GPU, but PyTorch's smaller build for CPUs cannot be had ({why})")
     return done.returncode == 0
 
@@ -141,7 +146,7 @@ def _bytes(package: dict[str, Any]) -> int:
     Several may fit; the largest counts.
     """
     wheels = package.get("wheels") or [package.get("sdist", {})]
-    return max(wheel.get("size", 0) for wheel in wheels)
+    return max(int(wheel.get("size", 0)) for wheel in wheels)
 
 
 def _megabytes(size_bytes: int) -> str:

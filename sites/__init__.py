@@ -22,6 +22,9 @@ def __getattr__(name: str) -> object:
     """Import the worker library when a script first asks for it."""
     if name not in __all__:
         raise AttributeError(f"module 'sites' has no attribute {name!r}")
+    from protos.training_part import require_training_part
+
+    require_training_part()
     from sites.worker import joining
 
     return getattr(joining, name)

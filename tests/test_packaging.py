@@ -1,10 +1,26 @@
-"""The four folders are top-level import names, so prove that they are ours, and fit all Pythons."""
+"""The four folders are top-level import names, so prove that they are ours, and fit all Pythons.
+
+And what pyproject.toml and constraints.txt say can be installed, or scripts/check_install.py says
+why not.
+"""
 
 import ast
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 NAMES = ["orchestrator", "protos", "sites", "topology"]
 ROOT = Path(__file__).parents[1]
@@ -28,3 +44,131 @@ def test_nothing_is_raised_where_groups_are_caught(name: str) -> None:
                 inside = [each for handler in node.handlers for each in ast.walk(handler)]
                 raised = [each.lineno for each in inside if isinstance(each, ast.Raise)]
                 assert not raised, f"{path}: lines {raised}"
+
+
+def test_only_what_is_named_is_pinned_and_all_that_is_always_installed() -> None:
+    """A pin of what others want, as torch wants its triton, may contradict them tomorrow."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *(line for extra in extras.values() for line in extra)]
+    named = {canonicalize_name(Requirement(line).name) for line in lines} - {"isthmus"}
+    pins = [
+        Requirement(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    pinned = {canonicalize_name(pin.name) for pin in pins}
+    assert all(re.fullmatch(r"==[^*]+", str(pin.specifier)) for pin in pins)
+    # triton is what torch says, and no version of atheris is for all of our Pythons.
+    assert pinned == named - {"triton", "atheris"}
+
+
+@pytest.mark.slow
+class TestInstallCheck:
+    """scripts/check_install.py, with an index of this test's own."""
+
+    def test_what_fits_together_passes(self, tmp_path: Path) -> None:
+        wheel(tmp_path, "torch", "2.13.0", "triton==3.7.1")
+        wheel(tmp_path, "triton", "3.7.1")
+        wheel(tmp_path, "triton", "3.9.0")
+        code, out = check(tmp_path, constraints="torch==2.13.0")
+        assert (code, out.count("can be installed")) == (0, 3), out
+
+    def test_a_pin_of_what_another_package_wants_fails(self, tmp_path: Path) -> None:
+        wheel(tmp_path, "torch", "2.13.0", "triton==3.7.1")
+        wheel(tmp_path, "triton", "3.7.1")
+        wheel(tmp_path, "triton", "3.9.0")
+        code, out = check(tmp_path, constraints="torch==2.13.0\ntriton==3.9.0")
+        assert (code, out.count("do not fit together")) == (1, 3), out
+        assert "triton==3.7.1" in out
+
+    def test_a_dependency_of_one_python_only_counts_there(self, tmp_path: Path) -> None:
+        wheel(tmp_path, "torch", "2.13.0", "backport>=1; python_version < '3.12'")
+        code, out = check(tmp_path, constraints="")
+        assert code == 1
+        assert "Python 3.11: its dependencies do not fit together" in out
+        assert out.count("can be installed") == 2, out
+
+    def test_a_wheel_for_other_pythons_fails(self, tmp_path: Path) -> None:
+        wheel(tmp_path, "torch", "2.13.0", tag="cp312-cp312-manylinux_2_17_x86_64")
+        code, out = check(tmp_path, constraints="")
+        assert (code, out.count("can be installed")) == (1, 1), out
+
+    def test_a_mirror_of_this_machine_does_not_count(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "own").mkdir()
+        wheel(tmp_path / "own", "torch", "2.13.0")
+        for installer in ("PIP", "UV"):
+            monkeypatch.setenv(f"{installer}_FIND_LINKS", str(tmp_path / "own/simple/torch"))
+        code, out = check(tmp_path, constraints="")
+        assert (code, out.count("do not fit together")) == (1, 3), out
+
+    def test_an_index_that_does_not_answer_fails_and_is_named(self, tmp_path: Path) -> None:
+        project(tmp_path, "")
+        code, out = run_check(tmp_path, "http://127.0.0.1:1/simple")
+        assert code == 1
+        assert "nothing could be checked, for the package index does not answer" in out
+        assert "can be installed" not in out
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str, tag: str = "py3-none-any") -> None:
+    """Write a wheel that has metadata only, where the index has it."""
+    place = folder / "simple" / name
+    place.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {need}" for need in needs]
+    with zipfile.ZipFile(place / f"{name}-{version}-{tag}.whl", "w") as archive:
+        archive.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def project(folder: Path, constraints: str) -> None:
+    """Write a project that needs torch."""
+    text = '[project]\nname = "own"\nversion = "1"\ndependencies = ["torch"]\n'
+    (folder / "pyproject.toml").write_text(text)
+    (folder / "constraints.txt").write_text(constraints)
+
+
+def check(folder: Path, constraints: str) -> tuple[int, str]:
+    """Check the project with an index of the wheels that were written."""
+    project(folder, constraints)
+    with serving(folder) as url:
+        return run_check(folder, f"{url}/simple")
+
+
+def run_check(folder: Path, index: str) -> tuple[int, str]:
+    """Return the check's exit status, and what it wrote."""
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "scripts/check_install.py")),
+            *("--project", str(folder), "--index", index),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve a folder on loopback; its listings of folders are an index's pages."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    handler = partial(Handler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

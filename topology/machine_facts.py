@@ -128,6 +128,8 @@ class Facts:
     python: str
     torch: str | None
     """The version of torch; None: it is not installed."""
+    lacks: str | None = None
+    """What it lacks for ranks and gateways; None: nothing, or an older build that cannot tell."""
     limits: Limits = Limits()
     tcp: Tcp = Tcp()
     shared_memory_bytes: Count | None = None

@@ -19,6 +19,7 @@ from orchestrator.run_folder.home import home_folder
 from protos.checkpoint.manifest import Manifest
 from protos.checkpoint.store import StoredCheckpoint, checkpoint_name
 from protos.errors import BadCheckpointError
+from protos.training_part import require_training_part
 from topology.units import format_size
 
 choice_argument = click.argument("choice", metavar="[RUN|PATH]", default="")
@@ -79,6 +80,7 @@ def export_command(
     out = out or Path(f"{manifest.run}-{checkpoint_name(manifest.step)}.safetensors")
     if out.exists() and not force:
         raise CommandError("FILE_EXISTS", f"already there: {out}", {"files": [str(out)]})
+    require_training_part()
     # In a process of its own: it takes torch, and what runs at sites knows what is in the files.
     done = subprocess.run(
         [sys.executable, "-m", "sites.checkpoint.export", place, str(out)],

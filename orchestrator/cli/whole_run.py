@@ -23,6 +23,7 @@ from orchestrator.run_folder.state_lock import is_abandoned
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 from protos.errors import DeadlineExceededError, IsthmusError
+from protos.training_part import require_training_part
 
 STOP_S = 30.0
 """Time that a run has to end once it was told to."""
@@ -56,7 +57,12 @@ def run_to_end(
         show: Is given the run at each change and each second.
         coordinator: Its address; None: one is started.
         faults: As of `submit`.
+
+    Raises:
+        CannotTrainError: it would be on this machine, which lacks what it needs.
     """
+    if coordinator is None:
+        require_training_part()
     with INTERRUPTION.holding():
         try:
             folder = submit(pair, home, run_id, coordinator, faults)

@@ -80,6 +80,7 @@ LOSES_SITE = frozenset(
         "NODE_LOST",
         "SITE_LOST",
         "LAUNCH_FAILED",
+        "CANNOT_TRAIN",
         "PEER_LOST",
         "RANK_STALLED",
     }

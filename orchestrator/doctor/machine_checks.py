@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.doctor.findings import Finding, Severity
 from protos import versions
+from protos.training_part import CURE
 from topology.channels import FLOWS_MAX, first_channels
 from topology.expected_devices import expected_device, unlike
 from topology.job import Job
@@ -37,7 +38,6 @@ SHARED_BYTES = 64 << 20
 """Bytes of /dev/shm for each rank: what containers give by default is this for all together."""
 NCCL_SHARED_BYTES = 32 << 20
 """Bytes of /dev/shm for each rank, below which NCCL cannot set up its buffers."""
-TORCH = "torch>=2.4"
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _NO_FOLDER = f": {os.strerror(errno.ENOTDIR)}"
 """How a folder's error ends where there is a file in its place."""
@@ -113,14 +113,15 @@ def _versions(machine: Machine) -> Iterator[Finding]:
             why="sites of different builds may compute or exchange differently",
             cure=upgrade,
         )
-    if facts.torch is None:
+    lacks = facts.lacks or ("torch is not installed" if facts.torch is None else None)
+    if lacks:
         yield Finding(
             severity=Severity.ERROR,
-            kind="torch-missing",
+            kind="torch-missing" if facts.torch is None else "cannot-train",
             site=machine.name,
-            found="torch is not installed",
-            why="each rank needs it",
-            cure=f"pip install '{TORCH}'",
+            found=lacks,
+            why="ranks and gateways need it",
+            cure=CURE,
         )
 
 
@@ -319,7 +320,7 @@ def _accelerators(machine: Machine) -> Iterator[Finding]:
     elif not seen.nccl:
         kind, found = "nccl-missing", "torch has no NCCL"
         why = "ranks on GPUs sum over it inside the site"
-        cure = f"pip install --force-reinstall '{TORCH}'  (its build for CUDA)"
+        cure = "pip install --force-reinstall torch  (its build for CUDA)"
     if kind:
         yield Finding(
             severity=severity, kind=kind, site=machine.name, found=found, why=why, cure=cure

@@ -116,7 +116,7 @@ def diagnosed(status: int | None, lines: Sequence[str], python: str) -> LaunchEr
         return LaunchError(
             "isthmus_missing",
             f"{python}: isthmus is not installed there, or not whole: {last}",
-            f"there: {python} -m pip install isthmus=={build()}; or name a Python that has it as "
+            f"there: {python} -m pip install 'isthmus[train]=={build()}'; or name a Python that has it as "
             "launcher.python",
         )
     if status in {126, 127}:

@@ -28,6 +28,7 @@ from protos.private_files import keep_private, private_folder
 from protos.proxies import PROXY
 from protos.save_time import save_within_s
 from protos.security import require_protected
+from protos.training_part import require_training_part
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, CoordinatorSettings, join_within_s
 from sites.agent.logs import OwnLines
@@ -72,6 +73,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     require_protected(options.coordinator.rpartition(":")[0])
     if address := options.bind or options.address:  # else a network interface's
         require_protected(address)
+    require_training_part()
     save_s = save_within_s(os.environ)
     # The longer figures come with a run's spec.
     within_s = options.detect_within

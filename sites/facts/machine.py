@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from protos import versions
+from protos.training_part import what_lacks
 from sites.facts.files import cannot_enter, look_at_folder, match
 from sites.facts.training_script import look_at
 from topology.machine_facts import Accelerators, Facts, Limits, Tcp, Wanted
@@ -47,6 +48,7 @@ def collect(wanted: Wanted) -> Facts:
         exchange_protocols=(versions.EXCHANGE_PROTOCOL_MIN, versions.EXCHANGE_PROTOCOL_MAX),
         python=platform.python_version(),
         torch=_torch_version(),
+        lacks=what_lacks(),
         limits=_limits(),
         tcp=_tcp(),
         shared_memory_bytes=look_at_folder(_SHARED_MEMORY).free_bytes

@@ -11,6 +11,7 @@ from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from protos.security import InsecureAddressError, require_protected
+from protos.training_part import CURE, what_lacks
 from sites.local.entry_folder import newest_whole, remove_states
 from sites.node.children import send, wait_ended
 from sites.node.failures import SiteError
@@ -84,9 +85,11 @@ class Supervisor:
         """Start the node's gateways and torchrun; return where gateways listen, for others to dial.
 
         Raises:
-            SiteError: one does not listen in time.
+            SiteError: one does not listen in time, or this machine lacks what they need.
         """
         order = self._order
+        if lack := await asyncio.to_thread(what_lacks):
+            raise SiteError("CANNOT_TRAIN", self._lack(lack), node=self._node)
         await asyncio.to_thread(self._remove_states)
         for index in order.node_gateways(self._node):
             try:
@@ -119,6 +122,10 @@ class Supervisor:
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
         endpoints = [gateway.endpoint for gateway in self._gateways]
         return [endpoint for endpoint in endpoints if endpoint is not None]
+
+    def _lack(self, lack: str) -> str:
+        machine = f"node {self._node} of site {self._order.site.name}"
+        return f"{machine} cannot train, for {lack}: {CURE}"
 
     def _remove_states(self) -> None:
         """Remove the training states that earlier processes have left.

@@ -154,14 +154,14 @@ class Bench:
             certify(certs, *SITES)
         return path
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `isthmus ARGUMENTS`."""
+    def start(self, *arguments: str, python: str = sys.executable) -> subprocess.Popen[str]:
+        """Start `isthmus ARGUMENTS`, with that interpreter."""
         # The mark goes to every descendant, so that what is left can be found by it.
         env = {**self.processes.env, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                *(sys.executable, "-m", "orchestrator.cli.main", *arguments),
+                *(python, "-m", "orchestrator.cli.main", *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -172,9 +172,11 @@ class Bench:
         self.started.append(process)
         return process
 
-    def isthmus(self, *arguments: str, timeout_s: float = RUN_S) -> Result:
+    def isthmus(
+        self, *arguments: str, timeout_s: float = RUN_S, python: str = sys.executable
+    ) -> Result:
         """Run `isthmus ARGUMENTS` to its end."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, python=python)
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:

@@ -615,7 +615,11 @@ def test_25_builds_that_do_not_understand_each_other() -> None:
 def test_26_no_torch_and_another_one() -> None:
     without = dataclasses.replace(good_facts(), torch=None)
     found = machine_findings(machine(without), topology())
-    only(found, "torch-missing", ERROR, "pip install 'torch>=2.4'")
+    only(found, "torch-missing", ERROR, "pip install 'isthmus[train]'")
+    old = dataclasses.replace(good_facts(), torch="2.5.0", lacks="torch is 2.5.0, older than 2.9")
+    found = machine_findings(machine(old), topology())
+    only(found, "cannot-train", ERROR, "pip install 'isthmus[train]'")
+    assert found[0].found == "torch is 2.5.0, older than 2.9"
     other = dataclasses.replace(good_facts(), torch="2.5.0")
     found = torch_findings([machine(good_facts()), machine(other, name="b")])
     only(found, "torch-differs", WARNING, "pip install torch==2.9.0")
