@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+import sites
 from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
 from tests.conformance.cases.loops import plain_loop, sgd
 from tests.conformance.cases.models import by_parts
@@ -63,6 +65,41 @@ def unequal_micro_batches(world: World) -> Any:
                     (loss_of(model, (inputs, targets)) * len(inputs) / num).backward()
             else:
                 (loss_of(model, (inputs, targets)) * len(inputs) / num).backward()
+        optimizer.step()
+    return model
+
+
+def _of_all_micro_batches(world: World) -> Any:
+    model = net()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        parts = [
+            samples(10 * step + micro, rank)
+            for rank in range(world.num_ranks)
+            for micro in range(2 + rank)
+        ]
+        optimizer.zero_grad()
+        inputs, targets = (torch.cat(each) for each in zip(*parts, strict=True))
+        loss_of(model, (inputs, targets)).backward()
+        optimizer.step()
+    return model
+
+
+@case(BOTH, oracle=_of_all_micro_batches)
+def unequal_numbers_of_micro_batches(world: World) -> Any:
+    """Sites with unlike numbers of micro-batches in a step"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    num_micro = 2 + world.rank
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in range(num_micro):
+            is_last = micro == num_micro - 1
+            batch = samples(10 * step + micro, world.rank)
+            world.site.count_tokens(len(batch[0]))
+            with contextlib.nullcontext() if is_last else world.no_sync(model):
+                (loss_of(model, batch) / num_micro).backward()
         optimizer.step()
     return model
 
@@ -166,6 +203,30 @@ def pickled_site(world: World) -> Any:
 def site_in_forked_workers(world: World) -> Any:
     """A dataset that holds `site`, in workers that are forked"""
     return _workers(world, "fork", held=world.site)
+
+
+class Joining(Numbers):
+    """Joins in the process that reads, as a script without a main guard does."""
+
+    def __getitem__(self, index: int) -> Any:
+        if torch.utils.data.get_worker_info() is not None:
+            sites.join()
+        return super().__getitem__(index)
+
+
+@case(
+    DDP,
+    Refused(".*", r"sites\.join: .*worker"),
+    broken="INTERNAL: rank 0 has joined before",
+)
+def join_in_a_worker(world: World) -> Any:
+    """A second `sites.join()`, in a DataLoader worker"""
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    data = Numbers() if world.is_oracle else Joining()
+    loader: Any = DataLoader(
+        data, batch_sampler=sampler, num_workers=1, multiprocessing_context="fork"
+    )
+    return train_on(world, loader)
 
 
 class Stream(IterableDataset[Any]):

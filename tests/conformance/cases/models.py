@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from tests.conformance.case import BOTH, DDP, STEPS, Refused, case
@@ -88,7 +89,7 @@ def thawed_and_synchronized_again(world: World) -> Any:
 
 @case(
     DDP,
-    Refused(f"{NOT_SYNCHRONISED}|RuntimeError", r"0\.weight|find_unused"),
+    Refused("RuntimeError", "find_unused_parameters"),
 )
 def frozen_later(world: World) -> Any:
     """A layer that is frozen after `synchronize`"""
@@ -103,6 +104,65 @@ def frozen_later(world: World) -> Any:
         loss_of(wrapped, batch).backward()
         optimizer.step()
     return wrapped
+
+
+@case(BOTH, quick=True)
+def group_added_later(world: World) -> Any:
+    """Layers that the optimizer gets later (`add_param_group`), and that were wrapped all along"""
+    model = world.wrap(net())
+    every = [*model.parameters()]
+    optimizer = torch.optim.SGD(every[4:], lr=0.1)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        if step == 2:
+            optimizer.add_param_group({"params": every[:4], "lr": 0.05})
+        model.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP)
+def pruned_later(world: World) -> Any:
+    """A layer that is pruned after `synchronize` (`torch.nn.utils.prune`)"""
+    model = net()
+    wrapped = world.wrap(model)
+    optimizer = sgd(wrapped)
+    world.start(wrapped, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        if step == 2:
+            prune.L1Unstructured.apply(model[2], "weight", amount=0.4)  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+        loss_of(wrapped, batch).backward()
+        optimizer.step()
+    return wrapped
+
+
+def _reset(world: World, generator: torch.Generator) -> Any:
+    model = net()
+    wrapped = world.wrap(model)
+    optimizer = sgd(wrapped)
+    world.start(wrapped, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        if step == 2:
+            with torch.no_grad():
+                model[0].weight[3].normal_(generator=generator)
+        optimizer.zero_grad()
+        loss_of(wrapped, batch).backward()
+        optimizer.step()
+    return wrapped
+
+
+@case(DDP)
+def reset_units(world: World) -> Any:
+    """Units that are drawn anew, by a generator that is seeded alike"""
+    return _reset(world, torch.Generator().manual_seed(1))
+
+
+@case(DDP, Refused("PARAMETERS_DIFFER", r"0\.weight"))
+def reset_units_by_each(world: World) -> Any:
+    """Units that each rank draws anew by itself"""
+    return _reset(world, torch.Generator().manual_seed(world.rank))
 
 
 class Growing(nn.Module):
@@ -357,7 +417,7 @@ def unused_experts(world: World) -> Any:
     return model
 
 
-@case(DDP, Refused("RuntimeError|LocalProtocolError", "find_unused_parameters"), steps=None)
+@case(DDP, Refused("RuntimeError", "find_unused_parameters"), steps=None)
 def unused_unsaid(world: World) -> Any:
     """Parameters that nobody uses, without `find_unused_parameters=True`"""
     model = world.wrap(Experts())
@@ -577,6 +637,36 @@ def compiled_wrapper(world: World) -> Any:
     return wrapped
 
 
+def _compiled_by(world: World, **settings: Any) -> Any:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**({} if world.is_oracle else settings)):
+        wrapped = world.wrap(net(), bucket_cap_mb=25)
+        optimizer = sgd(wrapped)
+        world.start(wrapped, optimizer)
+        compiled: Any = torch.compile(wrapped, backend="aot_eager")
+        for batch in world.batches(STEPS):
+            optimizer.zero_grad()
+            loss_of(compiled, batch).backward()
+            optimizer.step()
+    return wrapped
+
+
+@case(DDP)
+def compiled_autograd(world: World) -> Any:
+    """Compiled autograd"""
+    return _compiled_by(world, compiled_autograd=True)
+
+
+@case(
+    DDP,
+    Refused("TypeError|RuntimeError|LocalProtocolError", "python_reducer"),
+    broken="a TypeError of torch's own: index expected at least 1 argument",
+)
+def python_reducer(world: World) -> Any:
+    """`torch._dynamo.config.optimize_ddp = "python_reducer"`"""
+    return _compiled_by(world, optimize_ddp="python_reducer")
+
+
 # ---------------------------------------------------------------- past the wrapper
 
 
@@ -672,6 +762,13 @@ def batch_norm(world: World) -> Any:
     """BatchNorm, of each rank's own samples"""
     inner = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.BatchNorm1d(HIDDEN), *net()[1:])
     return train(world, inner, by_rank=True)
+
+
+@case(DDP)
+def batch_norm_left_alone(world: World) -> Any:
+    """BatchNorm with `broadcast_buffers=False`"""
+    inner = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.BatchNorm1d(HIDDEN), *net()[1:])
+    return train(world, inner, by_rank=True, broadcast_buffers=False)
 
 
 @case(DDP)

@@ -100,7 +100,7 @@ def lamb(world: World) -> Any:
 
 @case(FSDP2, Refused("PARAMETERS_DIFFER", "differs"), ranks=(1, 2))
 def lamb_over_unlike_shards(world: World) -> Any:
-    """The same over unlike shards: norms round otherwise"""
+    """An optimizer by the norm of each tensor, over unlike shards: norms round otherwise"""
     return train(world, lambda m: Lamb(m.parameters()), steps=12)
 
 
@@ -295,7 +295,7 @@ def wrapper_that_is_no_optimizer(world: World) -> Any:
 
 @case(BOTH)
 def base_of_no_optimizer(world: World) -> Any:
-    """The optimizer inside such a wrapper"""
+    """The optimizer inside a wrapper that is none"""
     model = world.wrap(net())
     optimizer = Scheduled(sgd(model))
     world.start(model, optimizer.base)
