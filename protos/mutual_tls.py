@@ -67,7 +67,7 @@ class CertificateError(IsthmusError):
     code = "BAD_CERTIFICATE"
 
 
-class _UnlikeKeyError(CertificateError):
+class UnlikeKeyError(CertificateError):
     """A key is not that of the certificate beside it."""
 
 
@@ -267,7 +267,7 @@ class TlsSecurity:
         """
         try:
             return self._read()
-        except _UnlikeKeyError:  # all were replaced while the first ones were read
+        except UnlikeKeyError:  # all were replaced while the first ones were read
             return self._read()
 
     def _read(self) -> Credentials:
@@ -296,7 +296,7 @@ class TlsSecurity:
         except (TypeError, ValueError) as error:  # TypeError: it takes a password
             raise CertificateError(f"{files.key}: no key in PEM without a password") from error
         if not is_own_key:
-            raise _UnlikeKeyError(f"{files.key}: is not the key of {files.cert}")
+            raise UnlikeKeyError(f"{files.key}: is not the key of {files.cert}")
         if not _is_signed(chain, authorities):
             raise ForeignCertificateError(
                 f"{files.cert}: is of another authority than {files.ca}, which is believed here"

@@ -27,6 +27,7 @@ import grpc
 
 from protos.errors import RemoteProtocolError
 from protos.limits import EXCHANGE_CHANNEL_BYTES
+from protos.mutual_tls import UnlikeKeyError
 from protos.security import Security
 from sites.gateway.links.congestion.kernel import traffic_of
 from sites.gateway.links.http2 import (
@@ -668,6 +669,8 @@ async def dial(
     except OSError as error:  # also TLS's
         why = error.strerror or str(error)
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {why}") from error
+    except UnlikeKeyError as error:  # they are being renewed
+        raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {error}") from error
     call = FrameCall(connection, is_client=True)
     try:
         call.begin(
