@@ -47,6 +47,8 @@ class TcpProxy:
         self._cut_after_bytes = cut_after_bytes
         self._damage = damage
         self._swallowing = False
+        self._is_half_open = False
+        self._dead: set[socket.socket] = set()
         self._injected = b""
         self._open = contextlib.ExitStack()
         listeners = self._open.enter_context(neighbours(num_ports=num_ports))
@@ -75,6 +77,14 @@ class TcpProxy:
         """From now on everything is read and nothing passed on: silence without an error."""
         self._swallowing = True
 
+    def half_open(self, *, later_ones: bool = False) -> None:
+        """On the last port, swallow what comes from clients on each connection that there is.
+
+        With `later_ones` on all others, too, that come.
+        """
+        self._is_half_open = later_ones
+        self._waker.send(b"h")
+
     def reset(self) -> None:
         """Reset all connections; new ones are passed on, and nothing is swallowed any more."""
         self._swallowing = False
@@ -97,6 +107,8 @@ class TcpProxy:
                             return
                         case b"i":
                             self._inject()
+                        case b"h":
+                            self._dead |= {each for each in self._partner if self._is_last(each)}
                         case _:
                             self._drop_all()
                 elif source in self._targets:
@@ -122,6 +134,13 @@ class TcpProxy:
             one.settimeout(_JOIN_S)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._selector.register(one, selectors.EVENT_READ)
+        if self._is_half_open and self._is_last(client):
+            self._dead |= {client, target}
+
+    def _is_last(self, end: socket.socket) -> bool:
+        """Whether an end's connection leads to the target's last port."""
+        target = self._partner[end] if self._is_client[end] else end
+        return bool(target.getpeername()[1] == max(self._targets.values()))
 
     def _forward(self, source: socket.socket) -> None:
         target = self._partner[source]
@@ -130,7 +149,7 @@ class TcpProxy:
             if not data:
                 self._drop(source)
                 return
-            if self._swallowing:
+            if self._swallowing or source in self._dead:
                 return
             if self._is_client[source] and self._damage is not None:
                 data = data.replace(self._damage, bytes([self._damage[0] ^ 1]) + self._damage[1:])
@@ -155,6 +174,7 @@ class TcpProxy:
         for end in (source, self._partner[source]):
             self._selector.unregister(end)
             del self._partner[end], self._is_client[end], self._passed_bytes[end]
+            self._dead.discard(end)
             end.close()
 
     def _drop_all(self) -> None:

@@ -1,12 +1,15 @@
 """A connection whose other end is gone without a word is noticed at both its ends, whatever it is.
 
-gRPC's library asks by pings, so a proxy that swallows them will do. Of connections for frames the
-kernel takes care: there, packets have to be lost.
+Both gRPC's library and connections for frames ask by pings, so a proxy that swallows them will do.
+Of packets that are lost the kernel takes care, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import socket
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,22 +22,51 @@ from orchestrator.coordinator.service import server_options as coordinator_optio
 from orchestrator.emulator.emulator_child import running_emulator
 from protos.control.v1.control_pb2 import AgentMessage, Heartbeat
 from protos.control.v1.control_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
+from protos.security import LoopbackSecurity
 from sites.agent.session import channel_options as agent_options
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.frame_calls import CallError, FrameCall
-from sites.gateway.links.transport import client_options, patience, server_options
+from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
+from sites.gateway.links.frame_listener import FrameListener
+from sites.gateway.links.http2 import Kind
+from sites.gateway.links.transport import (
+    PUSH_METHOD,
+    Peer,
+    client_options,
+    patience,
+    server_options,
+)
 from tests.fakes.emulator_configs import netns_config
-from tests.fakes.gateway_sites import gateway_config
+from tests.fakes.gateway_sites import (
+    Member,
+    gateway_config,
+    gateways,
+    join,
+    leave,
+    reduce_once,
+)
+from tests.fakes.http2_frames import (
+    ANSWER,
+    INITIAL_WINDOW_SIZE,
+    frame,
+    header,
+    number,
+    settings,
+)
+from tests.fakes.raw_calls import RawPeer
 from tests.fakes.sockets import open_socket
 from tests.fakes.tcp_proxy import TcpProxy
+from tests.fakes.waiting import until
 from topology.faults.script import Change
 from topology.timeouts import Timeouts
 from topology.trees.trees import ReductionPlan, star
-from topology.world import Detection
+from topology.world import GATEWAY_PORTS, Detection
 
 DETECT_S = 3.0
 SLACK_S = 2.0
 """The machine may be busy. gRPC's own patience is a minute."""
+
+SECURITY = LoopbackSecurity("s" * 64)
+SHORT = Patience(connect_s=5.0, idle_s=0.2, lost_s=0.4)
 
 
 class Streams:
@@ -155,3 +187,155 @@ def test_packets_that_are_lost_without_an_error_are_noticed_within_two_thirds(
             patience(exchange_config(tmp_path)).set_up(end)
         took_s = asyncio.run(asyncio.wait_for(story(), 30))
     assert max(took_s) < 2 / 3 * DETECT_S + SLACK_S, took_s
+
+
+# ------------------------------------------------------------------------ frames, through a proxy
+
+
+def through(stack: ExitStack, proxies: list[TcpProxy]) -> Any:  # noqa: ANN401 - a Dial
+    """Have gateways reach each other through proxies, one a direction."""
+
+    def dial(_: Member, peer: Peer) -> Peer:
+        proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+        return dataclasses.replace(peer, port=proxies[-1].port)
+
+    return dial
+
+
+def configs_of(folder: Path, **changes: Any) -> list[GatewayConfig]:  # noqa: ANN401 - any field
+    return [
+        gateway_config(
+            folder,
+            ReductionPlan(2, (), ""),
+            site,
+            peer_lost_s=DETECT_S,
+            keepalive_time_s=TIMEOUTS.keepalive_time_s,
+            keepalive_timeout_s=TIMEOUTS.keepalive_timeout_s,
+            **changes,
+        )
+        for site in range(2)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [0, 1, 5], ids=["before any round", "after one", "later"])
+def test_a_half_open_connection_holds_up_a_round_for_two_thirds_at_most(
+    tmp_path: Path, rounds: int
+) -> None:
+    """The proxy answers for who is gone, and takes what is sent."""
+    with ExitStack() as stack:
+        proxies: list[TcpProxy] = []
+        members = stack.enter_context(gateways(configs_of(tmp_path), through(stack, proxies)))
+        ranks = [join(stack, member) for member in members]
+        for number in range(rounds):
+            reduce_once(ranks, number, 50_000, [1.0, 3.0], seed=number)
+        proxies[0].half_open()
+        begun_s = time.monotonic()
+        reduce_once(ranks, rounds, 50_000, [1.0, 3.0], seed=rounds)
+        assert time.monotonic() - begun_s < 2 / 3 * DETECT_S + SLACK_S
+        assert not [
+            each for member in members for each in member.messages if each["op"] == "suspect"
+        ]
+        reduce_once(ranks, rounds + 1, 50_000, [1.0, 3.0], seed=rounds)
+        leave(members, ranks)
+
+
+@pytest.mark.slow
+def test_a_peer_that_answers_and_takes_no_frame_is_named(tmp_path: Path) -> None:
+    """Somebody between lets calls through, and no frames: from the first round on it is told."""
+    with ExitStack() as stack:
+        proxies: list[TcpProxy] = []
+        members = stack.enter_context(gateways(configs_of(tmp_path), through(stack, proxies)))
+        ranks = [join(stack, member) for member in members]
+        proxies[0].half_open(later_ones=True)
+        reducing = threading.Thread(
+            target=reduce_once, args=(ranks, 0, 5000, [1.0, 3.0]), kwargs={"seed": 0}
+        )
+        begun_s = time.monotonic()
+        reducing.start()
+        try:
+            suspect = members[0].wait("suspect")
+            # ... as soon as its watch looks.
+            assert time.monotonic() - begun_s < DETECT_S + DETECT_S / 5 + SLACK_S
+            assert (suspect["site"], suspect["is_gone"]) == ("birch", False)
+            assert "has taken no frame for" in suspect["why"]
+        finally:
+            proxies[0].reset()
+            proxies[0].half_open()  # for those that there are: none
+            reducing.join(30)
+        assert members[0].wait("reached")["site"] == "birch"
+        leave(members, ranks)
+
+
+@pytest.mark.slow
+def test_both_ends_of_an_idle_connection_notice_that_the_other_is_gone() -> None:
+    """Though nobody has anything to say, and a proxy answers TCP's own questions."""
+
+    async def story() -> None:
+        broke: list[str] = []
+
+        async def serve(call: FrameCall) -> None:
+            try:
+                await call.read()
+            except CallError as error:
+                broke.append(str(error))
+                raise
+
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        listener = FrameListener(listening, {PUSH_METHOD: serve}, SECURITY, SHORT, 4)
+        listener.begin()
+        with TcpProxy(listening.getsockname()[1]) as proxy:
+            async with dial(
+                ("127.0.0.1", proxy.port), PUSH_METHOD, (), SECURITY, "x", SHORT
+            ) as call:
+                await call.wait_header()
+                await asyncio.sleep(3 * SHORT.lost_s)  # pings are answered
+                assert not call.over.is_set()
+                proxy.half_open()
+                begun_s = time.monotonic()
+                with pytest.raises(CallError, match="has been silent for"):
+                    await call.read()
+                assert time.monotonic() - begun_s < SHORT.lost_s + SLACK_S
+                await until(lambda: bool(broke), "the server notices")
+        assert "has been silent for" in broke[0]
+        await listener.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+@pytest.mark.slow
+def test_a_slow_connection_is_not_broken() -> None:
+    """A message takes several times as long as silence may last, with no answer meanwhile."""
+    message_bytes = 4 << 20
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            near = socket.create_connection(listening.getsockname())
+            far, _ = listening.accept()
+        for end in (near, far):
+            end.setblocking(False)
+        peer, call = RawPeer(far), FrameCall(near, is_client=True)
+        call.begin(((":method", "POST"), (":path", "/x")))
+        call.keep_alive(SHORT)
+        wide = number((1 << 31) - 1 - 65_535)
+        await peer.send(
+            settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)),
+            frame(Kind.WINDOW_UPDATE, wide),
+            header(ANSWER),
+        )
+        await call.wait_header()
+        begun_s = time.monotonic()
+        writing = asyncio.create_task(call.write(bytes(message_bytes)))
+        read = 0
+        while read < message_bytes - (1 << 20):  # the rest may lie in buffers, and be waited for
+            read += len(await peer.receive(100_000))
+            await asyncio.sleep(SHORT.lost_s / 10)
+            assert not call.over.is_set()
+        assert time.monotonic() - begun_s > 2 * SHORT.lost_s
+        writing.cancel()
+        call.cancel()
+        far.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))

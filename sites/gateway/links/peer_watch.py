@@ -4,7 +4,8 @@ That happens on a channel of its own, where no chunk is in the way. Silence is m
 answers and by acknowledgements; and the answers tell the link's round trip.
 
 The peer asks, too. If it answers, but has itself sent nothing for as long, its own link to this
-gateway is down. It is suspected as well: the frames that it owes will not come.
+gateway is down. It is suspected as well: the frames that it owes will not come. And so it is if
+it answers, and takes no frame: connections are given up one after another (`streams.py`).
 
 A peer that is silent for too long is *suspected*, and one that refuses connections, or has said
 that it ends, is suspected of being gone. That is an opinion, and may change: the watch goes on.
@@ -243,7 +244,10 @@ class PeerWatch:
             ) from error
 
     def _unreached(self) -> str:
-        """Return why the peer seems to have lost its own link to here; nothing if it does not."""
+        """Return why frames do not seem to cross, one way or the other; nothing if they do."""
+        stuck_s = self._outbox.stuck_s
+        if stuck_s > self._config.peer_lost_s:
+            return f"{self.peer} answers, but has taken no frame for {stuck_s:.1f} s"
         if self._reached is None:
             return ""
         since_s = self._reached.since_s  # other threads write it

@@ -203,6 +203,11 @@ class SendQueue:
             self._end_busy(now_s)
         return len(lost)
 
+    def left_s(self, stream: int) -> float | None:
+        """Return when the oldest frame left that a stream has not had acknowledged; None: none."""
+        on_the_way = (*self.unacknowledged.values(), *self._unacknowledged_padding.values())
+        return min((each.left_s for each in on_the_way if each.stream == stream), default=None)
+
     def drop_before(self, epoch: int) -> None:
         """Send nothing more of older epochs: nobody wants it."""
         self._least_epoch = epoch
@@ -271,6 +276,7 @@ class Outbox:
         self._emptied = threading.Condition(self._lock)
         self._queue = SendQueue(window_bytes, rtt_s)
         self._way_back = WayBack()
+        self._stuck_since_s: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -339,6 +345,7 @@ class Outbox:
             now_s = time.monotonic()
             self._way_back.note(left_s, now_s)
             self._queue.acknowledge((key, epoch), now_s)
+            self._stuck_since_s = None
             if self._queue.is_empty:
                 self._emptied.notify_all()
 
@@ -347,12 +354,32 @@ class Outbox:
         with self._lock:
             self._queue.drop_before(epoch)
             if self._queue.is_empty:
+                self._stuck_since_s = None
                 self._emptied.notify_all()
+
+    def left_s(self, stream: int) -> float | None:
+        """Return when the oldest frame left that a stream has not had acknowledged; None: none."""
+        with self._lock:
+            return self._queue.left_s(stream)
+
+    def note_stuck(self, since_s: float) -> None:
+        """A connection was given up, for no frame got across it since then."""
+        with self._lock:
+            if self._stuck_since_s is None:
+                self._stuck_since_s = since_s
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long no frame at all has been acknowledged, though connections were given up."""
+        since_s = self._stuck_since_s  # other threads write it
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def requeue(self, stream: int) -> int:
         """Send again what a stream that broke has not had acknowledged; return how many frames."""
         with self._lock:
             again = self._queue.requeue(stream, time.monotonic())
+            if self._queue.is_empty:
+                self._stuck_since_s = None
         if again:
             self._wake()
         return again

@@ -2,7 +2,9 @@
 
 So a slow connection holds up nothing but its own frame. A stream that breaks gives back what was
 not acknowledged, and is opened again on a fresh connection. After an outage that is faster than to
-wait until the old connection sends again.
+wait until the old connection sends again. A connection on which a frame waits for its
+acknowledgement, and nothing moves (`progress.py`), is broken: its peer may be gone though a proxy
+takes what is sent.
 
 Streams are tasks of the gateway's event loop (`wire_loop.py`). A stream with nothing to send is
 idle. Idle streams get frames in turn as the outbox lets them go: when one is pushed, or when an
@@ -20,6 +22,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import dataclass
 
 import grpc
 
@@ -27,19 +30,33 @@ from protos.frame import unpack_ack
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.frame_calls import CallError, FrameCall
 from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.progress import Progress
 from sites.gateway.links.send_queue import Outbox, Outgoing
 from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     details,
+    patience,
 )
 from sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 1.0
-"""Idle streams look around this often, in case that nobody told them."""
+"""Idle streams look around this often, in case that nobody told them, and those that are not idle
+are checked."""
+_CHECKS = 8
+"""So often at least while a connection may wait for an acknowledgement."""
 _END_S = 2.0
+
+
+@dataclass(slots=True)
+class _Carrying:
+    """A stream's connection, and whether it gets on."""
+
+    call: FrameCall
+    progress: Progress
+    num_acks: int = 0
 
 
 class Streams:
@@ -71,6 +88,8 @@ class Streams:
         self._on_failure = on_failure
         self._on_broken = on_broken
         self._on_progress = on_progress
+        self._patience_s = patience(config).lost_s
+        self._check_s = min(_CHECK_S, self._patience_s / _CHECKS)
         self._lock = threading.Lock()
         self._wire: WireLoop | None = None
         self._is_closed = False
@@ -78,14 +97,14 @@ class Streams:
         self._said: set[str] = set()
         """What was said of streams that broke, since frames got through."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._connections: dict[int, socket.socket] = {}
+        self._carrying: dict[int, _Carrying] = {}
         self._idle: dict[int, asyncio.Future[Outgoing]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def connections(self) -> tuple[socket.socket, ...]:
         """The connections that there are now. They may end meanwhile."""
-        return tuple(self._connections.values())
+        return tuple(each.call.socket for each in tuple(self._carrying.values()))
 
     def grow(self, num_streams: int) -> None:
         """Start streams until there are so many. Called by one thread at a time."""
@@ -164,25 +183,25 @@ class Streams:
         Raises:
             IsthmusError: the peer will never take this stream.
         """
-        self._connections[index] = call.socket
+        progress = Progress(asyncio.get_running_loop().time(), self._patience_s)
+        carrying = self._carrying[index] = _Carrying(call, progress)
         self._set_up(call.socket)
         sending = asyncio.create_task(self._send(call, index))
         sending.add_done_callback(self._report)
-        progressed = False
         try:
             while (answer := await call.read()) is not None:
                 self._acknowledge(answer)
-                progressed = True
+                carrying.num_acks += 1
         except CallError as error:
             self._broke(index, error)
         finally:
-            del self._connections[index]
+            del self._carrying[index]
             sending.cancel()
             await asyncio.wait([sending])
             again = self._outbox.requeue(index)
             if again and not self._outbox.is_over:
                 _log.info("%d frames to %s are sent again", again, self._watch.peer)
-        return progressed
+        return carrying.num_acks > 0
 
     async def _send(self, call: FrameCall, index: int) -> None:
         """Send frames as the window allows. If the call ends, who reads its answers hears why."""
@@ -213,10 +232,29 @@ class Streams:
                 waiter.set_result(item)
 
     def _look_around(self) -> None:
-        """Give idle streams what nobody has told them of, now and then."""
+        """Give idle streams what nobody has told them of, and break those that get nowhere."""
         self._feed()
+        for index, carrying in list(self._carrying.items()):
+            self._check(index, carrying)
         if not self._outbox.is_over:
-            self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._look_around)
+            self._timer = asyncio.get_running_loop().call_later(self._check_s, self._look_around)
+
+    def _check(self, index: int, carrying: _Carrying) -> None:
+        now_s = asyncio.get_running_loop().time()
+        try:
+            traffic = carrying.call.traffic()
+        except OSError:
+            return  # it has ended
+        silent_s = carrying.progress.look(now_s, self._check_s, traffic, carrying.num_acks)
+        left_s = self._outbox.left_s(index)
+        if left_s is None:
+            carrying.progress.begin_anew(now_s)
+        elif min(silent_s, now_s - left_s) >= self._patience_s:
+            self._outbox.note_stuck(left_s)
+            carrying.call.break_off(
+                f"a frame was not acknowledged for {now_s - left_s:.1f} s, and nothing moved for "
+                f"{silent_s:.1f}"
+            )
 
     def _acknowledge(self, answer: memoryview) -> None:
         self._watch.heard()
