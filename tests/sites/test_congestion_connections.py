@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,8 +32,9 @@ from sites.gateway.links.congestion.kernel import (
     send_buffer_bytes,
 )
 from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.progress import Progress
 from sites.gateway.links.send_queue import LinkTotals, Outbox, SendQueue, outgoing
-from sites.gateway.links.streams import Streams
+from sites.gateway.links.streams import Streams, _Carrying
 from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_sites import gateway_config
 from topology.channels import first_channels
@@ -300,7 +302,8 @@ def test_connections_that_are_new_to_the_count_make_no_link_faster(
     with socket.socket() as first, socket.socket() as later:
         for delivered, connection in [(10_000, first), (700_000_000, later), (700_010_000, later)]:
             found = Segments(9, 0, "", 0.08, 0.08, False, delivered, 1448)
-            streams._connections = {0: connection}
+            call = SimpleNamespace(socket=connection)
+            streams._carrying = {0: _Carrying(call, Progress(0.0, 1.0))}  # type: ignore[arg-type]
             monkeypatch.setattr(connections, "segments_of", lambda _connections, found=found: found)
             for _ in range(30):
                 growth._look()

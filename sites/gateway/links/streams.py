@@ -57,6 +57,8 @@ class _Carrying:
     call: FrameCall
     progress: Progress
     num_acks: int = 0
+    silent_s: float = 0.0
+    """For how long a frame has waited while nothing moved, when it was looked last."""
 
 
 class Streams:
@@ -198,6 +200,9 @@ class Streams:
             del self._carrying[index]
             sending.cancel()
             await asyncio.wait([sending])
+            left_s = self._outbox.left_s(index)
+            if left_s is not None and carrying.silent_s >= self._patience_s / 2:
+                self._outbox.note_stuck(left_s)  # whoever has noticed it first
             again = self._outbox.requeue(index)
             if again and not self._outbox.is_over:
                 _log.info("%d frames to %s are sent again", again, self._watch.peer)
@@ -249,8 +254,10 @@ class Streams:
         left_s = self._outbox.left_s(index)
         if left_s is None:
             carrying.progress.begin_anew(now_s)
-        elif min(silent_s, now_s - left_s) >= self._patience_s:
-            self._outbox.note_stuck(left_s)
+            carrying.silent_s = 0.0
+            return
+        carrying.silent_s = min(silent_s, now_s - left_s)
+        if carrying.silent_s >= self._patience_s:
             carrying.call.break_off(
                 f"a frame was not acknowledged for {now_s - left_s:.1f} s, and nothing moved for "
                 f"{silent_s:.1f}"
