@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from orchestrator.client.recorded_run import RecordedRun
+from orchestrator.coordinator.journal import JournalError
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import (
     SUMMARY,
@@ -206,8 +207,12 @@ def _recorded(folder: RunFolder) -> RecordedRun | None:
     if folder.state is None:
         return None
     recorded = RecordedRun(folder, folder.state)
-    # Here, a folder may have the name that it has there, and be another coordinator's.
-    return recorded if folder.remote_address is None or recorded.is_known() else None
+    if folder.remote_address is None:
+        return recorded
+    try:  # a folder may have this name on the other machine, and be another coordinator's here
+        return recorded if recorded.is_known() else None
+    except JournalError:
+        return None
 
 
 def known_run(home: Path, folder: RunFolder) -> control_pb2.Run:
