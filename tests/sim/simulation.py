@@ -183,6 +183,8 @@ class Simulation:
         """Sites that somebody was told will be dropped, and that are members still."""
         self._out: set[str] = set()
         """Sites without which the run goes on."""
+        self._took_part = {*begin_with}
+        """Sites that have not only followed."""
         self._unwanted: set[str] = set()
         """Those that an operator has dropped."""
         self._is_cancelled = False
@@ -470,6 +472,7 @@ class Simulation:
                 succeeded = self._succeeded()
                 self._out |= {each for each in detail["lost"] if not succeeded.get(each)}
             case "site.returned":
+                self._took_part.add(record.site)
                 self._out.discard(record.site)
             case "site.drop_requested":
                 self._unwanted.add(record.site)
@@ -515,7 +518,7 @@ class Simulation:
         has_forks = any(each.is_forked for each in self.sites.values())
         match end["state"], end["reason_code"]:
             case RunState.SUCCEEDED, code:
-                lost = self._out - self._unwanted
+                lost = self._took_part & self._out - self._unwanted
                 if (code == "WITH_LOSSES") is not bool(lost):
                     raise BrokenPromiseError(f"lost are {lost}, and the run ends: {end}")
                 if self._is_script_to_blame:
