@@ -272,6 +272,7 @@ class Checkpoints:
             snapshot.data = self._data()
         except Exception as error:  # noqa: BLE001 - told to all ranks: training goes on without
             snapshot.problem = snapshot.problem or reason_of(error)
+        self._staging.mark()  # a script's own objects may have been copied on the device
         self._stall_s += time.monotonic() - begin_s
 
     def _save(self) -> None:

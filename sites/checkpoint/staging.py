@@ -38,11 +38,15 @@ class Staging:
         for name, each in tensors.items():
             if id(each) not in by_tensor:
                 by_tensor[id(each)] = self._copy(name, each.detach())
+        self.mark()
+        return {name: by_tensor[id(each)] for name, each in tensors.items()}
+
+    def mark(self) -> None:
+        """Have `order` and `wait` wait for all that is on the current stream by now."""
         if self._on_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._copied.append(event)
-        return {name: by_tensor[id(each)] for name, each in tensors.items()}
 
     def order(self) -> None:
         """Have the current stream go on once all copies are made, if it is another one."""
