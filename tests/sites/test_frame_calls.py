@@ -1509,6 +1509,34 @@ def test_a_peer_that_asks_and_reads_no_answer_is_cut_off(one: bytes) -> None:
     assert ends == [Status.RESOURCE_EXHAUSTED]
 
 
+def test_a_peer_that_sends_no_messages_has_one_read_a_turn() -> None:
+    """Thousands of frames have come: others have their turn before all are taken."""
+
+    async def story() -> None:
+        async with our_server(PLAIN, {PUSH_METHOD: serve}) as address:
+            shown = PLAIN.client.shown()
+            async with raw_client(address, PUSH_METHOD, shown) as client:
+                await client.fields()
+                (call,) = calls
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(call.socket.fileno())
+                client.socket.setblocking(True)
+                client.socket.settimeout(DEADLINE_S)
+                client.socket.sendall(frame(Kind.PRIORITY, bytes(5), 0, 1) * 5000)
+                came = unread_bytes(call.socket)
+                call._readable()
+                assert came - unread_bytes(call.socket) <= 32 << 10
+                client.socket.setblocking(False)
+                call.cancel()
+
+    async def serve(call: FrameCall) -> None:
+        calls.append(call)
+        await call.read()
+
+    calls: list[FrameCall] = []
+    run(story())
+
+
 def test_a_peer_that_sends_and_makes_no_room_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_calls, "_AHEAD_BYTES_MAX", 1 << 20)
     ends: list[grpc.StatusCode] = []

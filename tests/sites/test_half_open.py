@@ -28,6 +28,7 @@ from sites.gateway.config import GatewayConfig
 from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
 from sites.gateway.links.frame_listener import FrameListener
 from sites.gateway.links.http2 import Kind
+from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.transport import (
     PUSH_METHOD,
     Peer,
@@ -264,6 +265,35 @@ def test_a_peer_that_answers_and_takes_no_frame_is_named(tmp_path: Path) -> None
             proxies[0].half_open()  # for those that there are: none
             reducing.join(30)
         assert members[0].wait("reached")["site"] == "birch"
+        leave(members, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "reads nothing"])
+def test_a_peer_that_never_acknowledges_on_a_connection_gets_the_frame_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """It is there, and answers each question; it may read what comes, or not."""
+    push, num_calls = ExchangeServer._push, 0
+
+    async def lazy(self: ExchangeServer, call: FrameCall) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 4:  # the first two of each side
+            await push(self, call)
+        elif reads:
+            while await call.read() is not None:
+                pass
+        else:
+            await call.over.wait()
+
+    monkeypatch.setattr(ExchangeServer, "_push", lazy)
+    with ExitStack() as stack:
+        members = stack.enter_context(gateways(configs_of(tmp_path)))
+        ranks = [join(stack, member) for member in members]
+        begun_s = time.monotonic()
+        reduce_once(ranks, 0, 50_000, [1.0, 3.0], seed=0)
+        assert time.monotonic() - begun_s < DETECT_S + SLACK_S
         leave(members, ranks)
 
 

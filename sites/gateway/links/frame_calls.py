@@ -45,7 +45,7 @@ from sites.gateway.links.progress import Progress, Traffic
 from sites.gateway.links.read_ahead import ReadAhead
 
 _READS_MAX: Final = 4
-"""Reads of one connection before others have their turn: tiny frames take up to 20 ms a read."""
+"""Reads of one connection before others have their turn, as far as messages come."""
 _TLS_READS_MAX: Final = 16
 """So with TLS, which gives one record at a time."""
 _WAKE_BYTES: Final = 64 << 10
@@ -385,11 +385,14 @@ class FrameCall:
                 if not count:
                     self._break_off(grpc.StatusCode.UNAVAILABLE, "it was closed")
                     return
+                num_messages = len(self._messages)
                 for event in self._http2.filled(count):
                     self._take(event)
                 self._hold()
                 if self._awaited_bytes or self._is_closed:
                     break
+                if len(self._messages) == num_messages and not self._http2.under_way_bytes:
+                    break  # thousands of tiny frames, it may be: others have their turn
                 if count < len(room) and not self._is_tls:
                     break  # all that there was
                 if len(self._messages) >= self._messages_max:
