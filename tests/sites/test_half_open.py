@@ -56,7 +56,7 @@ from tests.fakes.http2_frames import (
 from tests.fakes.raw_calls import RawPeer
 from tests.fakes.sockets import open_socket
 from tests.fakes.tcp_proxy import TcpProxy
-from tests.fakes.waiting import until
+from tests.fakes.waiting import until, wait_for
 from topology.faults.script import Change
 from topology.timeouts import Timeouts
 from topology.trees.trees import ReductionPlan, star
@@ -230,6 +230,8 @@ def test_a_half_open_connection_holds_up_a_round_for_two_thirds_at_most(
         ranks = [join(stack, member) for member in members]
         for number in range(rounds):
             reduce_once(ranks, number, 50_000, [1.0, 3.0], seed=number)
+        (link,) = members[0].gateway._links.all.values()
+        wait_for(lambda: len(link._streams.connections) == 2, "frames may cross")
         proxies[0].half_open()
         begun_s = time.monotonic()
         reduce_once(ranks, rounds, 50_000, [1.0, 3.0], seed=rounds)
