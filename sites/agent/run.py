@@ -78,6 +78,8 @@ class SiteRun:
         self._num_left = 0
         """Gateways that have."""
         self._failures: list[Failure] = []
+        self._left_s: dict[int, float] = {}
+        """When ranks left that were done, by rank."""
         self._grace_s: float | None = None
         self._latest_step = 0
         self._step_times_s: deque[float] = deque(maxlen=_STEP_TIMES)
@@ -191,7 +193,7 @@ class SiteRun:
                 stages = tasks.create_task(self._stages(tasks), name="stages")
                 await self._wait_for_end(stages)
                 succeeded = stages.done() and not self._failures and self._grace_s is None
-                failures = order_failures(self._failures)
+                failures = order_failures(self._failures, self._place.site, self._left_s)
                 await self._end_processes(stages)
                 shipping.cancel()
         finally:
@@ -346,6 +348,8 @@ class SiteRun:
                 self._num_left += 1
                 if self._num_left == self._order.site.num_gateways:
                     self._left.set()
+            case "rank_left":
+                self._left_s[int(message["rank"])] = time.monotonic()
             case "suspect" | "reached":
                 self._on_opinion({**message, "gateway": gateway})
             case "stalled":

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from protos.failure import Failure
 
 SIMULTANEOUS_S = 0.25
 """Closer together than this, the order in which ends were seen says little on a busy machine."""
 
+_LOST_A_RANK = re.compile(r"RankLostError|Connection (closed|reset) by peer|Broken pipe|ncclRemote")
+"""What a rank says of its end where another rank of its site has gone."""
 _EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"})
 """Codes that tell of the end of a process of this site, even where its status was 0."""
 
 
-def order_failures(failures: Sequence[Failure]) -> list[Failure]:
+def order_failures(
+    failures: Sequence[Failure], site: str = "", left_s: Mapping[int, float] | None = None
+) -> list[Failure]:
     """Return the failures with the cause first, and everything after it marked as its consequence.
 
     A gateway that says "rank 3 has gone" only saw what the launcher knows better, so it counts as
     a consequence as soon as any process of the site is known to have ended.
+
+    Whoever ends first is the cause. So where all have failed because of somebody else, and a rank
+    of the site had ended before without a failure, that one is: `left_s` says when ranks left.
     """
     has_exit = any(_is_exit(failure) and not failure.is_collateral for failure in failures)
     marked = [
@@ -27,6 +35,8 @@ def order_failures(failures: Sequence[Failure]) -> list[Failure]:
         else failure
         for failure in failures
     ]
+    if marked and all(failure.is_collateral for failure in marked):
+        marked = [*_early_ends(marked, site, left_s or {}), *marked]
     rest = sorted(marked, key=lambda failure: (failure.is_collateral, failure.at_s))
     if not rest:
         return []
@@ -38,6 +48,33 @@ def order_failures(failures: Sequence[Failure]) -> list[Failure]:
     first = min(near, key=lambda failure: (_kind(failure), failure.at_s), default=rest[0])
     rest.remove(first)
     return [first, *(dataclasses.replace(failure, is_collateral=True) for failure in rest)]
+
+
+def _early_ends(
+    victims: Sequence[Failure], site: str, left_s: Mapping[int, float]
+) -> list[Failure]:
+    """Return the first rank that ended with status 0 while others of its site lost it; or nothing.
+
+    It has left, or went without a word, as by `os._exit(0)`. What others lost is another rank: of a
+    site that was lost, they say so.
+    """
+    ended = {each.rank for each in victims if _is_exit(each) and each.rank >= 0}
+    lost_a_rank = [each for each in victims if _is_exit(each) and _LOST_A_RANK.search(each.message)]
+    gone_s = dict(left_s)
+    for each in victims:
+        if each.code == "RANK_LOST" and each.rank >= 0 and not _is_exit(each):
+            gone_s.setdefault(each.rank, each.at_s)
+    first = min(gone_s.keys() - ended, key=gone_s.__getitem__, default=None)
+    if first is None or not lost_a_rank:
+        return []
+    # What it says comes by another way than what they say, which may be a little faster.
+    at_s = min(gone_s[first], *(each.at_s for each in lost_a_rank))
+    others = ", ".join(str(each) for each in sorted(ended))
+    message = (
+        f"rank {first} of site {site} ended with status 0 while others of its site still trained "
+        f"(rank {others}): all ranks have to take as many steps"
+    )
+    return [Failure(code="RANK_EXITED", message=message, at_s=at_s, site=site, rank=first)]
 
 
 def _is_exit(failure: Failure) -> bool:

@@ -399,6 +399,7 @@ class Gateway(EndingGateway):
 
     def rank_left(self, rank: int) -> None:
         """A rank has left."""
+        self._write({"op": "rank_left", "rank": rank})
         if self._stalls is not None:
             with self._watching:
                 self._stalls.left(rank)

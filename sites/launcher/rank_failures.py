@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from protos.catalogue import CATALOGUE
 from protos.failure import Failure, one_line
 
 COLLATERAL_EXIT_CODE = 75
@@ -34,8 +35,11 @@ def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) ->
     said_s = said.get("time_s")
     is_collateral = bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE
     is_scripts = not (is_collateral or said.get("outage", False))
+    code = "RANK_KILLED" if exit_code < 0 else "SCRIPT_FAILED" if is_scripts else "RANK_EXITED"
+    if exit_code == COLLATERAL_EXIT_CODE and said.get("code") in CATALOGUE:
+        code = str(said["code"])  # what failed under it: that it ended is no news
     return Failure(
-        code="RANK_KILLED" if exit_code < 0 else "SCRIPT_FAILED" if is_scripts else "RANK_EXITED",
+        code=code,
         message=one_line(str(said.get("message", ""))),
         # The rank's own clock says when it broke; when it ended is later.
         at_s=said_s if isinstance(said_s, float) and math.isfinite(said_s) else at_s,

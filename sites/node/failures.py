@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from protos.failure import Failure, name_exit, one_line
+from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE
 
 
 class SiteError(Exception):
@@ -23,7 +24,9 @@ class SiteError(Exception):
 def rank_failure(found: Failure, site: str, node: int) -> Failure:
     """Return a rank's failure, as its launcher left it, with its place and in a whole sentence."""
     said = f": {found.message}" if found.message else ""
-    message = f"rank {found.rank} of site {site} {describe_end(found.exit_code)}{said}"
+    gave_up = found.exit_code == COLLATERAL_EXIT_CODE and found.is_collateral
+    end = "gave up" if gave_up else describe_end(found.exit_code)
+    message = f"rank {found.rank} of site {site} {end}{said}"
     return dataclasses.replace(found, message=one_line(message), site=site, node=node)
 
 

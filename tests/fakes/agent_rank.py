@@ -1,8 +1,9 @@
 """A user's script without torch: joins the node's gateway, does what its arguments say, and ends.
 
-Arguments: ACTION [RANK]. Without a rank all do it; the other ranks wait until they are killed.
+Arguments: ACTION [RANK [OTHERS]]. Without a rank all do it; the other ranks do what OTHERS says, or
+wait until they are killed.
 Actions: absent (never joins), done, exit, raise, kill, wait, ignore (SIGTERM), talk (a long log),
-lost (another site).
+lost (another site), quit (status 0 without leaving), victim (once another has ended).
 """
 
 import json
@@ -11,8 +12,12 @@ import signal
 import socket
 import sys
 import threading
+import time
+from pathlib import Path
 
 RANK = int(os.environ["RANK"])
+GONE = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[1] / "gone"
+"""There once a rank of this node is done."""
 
 
 def join() -> socket.socket:
@@ -46,6 +51,7 @@ def act(action: str, gateway: socket.socket) -> None:
             say(gateway, op="digest", step=1, combined=7, tensors=[7], names=["w"])
             print(f"rank {RANK} done in {os.environ['ISTHMUS_SITE']}", flush=True)
             say(gateway, op="leave")
+            GONE.touch()
         case "exit":
             print("exiting with 17", file=sys.stderr, flush=True)
             sys.exit(17)
@@ -62,6 +68,15 @@ def act(action: str, gateway: socket.socket) -> None:
             print("x" * 20_000)
             sys.stdout.flush()
             raise RuntimeError("the last words")
+        case "quit":
+            GONE.touch()
+            os._exit(0)
+        case "victim":
+            from protos.errors import RankLostError
+
+            while not GONE.exists():
+                time.sleep(0.01)
+            raise RankLostError("a collective inside the site failed: Connection closed by peer")
         case "lost":
             from protos.errors import PeerLostError
 
@@ -79,4 +94,5 @@ def wait() -> None:
 if __name__ == "__main__":
     chosen = len(sys.argv) < 3 or int(sys.argv[2]) == RANK
     if sys.argv[1] != "absent":
-        act(sys.argv[1] if chosen else "wait", join())
+        others = sys.argv[3] if len(sys.argv) > 3 else "wait"
+        act(sys.argv[1] if chosen else others, join())

@@ -138,6 +138,24 @@ def test_a_script_that_ends_without_having_joined_is_named(tmp_path: Path) -> No
     play(story)
 
 
+@pytest.mark.parametrize("action", ["done", "quit"])
+def test_whoever_ended_first_is_named_and_not_the_rank_that_lost_it(
+    tmp_path: Path, action: str
+) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, action, "0", "victim") as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            first = end.failures[0]
+            assert (first.code, first.rank, first.collateral) == ("RANK_EXITED", 0, False), end
+            assert "rank 0 of site a ended with status 0 while others" in first.message
+            victims = [each for each in end.failures if each.rank == 1]
+            assert victims, end
+            assert all(each.collateral for each in end.failures[1:]), end
+            assert "status 75" not in str(end)
+
+    play(story)
+
+
 def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
     async def story() -> None:
         async with scene(tmp_path, "lost", "0") as (coordinator, bench):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
 from protos.failure import Failure
 from sites.agent.site_failures import order_failures
+from sites.launcher.rank_failures import describe_failure, write_error_file
 from sites.node.failures import describe_end, rank_failure
 
 
@@ -61,6 +64,66 @@ def test_victims_alone_stay_victims() -> None:
     assert [each.message for each in ordered] == ["early", "late"]
     assert all(each.is_collateral for each in ordered)
     assert order_failures([]) == []
+
+
+VICTIM = failure(
+    "rank 1 gave up: RankLostError: a collective inside the site failed", 5.0, code="RANK_LOST",
+    rank=1, exit_code=75, is_collateral=True,
+)  # fmt: skip
+GONE = failure("rank 0 went away without leaving", 5.01, code="RANK_LOST", rank=0,
+               is_collateral=True)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failures", "left_s"),
+    [
+        ([VICTIM], {0: 4.9}),
+        ([VICTIM], {0: 5.02}),  # told a moment later
+        ([VICTIM, GONE], {}),
+        ([GONE, VICTIM], {2: 9.0}),
+        ([dataclasses.replace(VICTIM, rank=2), VICTIM], {3: 5.1, 0: 4.0}),
+        ([dataclasses.replace(VICTIM, code="RANK_EXITED", exit_code=1,
+                              message="RuntimeError: Connection closed by peer")], {0: 4.9}),
+    ],
+)  # fmt: skip
+def test_a_rank_that_ended_well_before_the_others_is_the_cause(
+    failures: list[Failure], left_s: dict[int, float]
+) -> None:
+    first, *rest = order_failures(failures, "a", left_s)
+    assert (first.code, first.rank, first.site, first.is_collateral) == (
+        "RANK_EXITED", 0, "a", False,
+    )  # fmt: skip
+    assert "rank 0 of site a ended with status 0" in first.message
+    assert all(each.is_collateral for each in rest)
+    assert first.at_s <= min(each.at_s for each in rest)
+
+
+@pytest.mark.parametrize(
+    ("failures", "left_s"),
+    [
+        ([VICTIM], {}),
+        ([VICTIM], {1: 4.0}),  # its own
+        ([failure("PeerLostError: site b", 5.0, exit_code=75, rank=1, is_collateral=True)],
+         {0: 4.9}),  # the others' trouble, though rank 0 was done
+        ([VICTIM, failure("kill", 5.0, code="RANK_KILLED", exit_code=-9, rank=2)], {0: 4.9}),
+        ([failure("ValueError: x", 5.0, exit_code=1, rank=1)], {0: 4.9}),
+        ([VICTIM, failure("sys.exit(3)", 4.9, exit_code=3, rank=2)], {0: 4.0}),
+    ],
+)  # fmt: skip
+def test_a_rank_that_was_done_is_no_cause_of_what_others_do(
+    failures: list[Failure], left_s: dict[int, float]
+) -> None:
+    assert all(each.rank != 0 for each in order_failures(failures, "a", left_s))
+
+
+def test_our_own_status_is_never_told_as_an_end(tmp_path: Path) -> None:
+    details = {"message": "RankLostError: x", "code": "RANK_LOST", "collateral": True,
+               "time_s": 1.0, "wall_s": 1.0}  # fmt: skip
+    write_error_file(str(tmp_path / "error.json"), details, "")
+    told = describe_failure(tmp_path, rank=1, exit_code=75, at_s=2.0)
+    told = rank_failure(told, "a", 0)
+    assert (told.code, told.is_collateral) == ("RANK_LOST", True)
+    assert told.message == "rank 1 of site a gave up: RankLostError: x"
 
 
 def test_a_gateway_alone_is_believed() -> None:
