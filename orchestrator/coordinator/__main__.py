@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control import Control
-from orchestrator.coordinator.journal import Journal
+from orchestrator.coordinator.journal import Journal, JournalError, JournalGoneError
 from orchestrator.coordinator.local_agents import LocalAgents
 from orchestrator.coordinator.own_log import OwnLines, bound
 from orchestrator.coordinator.run_wan import FaultPlan
@@ -48,6 +48,8 @@ COMMAND = "coordinator"
 LOG_FORMAT = "%(asctime)s coordinator: %(message)s"
 DRAIN_S = 5.0
 """Time for watchers to be told the end of an embedded run, before the process ends by itself."""
+RETRY_S = 2.0
+"""Between two attempts to write the journal."""
 CLOSE_S = 1.0
 """Time for calls that are going on when the server stops."""
 
@@ -115,9 +117,21 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 async def _serve(settings: Settings) -> int:
-    """Serve until a signal, or for an embedded coordinator until its run has ended."""
+    """Serve until a signal, or for an embedded coordinator until its run has ended.
+
+    One that was paused, because its journal could not be written, begins anew by that journal.
+    """
+    with first_signal() as signalled:
+        while (bind := await _lead(settings, signalled)) is not None:
+            log.info("the journal can be written again: this coordinator begins anew")
+            settings = replace(settings, bind=bind)
+    return 128 + signalled.result() if signalled.done() else 0
+
+
+async def _lead(settings: Settings, signalled: asyncio.Future[int]) -> Endpoint | None:
+    """Serve until the end; or until a journal can be written again: return where to go on."""
     timeouts = Timeouts.derive(settings.topology.failure)
-    with contextlib.closing(Journal(settings.state)) as journal, first_signal() as signalled:
+    with contextlib.closing(Journal(settings.state)) as journal:
         agents = LocalAgents()
         control = Control(
             settings.topology,
@@ -139,13 +153,46 @@ async def _serve(settings: Settings) -> int:
             ):
                 log.info("listening on %s, generation %d", address, control.generation)
                 async with _running(agents, settings, address, control):
-                    await _until_over(settings, control, service, ticking, signalled)
+                    try:
+                        await _until_over(settings, control, service, ticking, signalled)
+                    except JournalError as error:
+                        await _cannot_write(error, settings, control, service)
+                        if not await _is_written_again(journal, signalled):
+                            return None
+                        return replace(settings.bind, port=int(address.rpartition(":")[2]))
         finally:
             await control.close()
             ticking.cancel()
             watching.cancel()
             await server.stop(CLOSE_S)
-    return 128 + signalled.result() if signalled.done() else 0
+    return None
+
+
+async def _cannot_write(
+    error: JournalError, settings: Settings, control: Control, service: CoordinatorService
+) -> None:
+    """End the run of an embedded coordinator by name, for its agents end with it; else pause.
+
+    Raises:
+        JournalError: this coordinator ends, too.
+    """
+    if settings.is_embedded:
+        control.end_unwritten(error)
+    else:
+        control.pause(error)
+    if settings.is_embedded or isinstance(error, JournalGoneError):
+        await service.wait_for_streams(DRAIN_S)
+        raise error
+    log.error("paused, until the journal can be written: %s", error)
+
+
+async def _is_written_again(journal: Journal, signalled: asyncio.Future[int]) -> bool:
+    """Wait until the journal can be written; False: the process is to end before."""
+    while not signalled.done():
+        await asyncio.wait([signalled], timeout=RETRY_S)
+        if journal.can_be_written():
+            return True
+    return False
 
 
 async def _until_over(

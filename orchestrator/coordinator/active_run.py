@@ -106,8 +106,8 @@ class ActiveRun:
         )
         self._lead = RunLead(run, lambda: begin_epochs(submission.spec))
         self._compares_data = job.exchange.schedule != "off"
-        self._progress_failing = Failing(f"{journal.path}: progress")
-        self._logs_failing = Failing(f"{folder}: logs")
+        self._progress_failing = Failing("progress")
+        self._logs_failing = Failing(f"the logs below {folder}")
         if not recorded:
             submission.write(self._files)
             self._record("run.submitted", detail=submission.to_json(folder))
@@ -164,7 +164,10 @@ class ActiveRun:
 
     def message(self) -> control_pb2.Run:
         """Return the run as operators see it now."""
-        return run_message(self.view, self._progress())
+        told = run_message(self.view, self._progress())
+        troubles = (self._progress_failing, self._logs_failing, self._files)
+        told.notes.extend(each.trouble for each in troubles if each.trouble)
+        return told
 
     def handle(self, event: run_lead.Event) -> None:
         """Let the core decide on an event, and do what it says.
@@ -221,6 +224,37 @@ class ActiveRun:
         except JournalError as error:
             self._unwritten = error
             raise
+
+    def end_unwritten(self, error: JournalError) -> None:
+        """End the run by name, for what happens to it can no longer be written down.
+
+        Who watches it hears of it, and the journal if it can.
+        """
+        if self.has_ended:
+            return
+        detail = {
+            "state": RunState.FAILED.value,
+            "reason_code": error.code,
+            "reason": str(error),
+            "failure": None,
+            "active_s": self._lead.run.active_for_s(time.monotonic()),
+        }
+        try:
+            self._record("run.ended", detail=detail)
+        except JournalError:
+            self._show(
+                RecordedEvent(
+                    sequence=0,
+                    wall_s=time.time(),
+                    run_id=self.run_id,
+                    generation=self.generation,
+                    kind="run.ended",
+                    site="",
+                    detail=detail,
+                )
+            )
+        self._unwritten = error
+        self._finish()
 
     def add_metrics(self, site: str, batch: control_pb2.MetricBatch) -> None:
         """Take measurements of a site."""
@@ -368,9 +402,16 @@ class ActiveRun:
             site=site,
             detail=detail or {},
         )
+        self._show(event)
+
+    def _show(self, event: RecordedEvent) -> None:
         self.view.apply(event)
-        if kind in {"run.active", "epoch.begun"}:
+        if event.kind in {"run.active", "epoch.begun"}:
             self._metrics.count(self.view.counted)
+        self.tell_changed()
+
+    def tell_changed(self) -> None:
+        """Have watchers look at it now."""
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
 from orchestrator.coordinator.joins import Joins
-from orchestrator.coordinator.journal import Journal
+from orchestrator.coordinator.journal import Journal, JournalError
 from orchestrator.coordinator.passed_env import PassedEnv
 from orchestrator.coordinator.run_epochs import settled_from, suspected_from
 from orchestrator.coordinator.run_wan import FaultPlan
@@ -31,6 +31,7 @@ from protos.control.v1 import control_pb2
 from protos.errors import (
     IsthmusError,
     NotFoundError,
+    PeerLostError,
     PermissionDeniedError,
     RemoteProtocolError,
     StaleGenerationError,
@@ -112,6 +113,8 @@ class Control:
         self._gone_agents: dict[str, str] = {}
         """Agents of this process that have ended, and whose connection has not broken yet."""
         self._is_closed = False
+        self._paused_because = ""
+        """Why nothing can be written down; empty: it can."""
         self._num_refused = 0
         self._joins = Joins(self.state)
         self._journal = journal
@@ -169,6 +172,33 @@ class Control:
             self._begin_waiting()
             await asyncio.sleep(TICK_S)
 
+    def pause(self, error: JournalError) -> None:
+        """Decide nothing more, for it cannot be written down; go on telling what is known.
+
+        Sites go on without a coordinator, and agents try to come back.
+        """
+        self._is_closed = True
+        self._paused_because = str(error)
+        self._sessions.close()
+        for run in self._runs.values():
+            run.tell_changed()
+
+    def end_unwritten(self, error: JournalError) -> None:
+        """End the runs that go on, by name: nothing that happens to them can be written down."""
+        self._is_closed = True
+        self._paused_because = str(error)
+        for run in self._runs.values():
+            run.end_unwritten(error)
+
+    def _require_running(self) -> None:
+        """Refuse what would have to be written down.
+
+        Raises:
+            StateConflictError: it cannot be.
+        """
+        if self._paused_because:
+            raise StateConflictError(f"the coordinator is paused: {self._paused_because}")
+
     async def close(self) -> None:
         """End all sessions and emulators."""
         self._is_closed = True
@@ -187,6 +217,8 @@ class Control:
             StaleGenerationError: the site has another agent.
             RemoteProtocolError: it says what cannot be.
         """
+        if self._paused_because:
+            raise PeerLostError(f"the coordinator is paused: {self._paused_because}")
         if hello.journal == self._journal.identity and hello.generation > self.generation:
             raise StaleGenerationError(
                 f"this coordinator has generation {self.generation}, and site {hello.site} has "
@@ -266,6 +298,8 @@ class Control:
 
     def agent_ended(self, site: str, message: str, log_path: str) -> None:
         """An agent that this process started has ended, which may be before it ever joined."""
+        if self._is_closed:
+            return
         session = self._sessions.get(site)
         if session is None:
             ended = run_events.AgentEnded(site, message, log_path)
@@ -382,6 +416,7 @@ class Control:
             StateConflictError: too many wait; or another run goes on, and none may wait here.
             RemoteProtocolError: the name is none.
         """
+        self._require_running()
         run_id = request.run_id
         if not is_folder_name(run_id):
             raise RemoteProtocolError(
@@ -407,7 +442,9 @@ class Control:
 
         Raises:
             NotFoundError: there is no such run.
+            StateConflictError: this coordinator is paused.
         """
+        self._require_running()
         run_id = self.find(run_id)
         if self._queue.remove(run_id):
             self._end_unbegun(run_id, RunState.CANCELLED, "CANCELLED", why)
@@ -436,6 +473,7 @@ class Control:
         return self.message(self.find(run_id))
 
     def _going_on(self, run_id: str, site: str) -> ActiveRun:
+        self._require_running()
         run_id = self.find(run_id)
         run = self._runs.get(run_id)
         if run is None or run.has_ended:
@@ -598,7 +636,14 @@ class Control:
     def message(self, run_id: str) -> control_pb2.Run:
         """Return a run, which `find` has found, from memory or from the journal."""
         if run_id in self._runs:
-            return self._runs[run_id].message()
+            run = self._runs[run_id]
+            told = run.message()
+            if self._paused_because and not run.has_ended:
+                told.notes.append(
+                    f"the coordinator is paused: {self._paused_because}; its sites go on training "
+                    "without it, and it goes on once its journal can be written"
+                )
+            return told
         return run_message(
             self._journal.view(run_id),
             self._journal.progress(run_id),

@@ -65,6 +65,10 @@ class JournalError(IsthmusError):
     code = "FILE_ERROR"
 
 
+class JournalGoneError(JournalError):
+    """Somebody has removed or replaced the journal of a coordinator that uses it."""
+
+
 class JournalReader:
     """Reads a journal that somebody may be writing, or that nobody writes any more."""
 
@@ -87,7 +91,21 @@ class JournalReader:
     def _connect(self) -> sqlite3.Connection:
         if not self.path.is_file():
             raise JournalError(f"{self.path}: there is no journal")
+        self._require_content()
         return _open(self.path, "ro")
+
+    def _require_content(self) -> None:
+        """A journal is whole from its first moment: an empty file is what is left of one.
+
+        Raises:
+            JournalError: it is one, and what to do.
+        """
+        if self.path.stat().st_size == 0:
+            raise JournalError(
+                f"{self.path}: empty, which no journal ever is: something has cut it off, as a full "
+                "disk or a copy that failed. Put a copy of it there; or remove it, and what it "
+                "knew of runs is lost: agents that still have one stop it"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -209,20 +227,39 @@ class Journal(JournalReader):
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        connection = _open(self.path, "rwc")
+        if not self.path.exists():
+            self._create()
+        self._require_content()
+        connection = _open(self.path, "rw")
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if tables == 0:
-                # One transaction: a crash leaves either no schema or all of it.
-                connection.executescript(
-                    f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
-                )
         except sqlite3.Error as error:
             connection.close()
             raise JournalError(f"{self.path}: {error}") from error
         return connection
+
+    def _create(self) -> None:
+        """Make an empty journal, which is there as a whole or not at all."""
+        scratch = self.path.with_suffix(".new")
+        scratch.unlink(missing_ok=True)
+        connection = _open(scratch, "rwc")
+        try:
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
+            )
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: {error}") from error
+        finally:
+            connection.close()
+        for rest in ("-wal", "-shm"):  # of one that was removed: it would be taken for this one's
+            self.path.with_name(f"{FILE}{rest}").unlink(missing_ok=True)
+        scratch.replace(self.path)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     @property
     def identity(self) -> str:
@@ -299,6 +336,15 @@ class Journal(JournalReader):
             detail=coordinator_lost(view),
         )
 
+    def can_be_written(self) -> bool:
+        """Whether the disk takes something now."""
+        try:
+            with self._writing() as connection:
+                connection.execute("UPDATE meta SET value = value WHERE key = 'generation'")
+        except JournalError:
+            return False
+        return True
+
     def check_place(self) -> None:
         """Check that the state folder is still the one that was locked.
 
@@ -313,9 +359,8 @@ class Journal(JournalReader):
             except OSError:
                 continue  # a disk that does not answer says nothing of the file
             if not is_ours:
-                raise JournalError(
-                    f"{path}: removed or replaced under the coordinator that uses it: "
-                    "it stops, and its sites go on without it"
+                raise JournalGoneError(
+                    f"{path}: removed or replaced under the coordinator that uses it"
                 )
 
     @contextmanager

@@ -83,6 +83,11 @@ class RunFiles:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._metrics.append(lines)
 
+    @property
+    def trouble(self) -> str:
+        """Why metrics cannot be written now; empty: they can."""
+        return self._failing.trouble
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the run came to; like metrics, it is not worth failing for."""
         try:
@@ -96,7 +101,13 @@ class Failing:
 
     def __init__(self, what: object) -> None:
         self._what = what
-        self.is_failing = False
+        self.trouble = ""
+        """What people are to know for as long as it fails, in a line; empty: all is well."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last attempt failed."""
+        return bool(self.trouble)
 
     @contextlib.contextmanager
     def told(self, *others: type[Exception]) -> Iterator[None]:
@@ -105,13 +116,18 @@ class Failing:
         try:
             yield
         except caught as error:
+            trouble = f"{self._what} cannot be written: {_reason(error)}; the run goes on without"
             if not self.is_failing:
-                log.warning("%s: %s; the run goes on without", self._what, error)
-            self.is_failing = True
+                log.warning("%s", trouble)
+            self.trouble = trouble
         else:
             if self.is_failing:
                 log.info("%s: written again", self._what)
-            self.is_failing = False
+            self.trouble = ""
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def read_metrics(

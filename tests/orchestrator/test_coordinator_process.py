@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.client.coordinator_client import Client
+from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from orchestrator.coordinator.journal import JournalReader
 from orchestrator.coordinator.service import server_options
 from protos.control.v1 import control_pb2
@@ -164,6 +166,85 @@ def test_after_sigkill_the_run_is_lost_and_the_next_start_goes_on(bench: Bench) 
         assert client.get_run("").generation > before.generation + 1
         bench.submit(address, "run-3")
         assert client.get_run("run-3").state == control_pb2.RUN_STATE_QUEUED
+
+
+def full_disk(pid: int, *, is_full: bool) -> None:
+    """No file of the process may grow any more, as on a full disk; or again."""
+    _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 if is_full else most, most))
+
+
+def run_of(address: str) -> control_pb2.Run:
+    with Client(address) as client:
+        return client.get_run("run-1")
+
+
+def test_one_whose_journal_cannot_be_written_says_so_and_goes_on_when_it_can(
+    bench: Bench,
+) -> None:
+    process = bench.start()
+    address = bench.listening()
+    bench.submit(address)
+    full_disk(process.pid, is_full=True)
+    wait_for(lambda: any("paused" in each for each in run_of(address).notes), "a note")
+    run = run_of(address)
+    assert run.state == control_pb2.RUN_STATE_FORMING
+    (note,) = [each for each in run.notes if "paused" in each]
+    assert f"the coordinator is paused: {bench.state}/journal.sqlite3" in note
+    assert "goes on once its journal can be written" in note
+    with Client(address) as client, pytest.raises(StateConflictError, match="is paused: "):
+        client.cancel_run("run-1")
+    assert process.poll() is None
+
+    full_disk(process.pid, is_full=False)
+
+    def goes_on() -> bool:
+        try:
+            return not any("paused" in each for each in run_of(address).notes)
+        except CoordinatorUnreachableError:
+            return False
+
+    wait_for(goes_on, "the coordinator to go on")
+    with Client(address) as client:
+        client.cancel_run("run-1")
+    assert process.poll() is None
+
+
+def test_a_paused_one_ends_when_it_is_asked_to(bench: Bench) -> None:
+    process = bench.start()
+    address = bench.listening()
+    bench.submit(address)
+    full_disk(process.pid, is_full=True)
+    wait_for(lambda: any("paused" in each for each in run_of(address).notes), "a note")
+    process.terminate()
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM, err
+
+
+@pytest.mark.parametrize("trouble", ["full", "removed"])
+def test_the_run_of_an_embedded_one_ends_by_name_when_its_journal_is_gone_or_full(
+    bench: Bench, trouble: str
+) -> None:
+    process = bench.start("--embedded")
+    address = bench.listening()
+    bench.submit(address)
+    with Client(address) as client:
+        seen = []
+        for run in client.watch_run("run-1"):
+            seen.append(run)
+            if len(seen) == 1:
+                if trouble == "full":
+                    full_disk(process.pid, is_full=True)
+                else:
+                    shutil.rmtree(bench.state)
+    assert seen[-1].state == control_pb2.RUN_STATE_FAILED
+    assert seen[-1].reason_code == "FILE_ERROR"
+    assert str(bench.state) in seen[-1].reason
+    assert ("removed or replaced" in seen[-1].reason) == (trouble == "removed")
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 8, err
+    assert f"error: {bench.state}" in err
+    assert "Traceback" not in err
 
 
 def test_an_embedded_one_takes_one_run_and_no_other(bench: Bench) -> None:

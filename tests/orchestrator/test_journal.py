@@ -181,3 +181,49 @@ def test_what_was_confirmed_is_there_after_sigkill(tmp_path: Path, written: int)
         assert json.dumps(reader.progress("r"))
     with Journal(tmp_path) as journal:
         assert journal.raise_generation() == 2
+
+
+@pytest.mark.parametrize("left", ["nothing", "half", "zeros"])
+def test_a_journal_that_was_cut_off_is_refused_and_not_begun_anew(
+    tmp_path: Path, left: str
+) -> None:
+    Journal(tmp_path).close()
+    path = tmp_path / FILE
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate({"nothing": 0, "half": size // 2, "zeros": 0}[left])
+        if left == "zeros":
+            file.truncate(size)
+    before = path.read_bytes()
+    for opened in (Journal, JournalReader):
+        with pytest.raises(JournalError, match=FILE) as caught, opened(tmp_path) as journal:
+            journal.run_ids()
+        if left == "nothing":
+            assert "empty, which no journal ever is" in str(caught.value)
+            assert "Put a copy of it there" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before, "it may yet be mended"
+
+
+def test_a_coordinator_that_died_while_it_made_its_journal_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "journal.new").write_bytes(b"half of one")
+    with Journal(tmp_path) as journal:
+        assert journal.run_ids() == []
+
+
+def test_what_is_left_beside_a_journal_that_was_removed_does_not_become_part_of_the_next(
+    tmp_path: Path,
+) -> None:
+    with Journal(tmp_path) as journal:
+        submit(journal, "run-1")
+        kept = {
+            path.name: path.read_bytes()
+            for path in tmp_path.iterdir()
+            if path.name.endswith(("-wal", "-shm"))
+        }
+    assert kept
+    (tmp_path / FILE).unlink()
+    for name, data in kept.items():
+        (tmp_path / name).write_bytes(data)
+    with Journal(tmp_path) as journal:
+        assert journal.run_ids() == []
