@@ -1,6 +1,6 @@
 """What ended or broke in a run: one record, which ranks, gateways, agents and coordinator pass on.
 
-A launcher leaves it in failures.json, a gateway writes it to its agent and its ranks, an agent
+A launcher says it to its agent, a gateway writes it to its agent and its ranks, an agent
 sends it to the coordinator, and the coordinator keeps it in the journal. Each fills in what only it
 knows. Nothing heavy is imported here, for a rank reads this module before anything else.
 """

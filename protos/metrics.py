@@ -31,6 +31,8 @@ ENTRY = "entry"
 """A site that comes back has fetched the others' state, told by a gateway of it."""
 ENTERED = "entered"
 """A site that came back takes part from the step after this one on, told by its first rank."""
+TROUBLE = "trouble"
+"""What a machine of a site has too little of, or has again; label REASON. No values."""
 STEPPED_ALONE = "stepped_alone"
 """A site's first rank has taken an optimizer step, and its script has not averaged anything yet. No
 values.

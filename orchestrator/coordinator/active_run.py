@@ -276,6 +276,9 @@ class ActiveRun:
             if metric.kind == metrics.CHECKPOINT_STAYS:
                 reason = one_line(labels.get(metrics.REASON, ""))
                 self.handle(run_events.CheckpointStays(site, metric.step, reason))
+            if metric.kind == metrics.TROUBLE:
+                what = one_line(labels.get(metrics.REASON, ""))
+                self.handle(run_events.SiteInTrouble(site, what))
             if metric.kind == metrics.STEPPED_ALONE:
                 self.handle(run_events.SteppedAlone(site))
             if metric.kind == metrics.DEVICE_DIFFERS:

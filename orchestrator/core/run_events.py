@@ -248,6 +248,14 @@ class NonFiniteReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteInTrouble:
+    """A machine of the site has too little of something that the run needs, or has it again."""
+
+    site: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class SteppedAlone:
     """A site's script has taken an optimizer step, and has averaged nothing with other sites."""
 
@@ -408,6 +416,7 @@ Event = (
     | DigestReported
     | GradientReported
     | NonFiniteReported
+    | SiteInTrouble
     | SteppedAlone
     | DeviceDiffers
     | StateOffered

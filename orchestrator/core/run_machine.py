@@ -118,6 +118,8 @@ class _Site:
     """It is started again, and does not take part yet."""
     returns_s: list[float] = field(default_factory=list)
     """When it was started again."""
+    num_vain: int = 0
+    """How many of the latest starts have not had it take part yet."""
     is_dropped: bool = False
     """An operator has it take part no more."""
     is_leaving: bool = False
@@ -437,6 +439,9 @@ class RunMachine:
             self._recall_site(site, event)
             if event.kind in {"site.returning", "run.rolled_back"}:
                 site.returns_s.append(happened_s)
+                site.num_vain += 1
+            elif event.kind == "site.returned":
+                site.num_vain = 0
         for each in self._all():
             (self._digests.drop if each.is_out else self._digests.regain)(each.name)
 
@@ -565,6 +570,9 @@ class RunMachine:
             case run_events.StateOffered():
                 is_first, self._has_state = not self._has_state, True
                 return [RecordEvent("run.state_offered")] if is_first else []
+            case run_events.SiteInTrouble():
+                note = f"site {event.site}: {event.what}"
+                return [RecordEvent("site.trouble", event.site, {"note": note})]
             case run_events.SteppedAlone():
                 note = f"site {event.site} {STEPPED_ALONE}"
                 return [RecordEvent("site.stepped_alone", event.site, {"note": note})]
@@ -771,15 +779,19 @@ class RunMachine:
             return []  # it answers a Stop from before it was started again
         was_lost = site.state is SiteState.LOST and not self._is_released
         site.state = SiteState.ENDED
-        site.is_returning = False
+        has_returned, site.is_returning = site.is_returning, False
         self._stalls.forget(site.name)
         is_over = was_lost or self._is_rolling_back
         site.is_successful = event.succeeded and not event.failures and not is_over
         detail: dict[str, object] = {"succeeded": site.is_successful}
         if site.is_out and event.failures:
             # No failure of the run: what else would say why it did not come back?
-            detail["message"] = message = first_failure(event.failures).message
-            detail["note"] = f"site {site.name} has not come back: {message}"
+            first = first_failure(event.failures)
+            detail["message"] = first.message
+            if has_returned:
+                detail["note"] = self._no_return_note(site, first.reason, now_s)
+            elif not first.is_collateral:  # others saw it go, and could not say why
+                detail["note"] = f"site {site.name} ended: {first.reason}"
         ended = RecordEvent("site.ended", site.name, detail)
         if site.is_out or self._is_released or self._is_rolling_back:
             return [ended]
@@ -793,6 +805,24 @@ class RunMachine:
             message = "its agent ended the site's processes without being asked to"
             failed += self._fail("SITE_LOST", message, now_s, site=site.name)
         return [*failed, ended]
+
+    def _no_return_note(self, site: _Site, why: str, now_s: float) -> str:
+        """Say why a site did not come back, and when it is started again."""
+        note = f"site {site.name} did not come back: {why}"
+        if not self.brings_back or site.is_dropped:
+            return note
+        if len(self._restarts(site, now_s)) >= self._topology.failure.max_restarts:
+            return (
+                f"{note}; it is not started again: `failure.max_restarts` are used up, "
+                f"{len(self._restarts(site, now_s))} within an hour (`isthmus sites add` starts it)"
+            )
+        next_s = self._restarts(site, now_s)[-1] + self._pause_s(site) - now_s
+        return f"{note}; it is started again in {max(0.0, next_s):.0f} s"
+
+    def _pause_s(self, site: _Site) -> float:
+        """How long after a start the next may be: doubled by each that came to nothing."""
+        doublings = min(max(0, site.num_vain - 1), 5)
+        return float(self._topology.failure.detect_within_s * 2**doublings)
 
     def _compared(self, event: run_events.DigestReported, now_s: float) -> list[Action]:
         if self._ending.has_begun:
@@ -1031,6 +1061,7 @@ class RunMachine:
             return []
         note = f"site {site.name} takes part{'' if site.is_later else ' again'}"
         site.is_out = site.is_returning = site.is_later = False
+        site.num_vain = 0
         site.losses.clear()
         self._digests.regain(site.name)
         return [RecordEvent("site.returned", site.name, {"round": event.round, "note": note})]
@@ -1061,12 +1092,13 @@ class RunMachine:
             lately = self._restarts(site, now_s)
             is_free = site.state is (SiteState.JOINED if site.is_new else SiteState.ENDED)
             is_free &= site.name not in being_let_in
-            has_paused = not lately or now_s - lately[-1] >= failure.detect_within_s
+            has_paused = not lately or now_s - lately[-1] >= self._pause_s(site)
             is_due = has_paused and self._may_restart(site, now_s)
             is_due &= not (site.is_dropped or site.is_new)
             if site.is_out and site.has_agent and is_free and (is_due or site.is_wanted):
                 note = f"site {site.name} is started{'' if site.is_later else ' again'}"
                 site.returns_s = [*lately, now_s]
+                site.num_vain += 1
                 site.begin_return()
                 actions.append(RecordEvent("site.returning", site.name, {"note": note}))
                 actions.append(self._prepare_return(site))

@@ -36,6 +36,7 @@ _NOTED = frozenset(
         "gradient.non_finite",
         "site.stepped_alone",
         "site.device_differs",
+        "site.trouble",
         "site.lost",
         "site.dropped",
         "site.drop_refused",

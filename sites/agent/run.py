@@ -96,6 +96,10 @@ class SiteRun:
             return 0.0
         return self._order.spec.timeouts.coordinator_s
 
+    @property
+    def _num_nodes(self) -> int:
+        return self._order.site.nodes if self._order is not None else 1
+
     def is_for(self, run_id: str, generation: int) -> bool:
         """Whether a message is about this run."""
         return (run_id, generation) == (self.run_id, self.generation)
@@ -348,6 +352,11 @@ class SiteRun:
                 self._num_left += 1
                 if self._num_left == self._order.site.num_gateways:
                     self._left.set()
+            case "trouble":
+                node = f"node {int(message['node'])}: " if self._num_nodes > 1 else ""
+                labels = {metrics.REASON: f"{node}{message['what']}"}
+                told = Metric(kind=metrics.TROUBLE, rank=-1, step=-1, labels=labels)
+                self._session.outbox.put_metric(self.run_id, self.generation, told)
             case "rank_left":
                 self._left_s[int(message["rank"])] = time.monotonic()
             case "suspect" | "reached":

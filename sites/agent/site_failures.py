@@ -13,7 +13,7 @@ SIMULTANEOUS_S = 0.25
 
 _LOST_A_RANK = re.compile(r"RankLostError|Connection (closed|reset) by peer|Broken pipe|ncclRemote")
 """What a rank says of its end where another rank of its site has gone."""
-_EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"})
+_EXITS = frozenset({"SCRIPT_FAILED", "RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"})
 """Codes that tell of the end of a process of this site, even where its status was 0."""
 
 
@@ -74,7 +74,7 @@ def _early_ends(
         f"rank {first} of site {site} ended with status 0 while others of its site still trained "
         f"(rank {others}): all ranks have to take as many steps"
     )
-    return [Failure(code="RANK_EXITED", message=message, at_s=at_s, site=site, rank=first)]
+    return [Failure(code="SCRIPT_FAILED", message=message, at_s=at_s, site=site, rank=first)]
 
 
 def _is_exit(failure: Failure) -> bool:

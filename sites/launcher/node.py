@@ -6,7 +6,7 @@ Usage: python -m sites.launcher.node --nodes N --node I --ranks P --name NAME --
 It loads torch, which takes seconds, and starts the ranks when stdin says HOST:PORT of the
 rendezvous, on a line. So a site's gateways start meanwhile.
 
-Beside what torchrun does, the first death of a rank stands in DIR/failures.json within
+Beside what torchrun does, it says on stdout, a line each, how ranks ended, the first of them within
 milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s. It
 orders what it found by whole seconds, so a victim may look like the cause.
 
@@ -18,6 +18,7 @@ alone: whoever reaches the store may give and take its keys, and torch's own lis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
@@ -26,6 +27,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,7 +44,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import get_args_parser, run
 
 from protos.failure import Failure
-from sites.launcher.rank_failures import PID_FILE, describe_failure, write_failures
+from sites.launcher.kernel_kills import KernelKills
+from sites.launcher.rank_failures import PID_FILE, cause_first, describe_failure, line_of
 
 MONITOR_INTERVAL_S = 0.1
 """torchrun looks at its ranks this often: when all have ended well, nobody waits longer for it."""
@@ -57,10 +60,13 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Sees ranks end before torchrun reaps them, and leaves failures.json. One thread."""
+    """Sees ranks end before torchrun reaps them, and says so. One thread."""
 
-    def __init__(self, folder: Path, name: str, first_rank: int) -> None:
-        self._path = folder / "failures.json"
+    def __init__(
+        self, folder: Path, name: str, first_rank: int, say: Callable[[Failure], None]
+    ) -> None:
+        self._say = say
+        self._kernel_kills = KernelKills()
         self._ranks = folder / "ranks"
         self._name = name
         self._first_rank = first_rank
@@ -123,12 +129,14 @@ class Watch:
 
     def _describe(self, local_rank: int, exit_code: int) -> Failure:
         found = list(self._ranks.glob(f"{self._name}_*/attempt_0/{local_rank}"))
-        return describe_failure(
+        failure = describe_failure(
             found[0] if found else self._ranks,
             rank=self._first_rank + local_rank,
             exit_code=exit_code,
             at_s=time.monotonic(),
         )
+        said = failure.message or self._kernel_kills.explain(exit_code)
+        return dataclasses.replace(failure, message=said)
 
     def _add(self, failures: list[Failure]) -> None:
         new = [failure for failure in failures if failure.rank not in self._failures]
@@ -137,11 +145,11 @@ class Watch:
         # torchrun sends SIGTERM only after another failure; if it tells of no other, it was
         # somebody else.
         cause = bool(self._failures) or any(each.exit_code != -signal.SIGTERM for each in new)
-        for failure in new:
+        for failure in sorted(new, key=cause_first):
             if failure.exit_code == -signal.SIGTERM and cause:
                 failure = dataclasses.replace(failure, is_collateral=True)
             self._failures[failure.rank] = failure
-        write_failures(self._path, self._failures.values())
+            self._say(failure)
 
 
 class SiteRendezvous(StaticTCPRendezvous):
@@ -186,6 +194,7 @@ def rendezvous(parameters: RendezvousParameters) -> SiteRendezvous:
 def main(arguments: list[str]) -> int:
     """Run the node's ranks; return 0 when all ended with 0."""
     options = _parser().parse_args(arguments)
+    say = _speaker()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not torch.cuda.is_available():
         # On CPUs each rank would otherwise take every core for itself.
@@ -205,7 +214,7 @@ def main(arguments: list[str]) -> int:
         ]
     )
     rendezvous_handler_registry.register(BACKEND, rendezvous)
-    watch = Watch(options.folder, options.name, options.node * options.ranks)
+    watch = Watch(options.folder, options.name, options.node * options.ranks, say)
     watch.start()
     try:
         run(torchrun)  # type: ignore[no-untyped-call]
@@ -217,7 +226,26 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         log.warning("ended by %s", error.sigval.name)
         return 128 + error.sigval
+    except OSError as error:  # no space, no processes: its log may have no room for it either
+        place = error.filename or options.folder
+        message = f"the ranks cannot be started: {place}: {error.strerror or error}"
+        say(Failure(code="LAUNCH_FAILED", message=message, at_s=time.monotonic()))
+        return 1
     return 0
+
+
+def _speaker() -> Callable[[Failure], None]:
+    """Take stdout for failures alone; what else is printed goes to stderr."""
+    descriptor = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    speaking = threading.Lock()
+
+    def say(failure: Failure) -> None:
+        # Whoever has started this process may be gone; then it is about to be killed.
+        with speaking, contextlib.suppress(OSError):
+            os.write(descriptor, line_of(failure).encode())
+
+    return say
 
 
 def _read_endpoint() -> str:
@@ -235,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", type=int, required=True, help="this node, from 0")
     parser.add_argument("--ranks", type=int, required=True, help="ranks of each node")
     parser.add_argument("--name", required=True, help="of the rendezvous: run and generation")
-    parser.add_argument("--folder", type=Path, required=True, help="for logs and failures.json")
+    parser.add_argument("--folder", type=Path, required=True, help="for logs")
     parser.add_argument("--start-within", type=float, required=True, help="s, for all nodes")
     parser.add_argument("--grace", type=float, required=True, help="s from SIGTERM to SIGKILL")
     parser.add_argument("--working-folder", type=Path, required=True, help="where ranks run")

@@ -1,14 +1,17 @@
-"""Writes and reads failures.json: how the ranks of a node ended, left by their launcher.
+"""How the ranks of a node ended, as their launcher says it: lines on its stdout.
+
+No file: a rank may be killed while the disk is full.
 
 No torch: the agent reads this too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -64,30 +67,22 @@ def cause_first(failure: Failure) -> tuple[bool, int, float]:
     return failure.is_collateral, kind, failure.at_s
 
 
-def write_failures(path: Path, failures: Iterable[Failure]) -> None:
-    """Replace the file at once, the first failure first: a reader sees the old or the new."""
-    ordered = sorted(failures, key=cause_first)
+def line_of(failure: Failure) -> str:
+    """Return a failure as a line for whoever has started the launcher, on the same machine."""
     # The clock is that of the machine, so the agent's is the same.
-    lines = [{**failure.to_json(), "at_s": failure.at_s} for failure in ordered]
-    scratch = path.with_suffix(".new")
-    scratch.write_text(json.dumps(lines, indent=1))
-    scratch.replace(path)
+    return json.dumps({**failure.to_json(), "at_s": failure.at_s}) + "\n"
 
 
-def read_failures(path: Path) -> list[Failure]:
-    """Return what `write_failures` wrote; nothing when there is no file.
+def failure_of_line(line: bytes) -> Failure:
+    """Return what `line_of` wrote.
 
     Raises:
-        ValueError: the file is damaged; names it.
+        ValueError: it is something else.
     """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    try:
-        return [Failure.from_json(fields) for fields in json.loads(data)]
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a list of failures: {error}") from error
+        return Failure.from_json(json.loads(line))
+    except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a failure: {error}: {line[:200]!r}") from error
 
 
 def write_error_file(path: str | None, details: Mapping[str, Any], traceback: str) -> None:
@@ -109,11 +104,15 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
 
 
 def write_pid_file(error_file: str | None) -> None:
-    """Write down a rank's pid, so that its death can be seen before torchrun reports it."""
+    """Write down a rank's pid, so that its death can be seen before torchrun reports it.
+
+    Where the disk is full, that is seen a little later.
+    """
     if error_file:
         scratch = Path(error_file).with_name(f"{PID_FILE}.new")
-        scratch.write_text(str(os.getpid()))
-        scratch.replace(scratch.with_name(PID_FILE))
+        with contextlib.suppress(OSError):
+            scratch.write_text(str(os.getpid()))
+            scratch.replace(scratch.with_name(PID_FILE))
 
 
 def _read_error_file(path: Path) -> Mapping[str, Any]:

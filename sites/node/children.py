@@ -46,7 +46,6 @@ async def start_leashed(
     env: Mapping[str, str],
     log: IO[bytes],
     talks: bool,
-    is_told: bool = False,
     namespaces: tuple[str, str] | None = None,
     umask: int = -1,
     line_bytes: int = LINE_BYTES,
@@ -55,7 +54,7 @@ async def start_leashed(
 
     Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
     caller closes. A child that `talks` has pipes for stdin and stdout; else stdout goes to the log,
-    too, and stdin is empty, or a pipe if it `is_told` something. `namespaces` are files of a user
+    too, and stdin is empty. `namespaces` are files of a user
     namespace (may be empty) and a network namespace to enter. `umask` is the child's; -1: as this
     process has it. A line that it says may be `line_bytes` long.
     """
@@ -65,7 +64,7 @@ async def start_leashed(
         *(("--enter", *namespaces) if namespaces else ()),
         "--",
         *command,
-        stdin=pipe if talks or is_told else null,
+        stdin=pipe if talks else null,
         stdout=pipe if talks else log,
         stderr=log,
         env=env,

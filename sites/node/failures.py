@@ -23,14 +23,14 @@ class SiteError(Exception):
 
 def rank_failure(found: Failure, site: str, node: int) -> Failure:
     """Return a rank's failure, as its launcher left it, with its place and in a whole sentence."""
-    said = f": {found.message}" if found.message else ""
     gave_up = found.exit_code == COLLATERAL_EXIT_CODE and found.is_collateral
-    end = "gave up" if gave_up else describe_end(found.exit_code)
-    message = f"rank {found.rank} of site {site} {end}{said}"
+    said = f": {found.message}" if found.message else ""
+    end = f"gave up{said}" if gave_up else describe_end(found.exit_code, found.message)
+    message = f"rank {found.rank} of site {site} {end}"
     return dataclasses.replace(found, message=one_line(message), site=site, node=node)
 
 
-def describe_end(exit_code: int) -> str:
-    """Return how a process ended, as the rest of a sentence."""
+def describe_end(exit_code: int, why: str = "") -> str:
+    """Return how a process ended, as the rest of a sentence, and why if that is known."""
     how = "exited with" if exit_code >= 0 else "was killed by"
-    return f"{how} {name_exit(exit_code)}"
+    return f"{how} {name_exit(exit_code)}" + (f": {why}" if why else "")

@@ -19,6 +19,7 @@ from typing import Any
 from protos.control.v1.control_pb2 import GatewayEndpoint
 from protos.failure import Failure
 from sites.gateway.config import GatewayConfig
+from sites.launcher.kernel_kills import KernelKills
 from sites.node.children import start_leashed
 from sites.node.failures import describe_end
 from sites.node.node import Listener
@@ -65,6 +66,7 @@ class Gateway:
         self.closing = False
         self._site = config.site
         self._failed = False
+        self._kernel_kills = KernelKills()
 
     @classmethod
     async def start(
@@ -164,5 +166,6 @@ class Gateway:
         return self._reported(Failure(code=code, message=message))
 
     def _ended(self, exit_code: int) -> Failure:
-        message = f"gateway {self.index} of site {self._site} {describe_end(exit_code)}"
+        end = describe_end(exit_code, self._kernel_kills.explain(exit_code))
+        message = f"gateway {self.index} of site {self._site} {end}"
         return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))

@@ -18,6 +18,7 @@ from sites.node.failures import SiteError
 from sites.node.gateway_configs import gateway_config
 from sites.node.gateway_process import Gateway
 from sites.node.log_files import Lines, LogFiles
+from sites.node.machine_trouble import MachineTrouble
 from sites.node.node import Listener
 from sites.node.order import SiteOrder
 from sites.node.rank_stacks import RankStack, is_stopped, look_at
@@ -73,6 +74,7 @@ class Supervisor:
         self._tasks = tasks
         self._gateways: list[Gateway] = []
         self._torchrun: Torchrun | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._logs = LogFiles(self.log_files)
 
     @property
@@ -90,6 +92,8 @@ class Supervisor:
         order = self._order
         if lack := await asyncio.to_thread(what_lacks):
             raise SiteError("CANNOT_TRAIN", self._lack(lack), node=self._node)
+        trouble = MachineTrouble(order.node_folder(self._node), self._tell_trouble)
+        self._watching = self._tasks.create_task(trouble.watch(), name=f"machine{self._node}")
         await asyncio.to_thread(self._remove_states)
         for index in order.node_gateways(self._node):
             try:
@@ -126,6 +130,9 @@ class Supervisor:
     def _lack(self, lack: str) -> str:
         machine = f"node {self._node} of site {self._order.site.name}"
         return f"{machine} cannot train, for {lack}: {CURE}"
+
+    def _tell_trouble(self, what: str) -> None:
+        self._listener.on_said(-1, {"op": "trouble", "node": self._node, "what": what})
 
     def _remove_states(self) -> None:
         """Remove the training states that earlier processes have left.
@@ -205,6 +212,8 @@ class Supervisor:
 
     async def end(self, grace_s: float) -> bool:
         """End ranks, then gateways; `grace_s` lies between SIGTERM and SIGKILL."""
+        if self._watching is not None:
+            self._watching.cancel()
         deadline_s = time.monotonic() + grace_s
         if self._torchrun is not None:
             send(self._torchrun.process, SIGTERM)

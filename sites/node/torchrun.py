@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import os
 import sys
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 from protos.failure import Failure
 from protos.private_files import users_umask
 from sites.interfaces import interface_of
-from sites.launcher.rank_failures import read_failures
+from sites.launcher.kernel_kills import KernelKills
+from sites.launcher.rank_failures import failure_of_line
 from sites.node.children import start_leashed
 from sites.node.failures import describe_end, rank_failure
 from sites.node.order import SiteOrder
@@ -22,8 +24,8 @@ TORCHRUN_LOG = "torchrun.log"
 """The file in a node's folder with what the launcher itself writes."""
 LAST_BYTES = 4096
 """Of a rank's stderr, in which its last line is looked for."""
-_LOOK_S = 0.05
-"""Between two looks at failures.json."""
+
+log = logging.getLogger(__name__)
 
 
 class Torchrun:
@@ -34,7 +36,8 @@ class Torchrun:
         self._site = order.site.name
         self._node = node
         self._folder = order.node_folder(node)
-        self._told: set[int] = set()
+        self._has_told = False
+        self._kernel_kills = KernelKills()
 
     @classmethod
     async def start(
@@ -53,7 +56,6 @@ class Torchrun:
             inside_host: The node, as the others know it; None: all are on one machine.
         """
         site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
-        (folder / "failures.json").unlink(missing_ok=True)
         arguments = [
             *("--nodes", str(site.nodes), "--node", str(node)),
             *("--ranks", str(site.accelerators_per_node)),
@@ -71,8 +73,7 @@ class Torchrun:
                 [sys.executable, "-m", "sites.launcher.node", *arguments],
                 env={**defaults, **os.environ, **order.environment(sockets)},
                 log=log_file,
-                talks=False,
-                is_told=True,
+                talks=True,
                 umask=users_umask(),
             )
         return cls(order, node, process)
@@ -83,37 +84,49 @@ class Torchrun:
         Args:
             endpoint: host:port of the rendezvous, on node 0.
         """
-        assert self.process.stdin is not None, "it is told"
+        assert self.process.stdin is not None, "it talks"
         self.process.stdin.write(f"{endpoint}\n".encode())
 
     async def watch(self, on_failed: Callable[[Failure], None]) -> None:
         """Tell of each rank that fails, as soon as it is known, until the launcher has ended."""
-        ended = asyncio.ensure_future(self.process.wait())
-        try:
-            while not ended.done():
-                await asyncio.wait([ended], timeout=_LOOK_S)
-                self._tell_new(on_failed)
-        finally:
-            ended.cancel()
-        exit_code = ended.result()
-        if exit_code != 0 and not self._told:
+        assert self.process.stdout is not None, "it talks"
+        while line := await self._next_line(self.process.stdout):
+            try:
+                failure = failure_of_line(line)
+            except ValueError as error:
+                log.warning("the launcher of node %d said: %s", self._node, error)
+                continue
+            self._has_told = True
+            on_failed(self._placed(failure))
+        exit_code = await self.process.wait()
+        if exit_code != 0 and not self._has_told:
             on_failed(self._launcher_ended(exit_code))
 
-    def _tell_new(self, on_failed: Callable[[Failure], None]) -> None:
-        for failure in read_failures(self._folder / "failures.json"):
-            if failure.rank not in self._told:
-                self._told.add(failure.rank)
-                if not failure.message and not failure.is_collateral and failure.exit_code > 0:
-                    said = last_words(Path(failure.log_path))
-                    failure = dataclasses.replace(failure, message=said)
-                on_failed(rank_failure(failure, self._site, self._node))
+    async def _next_line(self, stdout: asyncio.StreamReader) -> bytes:
+        """Return the next line; nothing at the end, or after one that is too long."""
+        try:
+            return await stdout.readline()
+        except ValueError:
+            return b""
+
+    def _placed(self, failure: Failure) -> Failure:
+        if failure.rank >= 0:
+            if not failure.message and not failure.is_collateral and failure.exit_code > 0:
+                said = last_words(Path(failure.log_path))
+                failure = dataclasses.replace(failure, message=said)
+            return rank_failure(failure, self._site, self._node)
+        message = f"torchrun of node {self._node} of site {self._site}: {failure.message}"
+        log_path = str(self._folder / TORCHRUN_LOG)
+        return dataclasses.replace(
+            failure, message=message, site=self._site, node=self._node, log_path=log_path
+        )
 
     def _launcher_ended(self, exit_code: int) -> Failure:
         """Return the failure of torchrun itself.
 
         Killed, it counts as the training process that it stands for: its ranks die with it.
         """
-        end = describe_end(exit_code)
+        end = describe_end(exit_code, self._kernel_kills.explain(exit_code))
         return Failure(
             code="RANK_KILLED" if exit_code < 0 else "LAUNCH_FAILED",
             message=f"torchrun of node {self._node} of site {self._site} {end}",

@@ -118,11 +118,10 @@ def prepared(site: str) -> run_events.SitePrepared:
 def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: object) -> Failure:
     return Failure(
         code=code,
-        message=f"{code} at site {site}",
         site=site,
         reported_by=site,
         at_s=world.now_s - age_s,
-        **more,  # type: ignore[arg-type]
+        **{"message": f"{code} at site {site}", **more},  # type: ignore[arg-type]
     )
 
 

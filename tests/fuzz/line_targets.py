@@ -32,9 +32,9 @@ from sites.gateway.agent_port import read_commands, read_configuration
 from sites.launcher.rank_failures import (
     cause_first,
     describe_failure,
-    read_failures,
+    failure_of_line,
+    line_of,
     write_error_file,
-    write_failures,
 )
 from sites.local.rank_messages import decode_from_rank
 from sites.node.gateway_process import Gateway
@@ -200,8 +200,7 @@ def _line_of(message: object) -> bytes:
 
 
 def _failures_of(data: bytes) -> None:
-    with file_with(data, "failures.json") as path:
-        sorted(read_failures(path), key=cause_first)
+    assert cause_first(failure_of_line(data))
 
 
 def _failures_samples() -> list[bytes]:
@@ -213,9 +212,7 @@ def _failures_samples() -> list[bytes]:
         exit_code=-9,
         log_path="/run/stderr.log",
     )
-    with file_with(b"", "failures.json") as path:
-        write_failures(path, [failure, failure])
-        return [path.read_bytes()]
+    return [line_of(failure).encode()]
 
 
 def _describe(data: bytes) -> None:

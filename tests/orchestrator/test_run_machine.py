@@ -1,5 +1,6 @@
 """The machine of a run: its stages, its ends, and what holds in every order of events."""
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -709,6 +710,69 @@ def test_a_site_is_started_again_only_so_often() -> None:
     assert world.sent(run_events.SendPrepare).count("b") == 1 + 3
     world.wait(3600.0)
     assert world.sent(run_events.SendPrepare).count("b") == 1 + 4
+
+
+def notes_of(world: World, kind: str) -> list[str]:
+    events = [each for each in recorded_events(world) if each.kind == kind]
+    return [str(each.detail["note"]) for each in events if "note" in each.detail]
+
+
+def test_starts_that_come_to_nothing_are_further_and_further_apart_and_say_why() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"))
+    lose_b(world)
+    started_s = [world.now_s]
+    for _ in range(2):
+        full = failure(world, "LAUNCH_FAILED", "b", message="No space left on device")
+        world.tell(run_events.SiteEnded("b", False, (full,)))
+        before = world.sent(run_events.SendPrepare).count("b")
+        while world.sent(run_events.SendPrepare).count("b") == before:
+            world.wait(0.5)
+        started_s.append(world.now_s)
+    pauses_s = [later - earlier for earlier, later in itertools.pairwise(started_s)]
+    assert pauses_s[1] == pytest.approx(2 * pauses_s[0], abs=1.0)
+    world.tell(run_events.SiteEnded("b", False, (full,)))
+    told = notes_of(world, "site.ended")
+    assert all("did not come back: " in each and "No space left on device" in each for each in told)
+    assert "it is started again in" in told[0]
+    assert "it is not started again: `failure.max_restarts` are used up, 3 within" in told[2]
+    world.wait(600.0)
+    assert world.sent(run_events.SendPrepare).count("b") == 1 + 3
+
+
+def test_a_site_that_took_part_again_is_started_again_as_soon_as_the_first_time() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.prepare()
+    world.tell(*(run_events.SiteRunning(site) for site in world.sites))
+    world.tell(run_events.StateOffered("a"))
+    lose_b(world)
+    world.tell(prepared("b"))
+    world.tell(run_events.SiteRunning("b"), run_events.SiteEntered("b", 75))
+    world.wait(LEASE_S)
+    again = [each for each in lose_b(world) if isinstance(each, run_events.SendPrepare)]
+    assert [each.site for each in again] == ["b"]
+
+
+def test_how_a_site_ended_that_others_saw_go_is_told_when_it_says_so() -> None:
+    world = World(3, needs_all=False)
+    world.activate()
+    world.tell(run_events.SiteDropped("b", "told by site b: rank 0 went away without leaving"))
+    killed = failure(world, "RANK_KILLED", "b", rank=0, exit_code=-9,
+                     message="rank 0 of site b was killed by SIGKILL")  # fmt: skip
+    world.tell(run_events.SiteEnded("b", False, (killed,)))
+    assert notes_of(world, "site.ended") == ["site b ended: rank 0 of site b was killed by SIGKILL"]
+
+
+def test_what_a_machine_lacks_is_told_while_the_run_goes_on() -> None:
+    world = World(2)
+    world.activate()
+    world.tell(run_events.SiteInTrouble("b", "the disk of /x is full, or nearly: 0B are left"))
+    assert notes_of(world, "site.trouble") == [
+        "site b: the disk of /x is full, or nearly: 0B are left"
+    ]
+    assert world.machine.is_going_on
 
 
 def test_the_end_of_the_others_ends_a_site_that_was_about_to_come_back() -> None:

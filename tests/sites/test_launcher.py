@@ -1,4 +1,4 @@
-"""A node's launcher: which rank failed first, and what failures.json says of it."""
+"""A node's launcher: which rank failed first, and what is said of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,15 @@ from sites.launcher.rank_failures import (
     PID_FILE,
     cause_first,
     describe_failure,
-    read_failures,
+    failure_of_line,
+    line_of,
     write_error_file,
-    write_failures,
 )
 
 WAIT_S = 90.0
 
 SCRIPT = """
-import os, pathlib, signal, sys, threading, time
+import errno, os, pathlib, signal, sys, threading, time
 rank, action = int(os.environ["RANK"]), sys.argv[1]
 here = pathlib.Path(sys.argv[2])
 print("argv", sys.argv[0], *sys.argv[1:2], __name__, flush=True)
@@ -56,7 +57,16 @@ if action == "text":
     sys.exit("a reason")
 if action == "raise":
     raise ValueError("two\\nlines")
-if action == "kill":
+if action == "fill":
+    node = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[4]
+    with (node / "filler").open("wb", buffering=0) as filler:
+        for size in (1 << 16, 1 << 10, 1):
+            try:
+                while filler.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+if action in ("kill", "fill"):
     os.kill(os.getpid(), signal.SIGKILL)
 if action == "term":
     os.kill(os.getpid(), signal.SIGTERM)
@@ -104,11 +114,18 @@ def failure(rank: int, exit_code: int, at_s: float, **fields: object) -> Failure
     )
 
 
-def run_node(folder: Path, *command: str) -> tuple[int, list[Failure], str]:
-    """Run two ranks; return the launcher's status, failures.json and rank 1's stderr."""
+SMALL_DISK = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"')
+"""In front of a folder and a command: the folder is a disk of 1 MiB, for that command alone."""
+
+
+def run_node(
+    folder: Path, *command: str, prefix: Sequence[str] = ()
+) -> tuple[int, list[Failure], str]:
+    """Run two ranks; return the launcher's status, what it says and rank 1's stderr."""
     with reserved_port("127.0.0.1") as port:
         ended = subprocess.run(
             [
+                *prefix,
                 *(sys.executable, "-m", "sites.launcher.node", "--nodes", "1", "--node", "0"),
                 *("--ranks", "2", "--name", "r-1"),
                 *("--folder", str(folder), "--start-within", "60", "--grace", "2"),
@@ -121,7 +138,8 @@ def run_node(folder: Path, *command: str) -> tuple[int, list[Failure], str]:
             check=False,
         )
     logs = "\n".join(path.read_text() for path in folder.glob("ranks/r-1_*/attempt_0/1/std*.log"))
-    return ended.returncode, read_failures(folder / "failures.json"), f"{logs}\n{ended.stderr}"
+    failures = [failure_of_line(line.encode()) for line in ended.stdout.splitlines()]
+    return ended.returncode, failures, f"{logs}\n{ended.stderr}"
 
 
 def write_script(folder: Path) -> Path:
@@ -200,6 +218,35 @@ def test_the_rank_that_failed_is_first(tmp_path: Path, action: str) -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+def test_a_rank_that_is_killed_while_the_disk_is_full_is_told_as_that(tmp_path: Path) -> None:
+    script = write_script(tmp_path)
+    (tmp_path / "node").mkdir()
+    prefix = [*SMALL_DISK, str(tmp_path / "node")]
+    command = (str(script), "fill", str(tmp_path))
+    status, failures, log = run_node(tmp_path / "node", *command, prefix=prefix)
+    assert status == 1, log
+    assert (failures[0].rank, failures[0].exit_code) == (1, -signal.SIGKILL), log
+    assert not failures[0].is_collateral
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_launcher_without_room_says_why_its_ranks_cannot_be_started(tmp_path: Path) -> None:
+    script = write_script(tmp_path)
+    full = tmp_path / "node"
+    full.mkdir()
+    fill = 'mount -t tmpfs -o size=8k,nr_inodes=3 none "$0" && touch "$0/a" "$0/b"; exec "$@"'
+    prefix = ["unshare", "-rm", "sh", "-c", fill, str(full)]
+    status, failures, log = run_node(full, str(script), "exit", str(tmp_path), prefix=prefix)
+    assert status == 1, log
+    (told,) = failures
+    assert (told.code, told.rank) == ("LAUNCH_FAILED", -1)
+    assert "No space left on device" in told.message
+    assert str(full) in told.message
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_a_module_ends_well(tmp_path: Path) -> None:
     status, failures, log = run_node(tmp_path, "-m", "platform")
     assert (status, failures) == (0, []), log
@@ -214,13 +261,9 @@ def test_the_store_listens_on_the_sites_address_only(tmp_path: Path) -> None:
         assert (tmp_path / f"listening{rank}").read_text() == "127.0.0.1"
 
 
-def test_failures_survive_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "failures.json"
-    assert read_failures(path) == []
+def test_a_failure_survives_the_line() -> None:
     victim = failure(0, 1, 5.0, message="RuntimeError: closed", is_collateral=True)
-    cause = failure(1, -9, 6.0)
-    write_failures(path, [victim, cause])
-    assert read_failures(path) == [cause, victim]
+    assert failure_of_line(line_of(victim).encode()) == victim
 
 
 def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) -> None:
@@ -228,28 +271,24 @@ def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) ->
     ranks = tmp_path / "ranks" / "r-1_x" / "attempt_0"
     for local_rank in range(2):
         (ranks / str(local_rank)).mkdir(parents=True)
-    watch = Watch(tmp_path, "r-1", 0)
+    said: list[Failure] = []
+    watch = Watch(tmp_path, "r-1", 0, said.append)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         (ranks / "0" / PID_FILE).write_text(str(other.pid))
         other.send_signal(signal.SIGTERM)
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         watch.look()
-        assert not (tmp_path / "failures.json").exists()
+        assert not said
         watch.start()
         watch.finish({1: -signal.SIGKILL})
-    found = [
-        (each.rank, each.exit_code, each.is_collateral)
-        for each in read_failures(tmp_path / "failures.json")
-    ]
+    found = [(each.rank, each.exit_code, each.is_collateral) for each in said]
     assert found == [(1, -signal.SIGKILL, False), (0, -signal.SIGTERM, True)]
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '[{"rank": 1}]', "{"])
-def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "failures.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"failures\.json: not a list of failures"):
-        read_failures(path)
+@pytest.mark.parametrize("text", ["", "[1]", '{"rank": 1}', "{", "null", "some print"])
+def test_a_line_that_is_no_failure_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a failure"):
+        failure_of_line(text.encode())
 
 
 def test_signals_come_before_exits_before_exceptions() -> None:

@@ -1,0 +1,62 @@
+"""Whether the kernel's OOM killer was at work: what SIGKILL leaves no word of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGKILL
+
+_COUNTERS = ("memory.events", "memory.oom_control")
+"""Of a cgroup, version 2 and 1: a line `oom_kill N`."""
+
+
+class KernelKills:
+    """Counts what the OOM killer has killed since this was made, in this cgroup or those above it.
+
+    Where no cgroup counts, on this machine.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before = self._counts()
+
+    def explain(self, exit_code: int) -> str:
+        """Return in a line what is known of an end by SIGKILL; empty: nothing, or another end."""
+        if exit_code != -SIGKILL:
+            return ""
+        for path, count in self._counts().items():
+            num_killed = count - self._before.get(path, count)
+            if num_killed > 0:
+                where = "machine" if path.name == "vmstat" else "container or machine"
+                return (
+                    f"the kernel's OOM killer has killed {num_killed} of its processes since the "
+                    f"start, as {path} counts: the {where} has no memory left"
+                )
+        return ""
+
+    def _counts(self) -> dict[Path, int]:
+        """Return what each counter says that there is; the nearest cgroup's first."""
+        found = {}
+        for path in self._paths():
+            try:
+                words = [line.split() for line in path.read_text().splitlines()]
+                found[path] = next(int(line[1]) for line in words if line[:1] == ["oom_kill"])
+            except (OSError, ValueError, IndexError, StopIteration):
+                continue
+        return found
+
+    def _paths(self) -> Iterator[Path]:
+        try:
+            lines = (self._root / "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            _, _, rest = line.partition(":")
+            controllers, _, inside = rest.partition(":")
+            if controllers not in {"", "memory"}:
+                continue
+            top = self._root / "sys/fs/cgroup" / controllers
+            # In a container the path may be the host's, and what is there the container's own.
+            for folder in (top / inside.lstrip("/"), top):
+                yield from (folder / name for name in _COUNTERS)
+        yield self._root / "proc/vmstat"
