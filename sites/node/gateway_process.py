@@ -66,7 +66,7 @@ class Gateway:
         self.closing = False
         self._site = config.site
         self._failed = False
-        self._kernel_kills = KernelKills()
+        self._kernel_kills: KernelKills | None = None
 
     @classmethod
     async def start(
@@ -87,6 +87,7 @@ class Gateway:
                 namespaces=namespaces,
             )
         gateway = cls(config, node, process, log_path)
+        gateway._kernel_kills = KernelKills()
         gateway.tell({"op": "configure", **to_json(config)})
         return gateway
 
@@ -166,6 +167,7 @@ class Gateway:
         return self._reported(Failure(code=code, message=message))
 
     def _ended(self, exit_code: int) -> Failure:
-        end = describe_end(exit_code, self._kernel_kills.explain(exit_code))
+        killer = self._kernel_kills
+        end = describe_end(exit_code, killer.explain(exit_code) if killer else "")
         message = f"gateway {self.index} of site {self._site} {end}"
         return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))
