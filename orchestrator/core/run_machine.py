@@ -1088,7 +1088,6 @@ class RunMachine:
                     for each in self._all()
                     if each.is_returning and each.is_told_to_start and each is not site
                 ]
-            failure = self._topology.failure
             lately = self._restarts(site, now_s)
             is_free = site.state is (SiteState.JOINED if site.is_new else SiteState.ENDED)
             is_free &= site.name not in being_let_in

@@ -66,9 +66,9 @@ def test_a_script_that_forgets_to_synchronise_fails(run: Bench) -> None:
 @pytest.mark.parametrize(
     ("trouble", "code", "said"),
     [
-        ("end", "RANK_EXITED", "rank 0 of site a ended with status 0 while others"),
-        ("quit", "RANK_EXITED", "rank 0 of site a ended with status 0 while others"),
-        ("exit3", "RANK_EXITED", "rank 0 of site a exited with status 3"),
+        ("end", "SCRIPT_FAILED", "rank 0 of site a ended with status 0 while others"),
+        ("quit", "SCRIPT_FAILED", "rank 0 of site a ended with status 0 while others"),
+        ("exit3", "SCRIPT_FAILED", "rank 0 of site a exited with status 3"),
         ("term", "RANK_KILLED", "rank 0 of site a was killed by SIGTERM"),
     ],
 )
@@ -83,7 +83,7 @@ def test_whoever_ends_first_is_named(run: Bench, trouble: str, code: str, said: 
 def test_of_several_nodes_the_first_end_is_named(run: Bench) -> None:
     result = launch(run, 300, "end", "a", 1, 5, sites=[(2, 1), (1, 1)]).check(1)
     error = result.envelope["error"]
-    assert (error["code"], error["where"]["rank"]) == ("RANK_EXITED", 1), error
+    assert (error["code"], error["where"]["rank"]) == ("SCRIPT_FAILED", 1), error
     assert "rank 1 of site a ended with status 0 while others" in error["message"]
 
 

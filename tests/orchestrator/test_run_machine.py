@@ -724,8 +724,8 @@ def test_starts_that_come_to_nothing_are_further_and_further_apart_and_say_why()
     world.tell(run_events.StateOffered("a"))
     lose_b(world)
     started_s = [world.now_s]
+    full = failure(world, "LAUNCH_FAILED", "b", message="No space left on device")
     for _ in range(2):
-        full = failure(world, "LAUNCH_FAILED", "b", message="No space left on device")
         world.tell(run_events.SiteEnded("b", False, (full,)))
         before = world.sent(run_events.SendPrepare).count("b")
         while world.sent(run_events.SendPrepare).count("b") == before:

@@ -146,7 +146,7 @@ def test_whoever_ended_first_is_named_and_not_the_rank_that_lost_it(
         async with scene(tmp_path, action, "0", "victim") as (coordinator, bench):
             end = await ended(coordinator, bench)
             first = end.failures[0]
-            assert (first.code, first.rank, first.collateral) == ("RANK_EXITED", 0, False), end
+            assert (first.code, first.rank, first.collateral) == ("SCRIPT_FAILED", 0, False), end
             assert "rank 0 of site a ended with status 0 while others" in first.message
             victims = [each for each in end.failures if each.rank == 1]
             assert victims, end

@@ -91,7 +91,7 @@ def test_a_rank_that_ended_well_before_the_others_is_the_cause(
 ) -> None:
     first, *rest = order_failures(failures, "a", left_s)
     assert (first.code, first.rank, first.site, first.is_collateral) == (
-        "RANK_EXITED", 0, "a", False,
+        "SCRIPT_FAILED", 0, "a", False,
     )  # fmt: skip
     assert "rank 0 of site a ended with status 0" in first.message
     assert all(each.is_collateral for each in rest)
