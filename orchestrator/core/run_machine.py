@@ -439,6 +439,7 @@ class RunMachine:
             self._recall_site(site, event)
             if event.kind in {"site.returning", "run.rolled_back"}:
                 site.returns_s.append(happened_s)
+            if event.kind == "site.returning":
                 site.num_vain += 1
             elif event.kind == "site.returned":
                 site.num_vain = 0
