@@ -180,16 +180,17 @@ class Pool:
 
     def _run(self, case: Case, way: Way, folder: Path, settings: Sequence[str]) -> dict[str, End]:
         job: dict[str, Any] = {"case": case.name, "way": way, "num_ranks": sum(case.ranks)}
+        # All before the first one begins: each writes the file that ranks read.
+        environs = [
+            environment(folder, site, rank, case.ranks, folder / f"site{site}", settings)
+            for site, num_ranks in enumerate(case.ranks)
+            for rank in range(num_ranks)
+        ]
         running = {}
-        for site, num_ranks in enumerate(case.ranks):
-            for rank in range(num_ranks):
-                environ = environment(
-                    folder, site, rank, case.ranks, folder / f"site{site}", settings
-                )
-                place = sum(case.ranks[:site]) + rank
-                name = f"rank {place}"
-                running[name] = self._worker(name)
-                running[name].begin({**job, "rank": place, "environ": environ})
+        for place, environ in enumerate(environs):
+            name = f"rank {place}"
+            running[name] = self._worker(name)
+            running[name].begin({**job, "rank": place, "environ": environ})
         running[ORACLE] = self._worker(ORACLE)
         running[ORACLE].begin({**job, "rank": -1, "environ": {}})
         return self._ends(running, case.within_s)
