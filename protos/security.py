@@ -65,6 +65,12 @@ _CAUSES: Final = (
 )
 """What gRPC and Python say where a handshake fails, and what it means."""
 
+_CLOSED = re.compile("to connect .*Socket closed")
+_PERHAPS_TLS: Final = (
+    "it closes the connection at once: perhaps it speaks TLS, and this process knows no "
+    f"certificates: name them in {', '.join(f'${each}' for each in TLS_VARIABLES.values())}"
+)
+
 log = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, int | str]]
@@ -219,10 +225,11 @@ def use_tls(files: TlsFiles) -> None:
 
 def explained(details: str) -> str:
     """Return why there is no connection; where certificates are the cause, in plain words."""
-    if tls_files() is not None:
-        for sign, cause in _CAUSES:
-            if sign.search(details):
-                return f"{cause}; `isthmus doctor TOPOLOGY` on both machines says what is wrong"
+    if tls_files() is None:
+        return _PERHAPS_TLS if _CLOSED.search(details) else details
+    for sign, cause in _CAUSES:
+        if sign.search(details):
+            return f"{cause}; `isthmus doctor TOPOLOGY` on both machines says what is wrong"
     return details
 
 

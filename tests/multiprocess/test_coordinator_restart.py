@@ -26,7 +26,9 @@ class Deployment:
                 *("agent", "--site", site, "--coordinator", self.address),
                 *("--topology", self.topology, "--state", str(run.folder / f"agent-{site}")),
             )
-        launched = self.isthmus("launch", str(job), "--run-id", "one", "--detach")
+        launched = self.isthmus(
+            *("launch", str(job), "--run-id", "one", "--detach", "--coordinator", self.address)
+        )
         assert launched.code == 0, launched.err
 
     def start(self, bind: str) -> str:
@@ -47,7 +49,7 @@ class Deployment:
         os.kill(self.run.pids("orchestrator.coordinator")[0], signal.SIGKILL)
 
     def isthmus(self, *arguments: str) -> Result:
-        return self.run.isthmus(*arguments, "--coordinator", self.address, "--json")
+        return self.run.isthmus(*arguments, "--json")
 
     def steps(self) -> list[tuple[str, int]]:
         """Return site and step of each step that was told."""

@@ -22,7 +22,7 @@ from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage
 from protos.errors import IsthmusError
 from protos.identities import CALLERS
-from protos.security import control_security
+from protos.security import TLS_VARIABLES, control_security
 from sites.agent.coordinator_channel import CoordinatorChannel
 from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.session import Dialler, UnreachableError, channel_options
@@ -165,6 +165,10 @@ def test_each_call_is_for_one_role_and_for_nobody_else(
         ("all of another authority", "the certificate shown there is not believed here: it is of"),
         ("another party's server", "there is of another party than the one that ought to answer"),
         ("not believed there", "the certificate of this end is not believed there: it is of"),
+        (
+            "none",
+            "perhaps it speaks TLS, and this process knows no certificates: name them in $IST",
+        ),
     ],
 )
 def test_a_bad_certificate_is_named_with_its_cure(
@@ -196,6 +200,9 @@ def test_a_bad_certificate_is_named_with_its_cure(
                     speak_tls(monkeypatch, files_in(foreign))
                 case "another party's server":
                     monkeypatch.setattr(coordinator_client, "COORDINATOR", "a.agent")
+                case "none":
+                    for variable in TLS_VARIABLES.values():
+                        monkeypatch.delenv(variable)
                 case "not believed there":
                     monkeypatch.setattr("protos.mutual_tls._is_signed", lambda *_: True)
                     issue(foreign, "operator", 1.0, replace=True)
