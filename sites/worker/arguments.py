@@ -25,7 +25,7 @@ def check_tensors(caller: str, tensors: Sequence[torch.Tensor]) -> None:
     """Refuse what cannot be averaged in place.
 
     Raises:
-        TypeError: no list of tensors, or one of them is not made of floating point numbers.
+        TypeError: no list of tensors, or one of them is made of whole numbers, or expanded.
         ValueError: one of them comes twice, or two of them share elements.
     """
     check_list(caller, tensors)
@@ -61,13 +61,26 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
     """Return what is wrong with a tensor and the cure; None: it can be averaged."""
     if tensor.layout != torch.strided:
         return f"of layout {tensor.layout}: call to_dense(), or make gradients with sparse=False"
-    if not tensor.is_floating_point():
+    if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"of {tensor.dtype}: convert it to a floating-point dtype"
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    if tensor.numel() and any(size > 1 and step == 0 for size, step in pairs):
+        return "expanded, so that elements share their memory: call clone()"
     if is_sharded(tensor):
         return (
             "a DTensor: let site.synchronize(model, optimizer) average a sharded model's gradients"
         )
     return None
+
+
+def check_not_complex(name: str, parameter: torch.Tensor) -> None:
+    """Raise TypeError for a complex parameter, of which shards are not averaged."""
+    if parameter.is_complex():
+        raise TypeError(
+            f"site.synchronize: parameter {name} is of {parameter.dtype}, which does not cross in "
+            "shards: hold it as real numbers (torch.view_as_real), or let all sites have "
+            "DistributedDataParallel"
+        )
 
 
 def check_training(models: Sequence[object], optimizers: Sequence[object]) -> None:

@@ -356,16 +356,17 @@ def write_pieces(
     """Write tokens * pieces as float32, one after another, and zeros behind.
 
     Args:
-        pieces: floating point, shape (n,) each, on any device. Not modified, unless they lie in
-            `padded`.
+        pieces: floating point, of any shape and strides, on any device; their elements are taken
+            in row-major order. Not modified, unless they lie in `padded`.
         tokens: not negative: for all pieces, or for each its own. A tensor of one element, on the
             device of `padded`, does for what no NaN is hidden in by 0.
-        padded: float32, shape (N,), N at least the sum of all n. Overwritten.
+        padded: float32, shape (N,), N at least the number of their elements.
+            Overwritten.
     """
     weights = tokens if isinstance(tokens, Sequence) else [tokens] * len(pieces)
     start = 0
     for each, weight in zip(pieces, weights, strict=True):
-        scaled = padded[start : start + each.numel()]
+        scaled = padded[start : start + each.numel()].view(each.shape)
         start += each.numel()
         if not isinstance(weight, torch.Tensor) and weight == 0:
             scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
@@ -382,7 +383,7 @@ def read_pieces(padded: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
     """Write what lies in `padded`, one after another, into `pieces`, in their dtypes."""
     start = 0
     for each in pieces:
-        each.copy_(padded[start : start + each.numel()])
+        each.copy_(padded[start : start + each.numel()].view(each.shape))
         start += each.numel()
 
 

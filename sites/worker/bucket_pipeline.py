@@ -510,7 +510,8 @@ class BucketPipeline:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
         Args:
-            pieces: what it consists of, one at least: floating point, shape (n,). Overwritten.
+            pieces: what it consists of, one at least: floating point, of any shape and strides, in
+                row-major order. Overwritten.
             layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
             exact: let nothing but fp32 cross the WAN.
             route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's,

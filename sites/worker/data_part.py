@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 
 class PartIndices(Sequence[int]):
@@ -41,8 +41,23 @@ def part_of(dataset: Any, ranks_per_site: Sequence[int], site: int) -> Any:  # n
     """Return a view of a map-style dataset that has one site's part.
 
     A `datasets.Dataset` of Hugging Face stays one.
+
+    Raises:
+        TypeError: the dataset is no map-style one.
+        ValueError: there is not a sample for each rank.
     """
-    indices = PartIndices(len(dataset), ranks_per_site, site)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"site.part_of: want a map-style dataset, got a {type(dataset).__name__}, which has "
+            "no places: let it take each site.global_world_size-th sample from "
+            "site.global_rank on"
+        )
+    num_samples, num_ranks = len(dataset), sum(ranks_per_site)
+    if num_samples < num_ranks:
+        raise ValueError(
+            f"site.part_of: want a sample for each of {num_ranks} ranks at least, got {num_samples}"
+        )
+    indices = PartIndices(num_samples, ranks_per_site, site)
     select = getattr(dataset, "select", None)
     return Subset(dataset, indices) if select is None else select(indices)
 

@@ -74,7 +74,7 @@ def are_finite(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     if all(each.dtype == torch.float32 and each.device.type == "cpu" for each in pieces):
         return torch.tensor(
-            all(loops.first_not_finite(each.detach().numpy()) < 0 for each in pieces)
+            all(loops.first_not_finite(each.detach().reshape(-1).numpy()) < 0 for each in pieces)
         )
     ends = [torch.stack(torch.aminmax(each.detach())).float() for each in pieces if each.numel()]
     found = torch.isfinite(torch.stack(ends)).all() if ends else torch.tensor(True)

@@ -13,9 +13,11 @@ from torch._C._distributed_c10d import GradBucket  # what DDP compares the annot
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.worker.arguments import why_not_averaged
+from sites.worker.bucket_gradients import gradients_in, piece_of
 from sites.worker.bucket_pipeline import BucketPipeline, Round
 from sites.worker.exactness import Exactness
 from sites.worker.left_gradients import ZeroedCheck
+from sites.worker.parameter_kinds import KindCheck
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
@@ -125,6 +127,9 @@ class ReplicaHook(GradientHook):
             for index, model in enumerate(models)
             for name, each in model.module.named_parameters()
         }
+        for model in models:
+            named = ((self._names[each], each) for each in model.module.parameters())
+            model.register_forward_pre_hook(KindCheck(named))
         self._used: MaybeUsed | None = None
         if any(each.find_unused_parameters for each in models):
             self._used = MaybeUsed(self._names, models)
@@ -141,8 +146,8 @@ class ReplicaHook(GradientHook):
         self._buckets_wanted: list[list[str]] = []
         """Those of models that no backward pass has gone through since `resume`."""
         self._held = [HeldBuckets() for _ in models]
-        self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        """Parameter, gradient, and where in a bucket that lies, flat."""
+        self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Parameter, and its gradient in one of DDP's buckets."""
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return all parameters with their names."""
@@ -189,20 +194,21 @@ class ReplicaHook(GradientHook):
             self._crossed.clear()
         if bucket.index() == 0:
             self._buckets[model] = []
+        parameters, grads = bucket.parameters(), gradients_in(bucket)
         if self._used is not None:
-            self._used.note(bucket)
-        names = [self._names[each] for each in bucket.parameters()]
+            self._used.note(parameters, grads)
+        names = [self._names[each] for each in parameters]
         self._crossed.update(names)
         if any(names[0] in each for each in self._buckets_wanted):
-            return self._hold(model, bucket)
+            return self._hold(model, bucket, grads)
         self._buckets[model].append(names)
-        layout, buffer = self._layout(bucket), bucket.buffer()
-        named = [*zip(names, bucket.gradients(), strict=True)]
-        if not self._exactness.is_lossy:
+        layout, buffer = self._layout(parameters), bucket.buffer()
+        named = [*zip(names, grads, strict=True)]
+        if not self._exactness.is_lossy and all(each.is_contiguous() for each in grads):
             return self._pipeline.submit([buffer], layout, named=named)
         futures = []
         for group, is_exact in self._exactness.split(named, exact=False):
-            pieces = [memory_of(each, buffer) for _, each in group]
+            pieces = [piece_of(each) for _, each in group]
             futures.append(self._pipeline.submit(pieces, layout, exact=is_exact, named=[*group]))
 
         def whole(last: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -212,12 +218,13 @@ class ReplicaHook(GradientHook):
         # Buckets are completed in the order in which they were submitted.
         return futures[-1].then(whole)
 
-    def _hold(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _hold(
+        self, model: int, bucket: GradBucket, grads: Sequence[torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
         """Keep a bucket until all of its model are there, then cut them into those wanted."""
-        buffer = bucket.buffer()
-        future = self._held[model].hold(buffer)
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._held_grads[self._names[parameter]] = parameter, grad, memory_of(grad, buffer)
+        future = self._held[model].hold(bucket.buffer())
+        for parameter, grad in zip(bucket.parameters(), grads, strict=True):
+            self._held_grads[self._names[parameter]] = parameter, grad
         if bucket.is_last():
             self._submit_wanted(model)
         return future
@@ -230,10 +237,9 @@ class ReplicaHook(GradientHook):
         futures = []
         for names in wanted:
             layout = layout_of((name, grads[name][0]) for name in names)
-            named = [(name, grads[name][1]) for name in names]
-            memory = {name: grads.pop(name)[2] for name in names}
+            named = [(name, grads.pop(name)[1]) for name in names]
             for group, is_exact in self._exactness.split(named, exact=False):
-                pieces = [memory[name] for name, _ in group]
+                pieces = [piece_of(each) for _, each in group]
                 futures.append(
                     self._pipeline.submit(pieces, layout, exact=is_exact, named=[*group])
                 )
@@ -250,18 +256,11 @@ class ReplicaHook(GradientHook):
         if self._used is not None:
             self._used.give_averaged_after_ddp(follows=finished.follows)
 
-    def _layout(self, bucket: GradBucket) -> int:
-        parameters = bucket.parameters()
+    def _layout(self, parameters: Sequence[torch.Tensor]) -> int:
         key = tuple(id(each) for each in parameters)
         if key not in self._layouts:
             self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
         return self._layouts[key]
-
-
-def memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Return where in the bucket a gradient lies, flat, whatever its strides are."""
-    start = grad.storage_offset() - buffer.storage_offset()
-    return buffer[start : start + grad.numel()]
 
 
 class OptimizerHook(GradientHook):

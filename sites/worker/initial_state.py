@@ -89,7 +89,8 @@ class InitialState:
 
     def _copy_group(self, tensors: Sequence[torch.Tensor], layout: int) -> None:
         """Send the bytes of some tensors, block after block, some of them at a time."""
-        contiguous = [whole_of(tensor).contiguous() for tensor in tensors]
+        wholes = (whole_of(tensor).resolve_conj().resolve_neg() for tensor in tensors)
+        contiguous = [each.contiguous() for each in wholes]
         flats = [as_bytes(each).to(self.device) for each in contiguous]
         blocks = list(packed(flats, 2 * BLOCK_NUMEL))
         for start in range(0, len(blocks), BLOCKS_IN_FLIGHT):

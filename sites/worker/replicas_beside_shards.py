@@ -16,12 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
+from sites.worker.arguments import check_not_complex
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, HeldBuckets, memory_of
+from sites.worker.gradient_hooks import GradientHook, HeldBuckets
 from sites.worker.left_gradients import ZeroedCheck
+from sites.worker.parameter_kinds import KindCheck
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.used_flags import MaybeUsed
@@ -43,7 +45,8 @@ class ReplicaBesideShardsHook(GradientHook):
         """Hook into the model; `agree` comes next. `bucket_bytes` is float32 of a bucket.
 
         Raises:
-            TypeError: there are several models, or a parameter is not in row-major order.
+            TypeError: there are several models, or a parameter is complex, or not in row-major
+                order.
         """
         super().__init__(tokens, is_summed=is_summed)
         self._pipeline = pipeline
@@ -63,6 +66,7 @@ class ReplicaBesideShardsHook(GradientHook):
                     f"site.synchronize: parameter {name} is not contiguous, as it has to be beside "
                     "shards"
                 )
+            check_not_complex(name, each)
         # Backward comes to them from the last to the first.
         named = [*reversed(parameters), *model.module.named_buffers()]
         self.own: dict[str, torch.Tensor] = {bare_name(name): each for name, each in named}
@@ -82,6 +86,9 @@ class ReplicaBesideShardsHook(GradientHook):
         self._held = HeldBuckets()
         self._arrived: dict[str, torch.Tensor] = {}
         """Where in DDP's buckets a gradient lies, flat."""
+        model.register_forward_pre_hook(
+            KindCheck((name, each) for each, name in self._names.items())
+        )
         model.register_comm_hook(None, self.reduce)
 
     def held(self) -> list[Held]:
@@ -118,12 +125,11 @@ class ReplicaBesideShardsHook(GradientHook):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pipeline.begin(self._tokens.take(), is_gradient=True, is_summed=self._is_summed)
             self._num_submitted = 0
-        buffer = bucket.buffer()
-        future = self._held.hold(buffer)
+        future = self._held.hold(bucket.buffer())
         assert self._used is not None, "agree comes first"
-        self._used.note(bucket)
+        self._used.note(bucket.parameters(), bucket.gradients())
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._arrived[self._names[parameter]] = memory_of(grad, buffer)
+            self._arrived[self._names[parameter]] = grad.view(-1)
         latest = self._submit()
         if bucket.is_last():
             if self._num_submitted < len(self._cuts):

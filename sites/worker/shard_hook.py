@@ -23,6 +23,7 @@ from torch import nn
 
 from protos.errors import LocalProtocolError
 from sites.local.regions import FLOAT_BYTES
+from sites.worker.arguments import check_not_complex
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
@@ -214,6 +215,7 @@ class ShardHook(GradientHook):
             TypeError: and what to do.
         """
         where = f"site.synchronize: parameter {name}"
+        check_not_complex(name, parameter)
         if not is_sharded(parameter) or id(parameter) not in self._groups:
             raise TypeError(
                 f"{where}: it is not sharded by fully_shard: call fully_shard on a module that has "

@@ -286,8 +286,8 @@ class Site:
         ranks.
 
         Args:
-            tensors: floating point, of any shapes, dtypes and strides, none of them twice. Empty
-                ones and an empty list are fine.
+            tensors: floating point or complex, of any shapes, dtypes and strides, none of them
+                twice. Empty ones and an empty list are fine.
             tokens: this rank's weight; 0: it contributes nothing, whatever the tensors hold.
             exact: let nothing but fp32 cross the WAN: for what is no gradient.
 
@@ -808,6 +808,10 @@ class Site:
 
         Args:
             dataset: the same at every site. A `datasets.Dataset` stays one.
+
+        Raises:
+            TypeError: it is not map-style.
+            ValueError: there is not a sample for each rank.
         """
         return part_of(dataset, self._welcome.ranks_per_site, self.index)
 

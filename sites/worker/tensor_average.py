@@ -81,7 +81,7 @@ class TensorAverage:
         """Average in place, weighted by tokens; a collective of all ranks of all sites.
 
         Args:
-            named: floating point, of any shape and strides, on any device.
+            named: floating point or complex, of any shape and strides, on any device.
             tokens: this rank's weight; not negative.
             exact: let nothing but fp32 cross the WAN.
             is_gradient: an optimizer step takes them.
@@ -114,7 +114,9 @@ class TensorAverage:
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         for tensor, copy in copies:
-            tensor.copy_(copy.view(tensor.shape))
+            pairs = copy.view(*tensor.shape, 2) if tensor.is_complex() else copy
+            values = torch.view_as_complex(pairs) if tensor.is_complex() else pairs
+            tensor.copy_(values.view(tensor.shape))
         return finished
 
 
@@ -143,9 +145,13 @@ def packed(flats: Iterable[torch.Tensor], bucket_numel: int) -> Iterator[list[to
 def _flat(
     tensors: Sequence[torch.Tensor], copies: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[torch.Tensor]:
-    """Flatten in row-major order; what is not contiguous is copied, which `copies` notes."""
+    """Flatten in row-major order; what is not contiguous is copied, which `copies` notes.
+
+    Complex numbers are pairs of real ones.
+    """
     for each in tensors:
-        flat = each.reshape(-1)
+        real = torch.view_as_real(each.resolve_conj()) if each.is_complex() else each
+        flat = real.reshape(-1)
         if flat.data_ptr() != each.data_ptr():
             copies.append((each, flat))
         yield flat

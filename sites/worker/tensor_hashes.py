@@ -70,7 +70,7 @@ def hash_of(tensor: torch.Tensor) -> int:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return uint8[n]: a view where `tensor` is contiguous, else a copy."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _combine(hashes: tuple[int, ...]) -> int:

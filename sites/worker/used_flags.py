@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
@@ -100,9 +99,12 @@ class MaybeUsed:
         }
         """DDP may leave their gradients as they are."""
 
-    def note(self, bucket: GradBucket) -> None:
-        """Note which parameters of one of DDP's buckets have a gradient at this rank."""
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+    def note(self, parameters: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
+        """Note which parameters of one of DDP's buckets have a gradient at this rank.
+
+        `grads` are what the bucket has of each.
+        """
+        for parameter, grad in zip(parameters, grads, strict=True):
             self._averaged[parameter] = grad
             if parameter.grad is None:
                 self._unused.add(parameter)

@@ -1,7 +1,10 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
-from sites.worker.data_part import PartIndices, readers_per_site
+from sites.worker.data_part import PartIndices, part_of, readers_per_site
 
 
 @pytest.mark.parametrize("ranks_per_site", [(1,), (2, 1), (3, 1, 4)])
@@ -34,6 +37,34 @@ def test_an_index_beyond_the_part_is_an_error() -> None:
     assert part[-1] == part[len(part) - 1]
     with pytest.raises(IndexError, match="a part of 4 samples"):
         part[4]
+
+
+@pytest.mark.parametrize("index", [-5, 4, 5])
+def test_an_index_below_or_beyond_the_part_is_none(index: int) -> None:
+    with pytest.raises(IndexError, match="a part of 4 samples"):
+        PartIndices(7, (2, 1), 0)[index]
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 2])
+@pytest.mark.parametrize("site", [0, 1])
+def test_a_part_without_a_sample_for_each_rank_is_refused(num_samples: int, site: int) -> None:
+    """Else a script would end well after no step."""
+    with pytest.raises(ValueError, match=f"each of 3 ranks at least, got {num_samples}"):
+        part_of([*range(num_samples)], (2, 1), site)
+    assert len(part_of([*range(3)], (2, 1), site)) == 2 - site
+
+
+def test_what_has_no_places_has_no_parts() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(len(self)))
+
+        def __len__(self) -> int:
+            return 100
+
+    for dataset in (Stream(), iter([1, 2, 3])):
+        with pytest.raises(TypeError, match="want a map-style dataset"):
+            part_of(dataset, (2, 1), 0)
 
 
 @pytest.mark.parametrize("present", [(0, 1, 2), (0, 2), (1,)])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.case import BOTH, DDP, STEPS, Refused, case
+from tests.conformance.case import AVERAGE, BOTH, DDP, EQUAL, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
 from tests.conformance.world import HIDDEN, OUTPUTS, WIDTH, F, World, loss_of, net
 
@@ -303,8 +303,7 @@ def loaded_state(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError|TypeError|LAYOUT_MISMATCH", "dtype|float64"),
-    broken="DDP's buckets stay float32, and torch fails by an assertion",
+    Refused("TypeError", r"parameter 0\.weight is of torch\.float64"),
 )
 def other_dtype_later(world: World) -> Any:
     """Another dtype after `synchronize` (`model.double()`)"""
@@ -804,21 +803,14 @@ def channels_last(world: World) -> Any:
     return train(world, Images().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
-@case(
-    DDP,
-    broken="the layout's hash has no strides: elements are added in another order",
-    quick=True,
-)
+@case((*DDP, *AVERAGE), quick=True)
 def channels_last_at_one_site(world: World) -> Any:
     """`channels_last` at one site only"""
     model: Any = Images()
     return train(world, model.to(memory_format=torch.channels_last) if world.rank else model)
 
 
-@case(
-    DDP,
-    broken="the layout's hash has no strides: elements are added in another order",
-)
+@case((*DDP, *AVERAGE))
 def transposed_at_one_site(world: World) -> Any:
     """A weight that is stored transposed at one site only"""
     model = net()
@@ -840,12 +832,27 @@ class Complex(nn.Module):
         return (outputs * self.spare if is_spare else outputs).abs()
 
 
-@case(DDP)
+COMPLEX_SHARDS = Refused("TypeError", "complex64, which does not cross in shards")
+
+
+@case(
+    (*BOTH, *AVERAGE),
+    {"ddp": EQUAL, "fsdp2": COMPLEX_SHARDS, "average": EQUAL},
+    resumes_at=STEPS // 2,
+)
 def complex_parameters(world: World) -> Any:
-    """Complex parameters"""
+    """Complex parameters, and a run that goes on with them"""
     model = Complex()
-    del model.spare
-    return train(world, model)
+    model.spare.requires_grad_(False)
+    wrapped = world.wrap(model)
+    optimizer = torch.optim.SGD([model.first, model.last], lr=0.1)
+    world.start(wrapped, optimizer)
+    start = world.site.checkpoint(wrapped, optimizer)
+    for step in range(start, STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped, world.batch(step)).backward()
+        optimizer.step()
+    return wrapped
 
 
 def _complex_alone(world: World) -> Any:
@@ -859,11 +866,7 @@ def _complex_alone(world: World) -> Any:
     return model
 
 
-@case(
-    DDP,
-    oracle=_complex_alone,
-    broken="what only another site used is given float32 memory for its gradient",
-)
+@case(DDP, oracle=_complex_alone)
 def complex_unused(world: World) -> Any:
     """Complex parameters that one site does not use"""
     model = world.wrap(Complex(), find_unused_parameters=True)
