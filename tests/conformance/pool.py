@@ -35,6 +35,7 @@ from tests.conformance.case import EQUAL, STEPS, Case, Refused, Way
 from tests.conformance.registry import CASES
 from tests.conformance.world import OneProcess, World, learnt
 from tests.fakes.gateway_sites import Member, gateways
+from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.ranks import environment, run_spec
 
 ORACLE = "one process"
@@ -68,14 +69,14 @@ class End:
 class Worker:
     """One process that waits for cases."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        """Start it."""
+    def __init__(self, folder: Path, name: str, readers: MarkedProcesses) -> None:
+        """Start it. What it starts itself is marked as one of `readers`."""
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         self.name = name
         self.stacks = folder / f"{name}.stacks"
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.stacks))
+        self._process = context.Process(target=_serve, args=(theirs, self.stacks, readers))
         self._process.start()
         theirs.close()
 
@@ -125,6 +126,8 @@ class Pool:
         """Start nobody yet."""
         self._folder = folder
         self._workers: dict[str, Worker] = {}
+        self._readers = MarkedProcesses()
+        """Of data loaders, which may outlive a rank that is killed."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +135,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         for each in self._workers.values():
             each.close()
+        self._readers.kill()
 
     def run(self, case: Case, way: Way, folder: Path) -> dict[str, End]:
         """Run a case to its end at all ranks, and in one process; return how each ended."""
@@ -175,6 +179,7 @@ class Pool:
             for member in members:
                 member.gateway.stop()
                 member.end()
+        self._readers.kill()
         verdict = verdict_of(members, case)
         return ends | ({"coordinator": verdict} if verdict is not None else {})
 
@@ -221,7 +226,7 @@ class Pool:
 
     def _worker(self, name: str) -> Worker:
         if name not in self._workers or not self._workers[name].is_alive:
-            self._workers[name] = Worker(self._folder, name)
+            self._workers[name] = Worker(self._folder, name, self._readers)
         return self._workers[name]
 
 
@@ -297,8 +302,9 @@ def _shown(ends: Mapping[str, End]) -> str:
 # ---------------------------------------------------------------- in a worker
 
 
-def _serve(pipe: Connection, stacks: Path) -> None:
+def _serve(pipe: Connection, stacks: Path, readers: MarkedProcesses) -> None:
     """Run one case after another; end at the first error, as a script's process does."""
+    os.environ.update(readers.env)
     torch.set_num_threads(1)
     with stacks.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
