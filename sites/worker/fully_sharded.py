@@ -85,6 +85,16 @@ def _end_and_tell(state: Any, end: Callable[[], None], told: Callable[[Set[int]]
         )
 
 
+def states_of(models: Sequence[nn.Module]) -> list[Any]:
+    """Return torch's own states of all modules that fully_shard was called on."""
+    return [each._get_fsdp_state() for each in _sharded_modules(models)]
+
+
+def awaits_callback(states: Sequence[Any]) -> bool:
+    """Whether a backward pass is under way whose end fully_shard has a callback for."""
+    return any(each._state_ctx.post_backward_final_callback_queued for each in states)
+
+
 def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return parameters, in the order in which gradients are expected, and then buffers.
 

@@ -5,13 +5,16 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
+from protos.errors import LocalProtocolError
 from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_gradients import gradients_in, piece_of
 from sites.worker.bucket_pipeline import BucketPipeline, Round
@@ -135,6 +138,8 @@ class ReplicaHook(GradientHook):
             self._used = MaybeUsed(self._names, models)
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
+        self._under_way: set[int] = set()
+        """Numbers of the models of which it has brought a bucket, and not the last one."""
         exactness.check([*self._names.values()])
         if is_summed:
             self._zeroed = ZeroedCheck(self._names)
@@ -182,9 +187,6 @@ class ReplicaHook(GradientHook):
         """
         if not self._is_backward:
             self._is_backward = True
-            # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
-            # exception in a future into an unreadable one.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pipeline.begin(
                 self._tokens.take(),
                 first_bucket=first_bucket_of(model),
@@ -194,6 +196,14 @@ class ReplicaHook(GradientHook):
             self._crossed.clear()
         if bucket.index() == 0:
             self._buckets[model] = []
+            self._under_way.add(model)
+        if bucket.is_last():
+            self._under_way.discard(model)
+            check_is_outermost(len(self._held))
+            # Runs at the end of the pass that brings the last bucket, be it nested in another one:
+            # there DDP looks at the futures, afterwards. It would turn an exception in a future
+            # into an unreadable one.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         parameters, grads = bucket.parameters(), gradients_in(bucket)
         if self._used is not None:
             self._used.note(parameters, grads)
@@ -248,6 +258,8 @@ class ReplicaHook(GradientHook):
         self._held[model].complete_after(futures[-1])
 
     def _end_backward(self) -> None:
+        if self._under_way or not self._is_backward:
+            return  # Another model of the same pass calls this, too.
         self._is_backward = False
         if self._used is not None:
             self._used.submit(self._pipeline)
@@ -261,6 +273,26 @@ class ReplicaHook(GradientHook):
         if key not in self._layouts:
             self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
         return self._layouts[key]
+
+
+def check_is_outermost(num_models: int) -> None:
+    """Refuse to end a round of several models in a backward pass that another one began.
+
+    Reentrant checkpointing computes parts of a model's gradients in nested passes. Of one model
+    the last part ends the round. Of several, nobody knows whether the outer pass brings more.
+
+    Raises:
+        LocalProtocolError: there are several, and this pass is nested.
+    """
+    frame: FrameType | None = sys._getframe() if num_models > 1 else None
+    while frame is not None:
+        if frame.f_code.co_name == "backward" and "ctx" in frame.f_locals:
+            raise LocalProtocolError(
+                "several models are synchronised, and gradients come from a backward pass inside "
+                "another one, as of reentrant activation checkpointing: give "
+                "torch.utils.checkpoint use_reentrant=False"
+            )
+        frame = frame.f_back
 
 
 class OptimizerHook(GradientHook):

@@ -120,9 +120,6 @@ class ReplicaBesideShardsHook(GradientHook):
         """
         if not self._is_backward:
             self._is_backward = True
-            # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
-            # exception in a future into an unreadable one.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pipeline.begin(self._tokens.take(), is_gradient=True, is_summed=self._is_summed)
             self._num_submitted = 0
         future = self._held.hold(bucket.buffer())
@@ -132,6 +129,9 @@ class ReplicaBesideShardsHook(GradientHook):
             self._arrived[self._names[parameter]] = grad.view(-1)
         latest = self._submit()
         if bucket.is_last():
+            # Runs at the end of the pass that brings it, before DDP looks at the futures: DDP would
+            # turn an exception in a future into an unreadable one.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             if self._num_submitted < len(self._cuts):
                 names = self._cuts[self._num_submitted][0].names
                 raise LocalProtocolError(

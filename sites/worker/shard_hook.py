@@ -28,8 +28,15 @@ from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
-from sites.worker.fully_sharded import groups_of, named_tensors, tell_reduced, twin_buffers
-from sites.worker.gradient_hooks import GradientHook
+from sites.worker.fully_sharded import (
+    awaits_callback,
+    groups_of,
+    named_tensors,
+    states_of,
+    tell_reduced,
+    twin_buffers,
+)
+from sites.worker.gradient_hooks import GradientHook, check_is_outermost
 from sites.worker.left_gradients import check_zeroed
 from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
@@ -78,6 +85,8 @@ class ShardHook(GradientHook):
         self._exactness = exactness
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
         self._groups = groups_of(models)
+        self._states = states_of(models)
+        self._num_models = len(models)
         self.own: dict[str, torch.Tensor] = named_tensors(models)
         """Parameters and buffers that this rank holds any of, by name."""
         self.twins = twin_buffers(models)
@@ -288,9 +297,10 @@ class ShardHook(GradientHook):
         return collect
 
     def _note_reduced(self, parameters: Set[int]) -> None:
-        """Note that a pipeline's schedule has reduced a part; end the round with the last one."""
+        """Note that fully_shard has reduced a model's part; end the round with the last one."""
         if _in_backward():
-            return  # A backward pass ends its round itself.
+            self._end_after_others()
+            return
         if not self._is_open:
             if not schedule_trains():
                 return
@@ -339,7 +349,16 @@ class ShardHook(GradientHook):
 
         Of several models, a later one's may have been queued after ours.
         """
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_if_reduced)
+
+    def _end_if_reduced(self) -> None:
+        """End the round, unless this is the end of a nested backward pass: the outer one goes on.
+
+        Reentrant checkpointing has such. fully_shard's own callback, of the outer one, is to come.
+        """
+        if self._is_open and not awaits_callback(self._states):
+            check_is_outermost(self._num_models)
+            self._end_backward()
 
     def _end_backward(self) -> None:
         unused = [name for name in self._trained if name not in self._arrived]

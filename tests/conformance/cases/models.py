@@ -602,12 +602,7 @@ def recomputed(world: World) -> Any:
     return _recomputed(world, use_reentrant=False)
 
 
-@case(
-    BOTH,
-    broken={
-        "ddp": "the round ends with the first nested backward pass: grad_norm is of its part only",
-    },
-)
+@case(BOTH)
 def recomputed_reentrant(world: World) -> Any:
     """Reentrant activation checkpointing, and clipping"""
     return _recomputed(world, use_reentrant=True)
