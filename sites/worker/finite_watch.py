@@ -71,12 +71,15 @@ def are_finite(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether no element is a NaN or an infinity: bool[], on the host.
 
     One pass of reading. On CUDA nothing is waited for: it is true once the stream has come so far.
+    Some of the pieces may lie on the host.
     """
     if all(each.dtype == torch.float32 and each.device.type == "cpu" for each in pieces):
         return torch.tensor(
             all(loops.first_not_finite(each.detach().reshape(-1).numpy()) < 0 for each in pieces)
         )
     ends = [torch.stack(torch.aminmax(each.detach())).float() for each in pieces if each.numel()]
+    devices = [each.device for each in ends if each.is_cuda]
+    ends = [each.to(devices[0], non_blocking=True) for each in ends] if devices else ends
     found = torch.isfinite(torch.stack(ends)).all() if ends else torch.tensor(True)
     if found.device.type == "cpu":
         return found
