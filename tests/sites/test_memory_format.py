@@ -94,7 +94,9 @@ def test_another_dtype_after_synchronize_is_refused_by_name(
 ) -> None:
     site, _, model = _synchronised(torch.ones(3))
     change(model)
-    with pytest.raises(TypeError, match=r"parameter weight .* was of torch\.float32 on cpu when"):
+    with pytest.raises(
+        TypeError, match=r"parameter weight .* was of torch\.float32 on the host when"
+    ):
         model(torch.ones(3))
     with torch.no_grad():
         model(torch.ones_like(model.module.weight))
