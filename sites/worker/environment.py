@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch.utils.data import get_worker_info
 
 from topology.errors import ConfigError
 from topology.job import Job
@@ -23,6 +25,10 @@ _NAMES = (
     "ISTHMUS_SPEC",
     "ISTHMUS_RUN_FOLDER",
 )
+
+_JOINED = "ISTHMUS_JOINED"
+"""Set by the rank itself, once it has joined: its process id, and its place in the run. Processes
+that it starts inherit it."""
 
 
 class NotLaunchedError(RuntimeError):
@@ -75,6 +81,39 @@ class Environment:
             run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
             returns=environ.get("ISTHMUS_RETURNS") == "1",
         )
+
+
+def check_is_own_process(launched: Environment, environ: Mapping[str, str]) -> None:
+    """Refuse to join in a process that a rank started after it had joined itself.
+
+    Multiprocessing under spawn or forkserver imports the script again in each of its processes.
+
+    Raises:
+        RuntimeError: and what to do.
+    """
+    pid, _, place = environ.get(_JOINED, "").partition(" ")
+    worker = get_worker_info()
+    if worker is not None:
+        here = f"DataLoader worker {worker.id}"
+    elif place == _place(launched) and pid != str(os.getpid()):
+        here = f"process {os.getpid()}, which is a worker of the rank in process {pid}"
+    else:
+        return
+    raise RuntimeError(
+        f"sites.join: called in {here}: only the rank itself joins, once. Call it below "
+        '`if __name__ == "__main__":`, and give workers what they need as plain numbers '
+        "(site.global_rank). Of a program of its own, remove ISTHMUS_GATEWAY and the other "
+        "variables that begin with ISTHMUS_ from its environment"
+    )
+
+
+def note_joined(launched: Environment, environ: MutableMapping[str, str]) -> None:
+    """Let processes that this one starts know that it has joined."""
+    environ[_JOINED] = f"{os.getpid()} {_place(launched)}"
+
+
+def _place(launched: Environment) -> str:
+    return f"{launched.run} {launched.generation} {launched.site} {launched.gateway}"
 
 
 def lone_spec(num_ranks: int) -> RunSpec:

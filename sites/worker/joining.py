@@ -14,7 +14,13 @@ from protos import metrics
 from protos.errors import ConfigMismatchError
 from sites.local.rank_messages import Welcome
 from sites.worker.collectives import choose_device, ensure_process_group, local_rank
-from sites.worker.environment import Environment, NotLaunchedError, lone_spec
+from sites.worker.environment import (
+    Environment,
+    NotLaunchedError,
+    check_is_own_process,
+    lone_spec,
+    note_joined,
+)
 from sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
 from sites.worker.shard_encoder import encodes_here
 from sites.worker.site import Site
@@ -46,6 +52,7 @@ def join(
     Raises:
         ValueError: another environment.
         NotLaunchedError: outside a run.
+        RuntimeError: in a DataLoader worker, or another process that a rank started.
         ConfigError: the launcher's variables or files are wrong.
         IsthmusError: the gateway refuses this rank or does not answer.
     """
@@ -57,6 +64,7 @@ def join(
         if not alone:
             raise
         return _join_alone()
+    check_is_own_process(launched, os.environ)
     spec = launched.spec
     timeouts = spec.timeouts
     device = choose_device()
@@ -76,6 +84,7 @@ def join(
     except BaseException:
         gateway.close()
         raise
+    note_joined(launched, os.environ)
     write_stacks_on_signal(launched.run_folder, dist.get_rank())
     is_off = spec.job.exchange.schedule == "off"
     if is_off or len(welcome.sites) == 1:

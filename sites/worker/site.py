@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -180,6 +180,18 @@ class Site:
         self._watched = register_optimizer_step_post_hook(self._stepped)
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied, as a dataset is that holds it under spawn or forkserver.
+
+        Raises:
+            TypeError: and what to do.
+        """
+        raise TypeError(
+            "site cannot be pickled or copied, for it is this process's connection to the run: "
+            "give a dataset, collate_fn or worker the plain numbers that it needs instead, such as "
+            "site.global_rank and site.global_world_size"
+        )
 
     @property
     def is_main(self) -> bool:

@@ -137,6 +137,38 @@ class TestAlone:
         assert said[0].split(maxsplit=3)[3] == said[1].split(maxsplit=3)[3], "equal parameters"
 
 
+JOINS_AGAIN = """
+import multiprocessing, subprocess, sys, torch, sites
+
+site = sites.join()
+if __name__ == "__main__":
+    for kind in sys.argv[1:]:
+        worker = multiprocessing.get_context(kind).Process(target=print)
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 1
+    assert subprocess.run([sys.executable, __file__]).returncode == 1
+    averaged = torch.ones(2)
+    site.all_reduce([averaged])
+    print(averaged.tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.exhaustive
+def test_a_process_that_a_rank_starts_does_not_join(tmp_path: Path) -> None:
+    """Whatever started it: the script is imported again, and the rank goes on."""
+    script = tmp_path / "script.py"
+    script.write_text(JOINS_AGAIN)
+    ended, gateways = run_as_rank(tmp_path, str(script), "spawn", "forkserver")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("RuntimeError: sites.join: called in process") == 3
+    assert ended.stdout == "[1.0, 1.0]\n"
+    assert gateways.left == [("site0", 0)]
+    assert gateways.problems == []
+
+
 class TestLeaving:
     pytestmark = multiprocess
 
