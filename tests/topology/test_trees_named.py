@@ -186,7 +186,7 @@ def test_given_groups_make_a_hierarchy() -> None:
         (
             "oregon: virginia, virginia: ohio",
             "oregon: 7, virginia: ohio",
-            ["5:25 want a text, got 7 [reduction.trees.1.parents.oregon]"],
+            ["5:25 want a text, got 7: write it in quotes [reduction.trees.1.parents.oregon]"],
         ),
         (
             "{oregon: virginia, virginia: ohio}",
