@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from sites.worker.refusals import check_replica
 from sites.worker.sharding import is_sharded
 
 
@@ -100,6 +101,9 @@ def check_training(models: Sequence[object], optimizers: Sequence[object]) -> No
                 f"site.synchronize: fully_shard of torch {torch.__version__} has no "
                 "set_custom_reduce_scatter: use torch 2.9 or later"
             )
+    for model in models:
+        if isinstance(model, DistributedDataParallel):
+            check_replica(model)
     for each in optimizers:
         check_optimizer("site.synchronize", each)
 

@@ -21,6 +21,7 @@ from sites.worker.bucket_pipeline import BucketPipeline, Round
 from sites.worker.exactness import Exactness
 from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.parameter_kinds import KindCheck
+from sites.worker.refusals import check_in_backward
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
@@ -186,6 +187,7 @@ class ReplicaHook(GradientHook):
         `model` is the number of the model that it is of.
         """
         if not self._is_backward:
+            check_in_backward()
             self._is_backward = True
             self._pipeline.begin(
                 self._tokens.take(),

@@ -24,6 +24,7 @@ from sites.worker.exactness import Exactness, bare_name
 from sites.worker.gradient_hooks import GradientHook, HeldBuckets
 from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.parameter_kinds import KindCheck
+from sites.worker.refusals import check_in_backward
 from sites.worker.sharded_state import held_tensors
 from sites.worker.step_records import TokenCount
 from sites.worker.used_flags import MaybeUsed
@@ -119,6 +120,7 @@ class ReplicaBesideShardsHook(GradientHook):
             LocalProtocolError: DDP has no gradient of a parameter that other sites train.
         """
         if not self._is_backward:
+            check_in_backward()
             self._is_backward = True
             self._pipeline.begin(self._tokens.take(), is_gradient=True, is_summed=self._is_summed)
             self._num_submitted = 0

@@ -1,0 +1,83 @@
+"""What a DistributedDataParallel cannot have, each refused by name before torch fails at it.
+
+Checks that cost nothing: they read what torch holds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from protos.errors import LocalProtocolError
+
+_NO_BACKWARD = -1
+"""What torch calls the graph of a thread in which no backward pass goes on."""
+
+
+def check_replica(model: DistributedDataParallel) -> None:
+    """Refuse a model whose gradients no hook can take; watch the first pass of a static graph.
+
+    Raises:
+        TypeError: and what to do.
+    """
+    if getattr(model, "_use_python_reducer", False):
+        raise TypeError(
+            'site.synchronize: torch._dynamo.config.optimize_ddp is "python_reducer", which '
+            "reduces gradients past DistributedDataParallel's hook: set it to True before "
+            "DistributedDataParallel wraps the model"
+        )
+    for path, module in model.module.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if module.sparse and module.weight.requires_grad:
+            raise TypeError(
+                f"site.synchronize: {path or 'the model'} is an {type(module).__name__} of sparse "
+                "gradients, which do not cross: make it with sparse=False"
+            )
+    if model.static_graph:
+        model.register_forward_hook(FirstPassCheck(model))
+
+
+def check_in_backward() -> None:
+    """Refuse a bucket that no backward pass brings: of torch's `Join`, for a rank without data.
+
+    Raises:
+        LocalProtocolError: and what to do.
+    """
+    if torch._C._current_graph_task_id() == _NO_BACKWARD:
+        raise LocalProtocolError(
+            "torch's Join goes on for a rank whose data has ended, while others of its site have "
+            "more: it does so for one site only. Leave Join out, and give all ranks as many "
+            "batches (site.sampler)"
+        )
+
+
+class FirstPassCheck:
+    """Refuses a first backward pass under `no_sync` of a model with `static_graph=True`.
+
+    In its first pass DDP notes the graph, and fails by an assertion where it is not to reduce. It
+    may be any later one. A forward hook.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        """Check nothing yet."""
+        self._model = model
+
+    def __call__(self, _: object, __: object, outputs: object) -> None:
+        """Let a backward pass that begins at these outputs raise the error."""
+        model = self._model
+        if torch.compiler.is_compiling():
+            return
+        if model._static_graph_delay_allreduce_enqueued or model.require_backward_grad_sync:
+            return
+        for each in tree_leaves(outputs):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(self._refuse)  # type: ignore[no-untyped-call]
+
+    def _refuse(self, _: torch.Tensor) -> None:
+        raise LocalProtocolError(
+            "DistributedDataParallel has static_graph=True, and its first backward pass is under "
+            "no_sync: torch fails there. Let the first pass synchronise, or leave static_graph out"
+        )
