@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 import grpc.aio
-import platformdirs
 
 from protos.errors import IsthmusError, PermissionDeniedError, UnauthenticatedError
 from protos.identities import CALLERS, GATEWAY, OPERATOR
@@ -39,6 +38,7 @@ from protos.mutual_tls import (
     caller_of,
 )
 from protos.private_files import UnsafeFileError, make_secret, read_secret
+from protos.user_state import user_state_folder
 
 TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
 """Names the secret's file, where the user's state folder will not do."""
@@ -87,9 +87,13 @@ class InsecureAddressError(IsthmusError):
 
 
 def token_path() -> Path:
-    """Return where this user's secret is kept."""
+    """Return where this user's secret is kept.
+
+    Raises:
+        FileNotFoundError: ISTHMUS_TOKEN_FILE does not say, and this user has no home folder.
+    """
     given = os.environ.get(TOKEN_FILE)
-    return Path(given) if given else platformdirs.user_state_path("isthmus") / "token"
+    return Path(given) if given else user_state_folder() / "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +271,10 @@ def require_own_site(context: Caller, site: str) -> None:
 
 
 def _user_secret() -> str:
-    path = token_path()
+    try:
+        path = token_path()
+    except FileNotFoundError as error:
+        raise UnsafeFileError(f"the secret of this user: {error.strerror}") from error
     try:
         make_secret(path, secrets.token_hex(32).encode()) if not path.exists() else None
         secret = read_secret(path).decode("ascii").strip()

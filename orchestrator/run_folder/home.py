@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import platformdirs
-
 from orchestrator.run_folder.state_lock import is_abandoned, lock
 from protos.errors import NotFoundError, StateConflictError
 from protos.mutual_tls import TlsFiles
 from protos.security import tls_files, use_tls
+from protos.user_state import user_state_folder
 
 ANNOUNCED = "coordinator.json"
 """Written by a coordinator while it listens: {"address", "pid", "generation"}."""
@@ -48,8 +47,12 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def home_folder(given: Path | None) -> Path:
-    """Return `given`, else the platform's user state folder; commands read $ISTHMUS_HOME before."""
-    return given.absolute() if given else platformdirs.user_state_path("isthmus")
+    """Return `given`, else the platform's user state folder; commands read $ISTHMUS_HOME before.
+
+    Raises:
+        FileNotFoundError: nothing is given, and this user has no home folder.
+    """
+    return given.absolute() if given else user_state_folder()
 
 
 def new_run_id() -> str:

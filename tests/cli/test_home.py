@@ -2,14 +2,17 @@
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
 
+from orchestrator.cli.command_errors import describe
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import (
     ANNOUNCED,
@@ -25,6 +28,7 @@ from orchestrator.run_folder.home import (
     run_folders,
 )
 from protos.errors import NotFoundError
+from protos.security import token_path
 from tests.cli.runs import full_disk
 from tests.fakes.waiting import wait_for
 
@@ -201,3 +205,20 @@ def test_home_is_the_option_else_the_platforms_folder(tmp_path: Path) -> None:
     assert home_folder(tmp_path) == tmp_path
     assert home_folder(Path("here")) == Path.cwd() / "here"
     assert home_folder(None).name == "isthmus"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_STATE_HOME", "ISTHMUS_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert home_folder(tmp_path) == tmp_path
+    with pytest.raises(FileNotFoundError, match="set HOME, or both") as caught:
+        home_folder(None)
+    assert describe(caught.value).code == "FILE_ERROR"
+    with pytest.raises(FileNotFoundError, match="ISTHMUS_TOKEN_FILE"):
+        token_path()
