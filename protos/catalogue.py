@@ -311,6 +311,18 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "STEP_WITHOUT_ROUND",
+        "An optimizer stepped with gradients that have not crossed.",
+        "Have the backward pass before each step go through the wrapped model, outside no_sync.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "ROUND_WITHOUT_STEP",
+        "Parameters change from round to round, and no step is counted.",
+        "Give site.synchronize the optimizer whose step() changes the parameters.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "NON_FINITE",
         "A gradient held a NaN or an infinity.",
         "See the loss of that site's steps before, and its data of that step; "

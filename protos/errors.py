@@ -80,6 +80,18 @@ class NoTokensError(IsthmusError):
     code = "NO_TOKENS"
 
 
+class StepWithoutRoundError(IsthmusError):
+    """An optimizer stepped with gradients that have not crossed."""
+
+    code = "STEP_WITHOUT_ROUND"
+
+
+class RoundWithoutStepError(IsthmusError):
+    """Something else changes the parameters than the optimizer whose steps count."""
+
+    code = "ROUND_WITHOUT_STEP"
+
+
 class NonFiniteError(IsthmusError):
     """A gradient holds a NaN or an infinity, and the run is configured to stop for that."""
 

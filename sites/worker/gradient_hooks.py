@@ -6,7 +6,8 @@ Annotations are evaluated here, not postponed: DDP compares its hook's with its 
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,9 @@ from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
 from sites.worker.used_flags import MaybeUsed
 
+MAX_ROUNDS = 1024
+"""The record of a step tells of so many rounds, the last ones: gradients may pile up for ever."""
+
 
 class GradientHook:
     """What all hooks have in common: the rounds in which they averaged gradients."""
@@ -38,8 +42,10 @@ class GradientHook:
         self._zeroed: ZeroedCheck | None = None
         if is_summed:
             tokens.require()
-        self._rounds: list[Round] = []
+        self._rounds: deque[Round] = deque(maxlen=MAX_ROUNDS)
         self._latest: Round | None = None
+        self.after_round: Callable[[], None] = lambda: None
+        """Called at the end of each backward pass that has synchronised."""
 
     def finish(self, *_: object) -> None:
         """End a round that is still open: what an optimizer calls before each step."""
@@ -64,10 +70,12 @@ class GradientHook:
         self._latest = finished
         if self._zeroed is not None:
             self._zeroed.is_due = True
+        self.after_round()
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds since the last call: one for each time that gradients were averaged."""
-        rounds, self._rounds = self._rounds, []
+        rounds = [*self._rounds]
+        self._rounds.clear()
         return rounds
 
 

@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from sites.worker.sampler import Sampler
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
+from sites.worker.step_watch import StepWatch
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.tensor_hashes import hashes_of
 from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
@@ -145,6 +146,7 @@ class Site:
         self._collectives: Collectives | None = None
         self._hook: GradientHook | None = None
         self._shard_hook: ShardHook | ReplicaBesideShardsHook | None = None
+        self._step_watch: StepWatch | None = None
         self._settlement: Settlement | None = None
         """With the other sites, where tensors are sharded."""
         self._average: TensorAverage | None = None
@@ -319,6 +321,8 @@ class Site:
                 "that is synchronised are averaged by its backward pass"
             )
         named = [(str(index), each) for index, each in enumerate(tensors)]
+        if self._step_watch is not None:
+            self._step_watch.note_average(exact=exact)
         self._open_average().average(named, tokens, exact=exact)
         if not (self._has_averaged or self._steps.has_begun):
             self._has_averaged = True
@@ -903,6 +907,7 @@ class Site:
         for index, model in enumerate(models):
             self.broadcast(model.module)
             model.register_comm_hook(index, hook.reduce)
+        self._watch_steps(hook, hook.parameters(), optimizers)
         self._steps.follow(optimizers[0], lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def _synchronize_shards(
@@ -972,7 +977,22 @@ class Site:
             settlement.state.equalise(self._initial_state())
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(hook.finish)
+        self._watch_steps(hook, hook.own.items(), optimizers)
         self._steps.follow(optimizers[0], lambda: settlement.state.digest(), hook.take_rounds)
+
+    def _watch_steps(
+        self,
+        hook: GradientHook,
+        named: Iterable[tuple[str, torch.Tensor]],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        """Refuse steps without rounds, and rounds without steps, unless nothing has to cross."""
+        self._step_watch = watch = StepWatch(
+            named,
+            optimizers,
+            is_due=lambda: self._must_average and not self._members.follows,
+        )
+        hook.after_round = watch.note_round
 
     # ---------------------------------------------------------------- what averages
 
