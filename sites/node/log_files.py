@@ -64,6 +64,8 @@ class Tail:
         self._offset = 0
         self._rest = b""
         self._cut_bytes = 0
+        self._is_flood = False
+        """The unfinished line was longer than a line may be, and writes over itself."""
         self._beginning = Beginning(path)
 
     def free(self) -> None:
@@ -112,7 +114,7 @@ class Tail:
         # The line in which the target lies is incomplete: its rest goes too.
         data = os.pread(descriptor, KEEP_BYTES, self._offset)
         self._offset += data.find(b"\n") + 1
-        self._rest, self._cut_bytes = b"", 0
+        self._begin_line()
         return [f"… {dropped + 1} lines dropped"]
 
     def _lines(self, data: bytes) -> list[str]:
@@ -122,14 +124,22 @@ class Tail:
         for piece in complete:
             self._keep(piece)
             lines.append(self._text(self._rest))
-            self._rest, self._cut_bytes = b"", 0
+            self._begin_line()
         self._keep(rest)
         return lines
 
+    def _begin_line(self) -> None:
+        self._rest, self._cut_bytes, self._is_flood = b"", 0, False
+
     def _keep(self, piece: bytes) -> None:
-        room = LOG_LINE_BYTES - len(self._rest)
-        self._rest += piece[:room]
-        self._cut_bytes += max(0, len(piece) - room)
+        line = self._rest + piece
+        if self._is_flood or len(line) > LOG_LINE_BYTES:
+            # A progress bar writes over what it wrote before: its last state is what counts.
+            begin = line.rstrip(b"\r").rfind(b"\r") + 1
+            if begin > 0:
+                line, self._cut_bytes, self._is_flood = line[begin:], 0, True
+        self._rest = line[:LOG_LINE_BYTES]
+        self._cut_bytes += len(line) - len(self._rest)
 
     def _text(self, line: bytes) -> str:
         text = line.decode(errors="replace").rstrip("\r")

@@ -53,6 +53,23 @@ def test_the_sizes_of_reads_do_not_matter(tmp_path: Path, seed: int) -> None:
     assert lines + tail.finish() == texts, f"{seed=}"
 
 
+@pytest.mark.parametrize("budget_bytes", [7, 4096, PLENTY])
+def test_of_a_line_that_writes_over_itself_the_end_is_kept(
+    tmp_path: Path, budget_bytes: int
+) -> None:
+    path = tmp_path / "log"
+    states = b"".join(b"\rstep %d" % step for step in range(LOG_LINE_BYTES // 4))
+    append(path, b"one\n" + states + b"\r\nlong " + b"x" * LOG_LINE_BYTES + b"\r\na\rb\n")
+    tail = Tail(path)
+    lines: list[str] = []
+    while (read := tail.read(budget_bytes))[1]:
+        lines += read[0]
+    assert lines[:2] == ["one", f"step {LOG_LINE_BYTES // 4 - 1}"]
+    assert lines[2].startswith("long xx")
+    assert lines[2].endswith("bytes cut]")
+    assert lines[3:] == ["a\rb"]
+
+
 def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"x" * (LOG_LINE_BYTES + 5) + b"\nnext\n")
