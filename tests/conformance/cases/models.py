@@ -89,7 +89,7 @@ def thawed_and_synchronized_again(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("RuntimeError", "find_unused_parameters"),
+    Refused("STEP_WITHOUT_ROUND", "has not crossed"),
 )
 def frozen_later(world: World) -> Any:
     """A layer that is frozen after `synchronize`"""
