@@ -82,8 +82,22 @@ def test_an_interrupted_start_leaves_no_process(home: Path, files: Path) -> None
 
 
 def children() -> list[int]:
-    """Return the coordinators that this process has started, and all below them."""
-    return [child.pid for child in psutil.Process().children(recursive=True)]
+    """Return the coordinators that this process has started, and all below them.
+
+    Other tests' processes may live beside them.
+    """
+    return [
+        each.pid
+        for started in psutil.Process().children()
+        if "orchestrator.coordinator" in _command(started)
+        for each in [started, *started.children(recursive=True)]
+    ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
 
 
 def test_the_command_becomes_the_coordinator(files: Path, tmp_path: Path) -> None:
