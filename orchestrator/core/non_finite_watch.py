@@ -37,7 +37,7 @@ class NonFiniteWatch:
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._first_step = self._last_step = -2
-        """Of the steps in a row that were not finite, as far as is known."""
+        """The latest steps in a row whose gradients were not finite, as far as is known."""
         self._sites: set[str] = set()
         """Those that were noted of the first step."""
         self._average: tuple[NotFinite, float] | None = None

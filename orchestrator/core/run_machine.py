@@ -222,7 +222,7 @@ class RunMachine:
             self._losable |= {SCRIPT_FAILED}
         self._saves = saves
         self._saved_step = -1
-        """Of the last checkpoint that was written."""
+        """The step of the last checkpoint that was written."""
         self._unsaved: run_events.CheckpointFailed | None = None
         """The last that was not."""
         self._is_released = False

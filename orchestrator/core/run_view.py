@@ -87,7 +87,7 @@ class Note:
     """What people should know of a run beside its state, in a line."""
 
     sequence: int
-    """Of its event."""
+    """Sequence number of its event."""
     wall_s: float
     kind: str
     site: str

@@ -7,7 +7,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 _COUNTERS = ("memory.events", "memory.oom_control")
-"""Of a cgroup, version 2 and 1: a line `oom_kill N`."""
+"""Files of a cgroup, version 2 and 1, with a line `oom_kill N`."""
 
 
 class KernelKills:

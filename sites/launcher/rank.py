@@ -91,7 +91,7 @@ def _fail(error: BaseException) -> None:
 
 
 def _write_error(error: BaseException, status: int, text: str) -> None:
-    """Say in error.json what broke, and whether that is the script's fault.
+    """Write into error.json what broke, and whether that is the script's fault.
 
     `text` is its traceback.
     """

@@ -23,7 +23,7 @@ from sites.node.order import SiteOrder
 TORCHRUN_LOG = "torchrun.log"
 """The file in a node's folder with what the launcher itself writes."""
 LAST_BYTES = 4096
-"""Of a rank's stderr, in which its last line is looked for."""
+"""Bytes at the end of a rank's stderr in which its last line is searched."""
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ MAX_UNCOUNTED = 4
 _SAMPLED = 8
 """Parameters that are looked at after each round."""
 _COMPARED = 2
-"""Of so many of them some elements are kept, that tell whether they came back to what they were."""
+"""Number of parameters of which some elements are kept, to see whether they change back."""
 _COMPARED_NUMEL = 64
 
 
@@ -54,7 +54,7 @@ class StepWatch:
         self._stepped_with: list[tuple[weakref.ref[torch.Tensor], int]] = []
         """Gradients of the latest counted step, and their versions."""
         self._versions: list[int | None] = []
-        """Of the sample at the end of the latest round; None: of one without a gradient."""
+        """Versions of sampled parameters after the latest round; None: of one without gradient."""
         self._values: list[list[torch.Tensor]] = []
         """Some elements at the end of the latest rounds between which parameters have changed."""
         self._num_evaluations: int | None = None

@@ -311,7 +311,7 @@ class FrameCall:
         self._go_on()
 
     async def end(self, status: grpc.StatusCode, why: str) -> None:
-        """Say the last word of a call that was answered, and give the peer time to read it."""
+        """Send the end of a call that was answered, and give the peer time to read it."""
         if self._is_closed:
             return
         self._is_ending = True

@@ -270,7 +270,7 @@ class FrameListener:
         task.add_done_callback(self._calls.discard)
 
     def _refuse(self, stranger: _Stranger, status: grpc.StatusCode, why: str) -> None:
-        """Say why, and wait until the other end closes, or its time is over."""
+        """Send the reason of a refusal, then wait until the other end closes or time is over."""
         assert stranger.http2 is not None, "a header was read"
         try:
             stranger.say(last_words(stranger.http2, status, why, is_answered=False))
