@@ -219,10 +219,10 @@ def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 3 * DEADLINE_S))
 
 
-async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
+async def active(bench: Bench, *sites: str, job: str = JOB) -> list[FakeAgent]:
     """Let agents join, submit a run, and bring it as far as that all have taken a step."""
     agents = await bench.join(*sites)
-    await bench.submit()
+    await bench.submit(job=job)
     for agent in agents:
         await agent.prepare()
     for agent in agents:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.coordinator.journal import Journal
 from protos import metrics
 from protos.control.v1 import control_pb2 as pb
-from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
+from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, active, coordinating
 from tests.fakes.worlds import JOB, topology_text
 from topology.epoch import Epoch
 from topology.run_spec import CodedPlan
@@ -38,13 +38,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.Settle]:
     """Return the agents of an active run, and what they were asked once a link became narrow."""
-    agents = await bench.join(*SITES)
-    await bench.submit(job=PLANNED_JOB)
-    for agent in agents:
-        await agent.prepare()
-    for agent in agents:
-        await agent.run()
-    await bench.until(lambda now: now.state == pb.RUN_STATE_ACTIVE)
+    agents = await active(bench, *SITES, job=PLANNED_JOB)
     asked = [asyncio.create_task(agent.hear("settle")) for agent in agents]
     sent = 0
     async with asyncio.timeout(DEADLINE_S):
