@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from protos import metrics
@@ -38,7 +39,7 @@ from protos.failure import Failure
 from sites.agent.last_checkpoint import save_before_end
 from sites.agent.logs import LogShipper
 from sites.agent.session import Session
-from sites.agent.site_failures import order_failures
+from sites.agent.site_failures import awaits_cause, order_failures
 from sites.agent.site_gateways import EpochChange, Opinions
 from sites.agent.site_processes import Place, SiteProcesses
 from sites.agent.stalls import Stalls
@@ -51,6 +52,8 @@ _STEP_TIMES = 32
 """How many latest steps are remembered: the shortest tells how fast the run may go."""
 _JOINED_S = 2.0
 """Time for a gateway's word that ranks joined, after they have ended."""
+_CAUSE_S = 5.0
+"""Time for a word about who ended first, once others say that they lost somebody."""
 _FLUSH_S = 2.0
 """Time for the last log lines."""
 
@@ -80,6 +83,8 @@ class SiteRun:
         self._failures: list[Failure] = []
         self._left_s: dict[int, float] = {}
         """When ranks left that were done, by rank."""
+        self._has_news = asyncio.Event()
+        """Set by each failure, and by each rank that has left."""
         self._grace_s: float | None = None
         self._latest_step = 0
         self._step_times_s: deque[float] = deque(maxlen=_STEP_TIMES)
@@ -178,6 +183,7 @@ class SiteRun:
         if self._grace_s is None and not self._left.is_set():
             log.warning("%s: %s", failure.code, failure.message)
             self._failures.append(failure)
+            self._has_news.set()
             self._ending.set()
 
     async def execute(self) -> None:
@@ -293,6 +299,11 @@ class SiteRun:
         if self._failures and self._order is not None:
             # A cause may be told a little later than its consequences.
             await asyncio.sleep(min(self._order.spec.timeouts.lease_s / 30, 0.5))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CAUSE_S):
+                    while awaits_cause(self._failures, self._left_s):
+                        self._has_news.clear()
+                        await self._has_news.wait()
 
     async def _end_processes(self, stages: asyncio.Task[None]) -> None:
         grace_s = self._grace_s
@@ -359,6 +370,7 @@ class SiteRun:
                 self._session.outbox.put_metric(self.run_id, self.generation, told)
             case "rank_left":
                 self._left_s[int(message["rank"])] = time.monotonic()
+                self._has_news.set()
             case "suspect" | "reached":
                 self._on_opinion({**message, "gateway": gateway})
             case "stalled":

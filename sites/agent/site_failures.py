@@ -50,6 +50,21 @@ def order_failures(
     return [first, *(dataclasses.replace(failure, is_collateral=True) for failure in rest)]
 
 
+def awaits_cause(failures: Sequence[Failure], left_s: Mapping[int, float]) -> bool:
+    """Whether ranks lost another rank of their site, and nobody has told yet which one it was.
+
+    They say so through the launcher. That the other one ended is told by its gateway, and on a busy
+    machine that may be later.
+    """
+    if not any(_has_lost_a_rank(failure) for failure in failures):
+        return False
+    return all(each.is_collateral for each in order_failures(failures, left_s=left_s))
+
+
+def _has_lost_a_rank(failure: Failure) -> bool:
+    return _is_exit(failure) and _LOST_A_RANK.search(failure.message) is not None
+
+
 def _early_ends(
     victims: Sequence[Failure], site: str, left_s: Mapping[int, float]
 ) -> list[Failure]:
@@ -59,7 +74,7 @@ def _early_ends(
     site that was lost, they say so.
     """
     ended = {each.rank for each in victims if _is_exit(each) and each.rank >= 0}
-    lost_a_rank = [each for each in victims if _is_exit(each) and _LOST_A_RANK.search(each.message)]
+    lost_a_rank = [each for each in victims if _has_lost_a_rank(each)]
     gone_s = dict(left_s)
     for each in victims:
         if each.code == "RANK_LOST" and each.rank >= 0 and not _is_exit(each):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 RANK = int(os.environ["RANK"])
 GONE = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[1] / "gone"
-"""There once a rank of this node is done."""
+"""There once a rank of this node is about to end; has its process id."""
 
 
 def join() -> socket.socket:
@@ -51,7 +51,7 @@ def act(action: str, gateway: socket.socket) -> None:
             say(gateway, op="digest", step=1, combined=7, tensors=[7], names=["w"])
             print(f"rank {RANK} done in {os.environ['ISTHMUS_SITE']}", flush=True)
             say(gateway, op="leave")
-            GONE.touch()
+            _tell_gone()
         case "exit":
             print("exiting with 17", file=sys.stderr, flush=True)
             sys.exit(17)
@@ -69,12 +69,12 @@ def act(action: str, gateway: socket.socket) -> None:
             sys.stdout.flush()
             raise RuntimeError("the last words")
         case "quit":
-            GONE.touch()
+            _tell_gone()
             os._exit(0)
         case "victim":
             from protos.errors import RankLostError
 
-            while not GONE.exists():
+            while not GONE.exists() or _is_alive(int(GONE.read_text())):
                 time.sleep(0.01)
             raise RankLostError("a collective inside the site failed: Connection closed by peer")
         case "lost":
@@ -83,6 +83,20 @@ def act(action: str, gateway: socket.socket) -> None:
             raise PeerLostError("site b does not answer", "b")
         case _:
             wait()
+
+
+def _tell_gone() -> None:
+    written = GONE.with_suffix(".new")
+    written.write_text(str(os.getpid()))
+    written.rename(GONE)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process has not ended yet; its parent may not have waited for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def wait() -> None:

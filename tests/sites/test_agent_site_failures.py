@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protos.failure import Failure
-from sites.agent.site_failures import order_failures
+from sites.agent.site_failures import awaits_cause, order_failures
 from sites.launcher.rank_failures import describe_failure, write_error_file
 from sites.node.failures import describe_end, rank_failure
 
@@ -114,6 +114,17 @@ def test_a_rank_that_was_done_is_no_cause_of_what_others_do(
     failures: list[Failure], left_s: dict[int, float]
 ) -> None:
     assert all(each.rank != 0 for each in order_failures(failures, "a", left_s))
+
+
+def test_the_agent_waits_for_a_word_about_the_rank_that_others_lost() -> None:
+    assert awaits_cause([VICTIM], {})
+    assert awaits_cause([VICTIM], {1: 4.0})
+    assert not awaits_cause([VICTIM], {0: 4.9})
+    assert not awaits_cause([VICTIM, GONE], {})
+    assert not awaits_cause([GONE], {})
+    assert not awaits_cause(
+        [VICTIM, failure("kill", 5.0, code="RANK_KILLED", exit_code=-9, rank=2)], {}
+    )
 
 
 def test_our_own_status_is_never_told_as_an_end(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -52,6 +53,8 @@ SYNCHRONISE: Final = "its script wants `site.synchronize(model, optimizer)` befo
 _JOIN_S = 0.5
 _LAST_WORDS_S = 2.0
 """A rank may take so long to read what was said before its connection ends."""
+_EARLIER_ENDS_S = 1.0
+"""What other ranks said before one went away is read within so long."""
 _PATH_BYTES_MAX: Final = 107
 """The kernel's limit on a Unix socket's path."""
 _DESCRIPTORS_MAX: Final = 4
@@ -93,6 +96,16 @@ class RankConnection:
         finally:
             for each in descriptors:
                 os.close(each)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a message waits to be read, or the connection's end."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:
+            return False  # closed
+        return bool(poll.poll(0))
 
     def shard(self, message: Reduce, count: int) -> Floats:
         """Return the rank's part of a bucket: float32, shape (count,), a view of the named region.
@@ -220,6 +233,8 @@ class LocalServer:
         self._expected = range(first_rank, first_rank + num_ranks)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Notified when a rank's connection has ended and that was told."""
         self._connections: dict[int, RankConnection] = {}
         self._strangers: set[RankConnection] = set()
         self._joined: set[int] = set()
@@ -328,6 +343,7 @@ class LocalServer:
                 self._strangers.discard(connection)
                 if rank is not None:
                     self._connections.pop(rank, None)
+                self._changed.notify_all()
             connection.close()
 
     def _admit(self, connection: RankConnection) -> int | None:
@@ -419,6 +435,7 @@ class LocalServer:
             self._left.add(rank)
             complete = len(self._left) == len(self._expected)
         if leave is None:
+            self._await_earlier_ends()
             self._ranks.fail(
                 Failure(
                     code="RANK_LOST",
@@ -443,6 +460,25 @@ class LocalServer:
         self._ranks.rank_left(rank)
         if complete:
             self._ranks.left()
+
+    def _await_earlier_ends(self) -> None:
+        """Wait until what other ranks said before has been read: who went first is told first.
+
+        A rank that loses another ends soon after it. The kernel has the end of the first one then,
+        though the thread that reads it may not have run yet.
+        """
+        with self._changed:
+            unread = [
+                (rank, connection)
+                for rank, connection in self._connections.items()
+                if rank not in self._left and connection.has_unread
+            ]
+            deadline_s = time.monotonic() + _EARLIER_ENDS_S
+            while time.monotonic() < deadline_s and any(
+                rank in self._connections and (rank in self._left or connection.has_unread)
+                for rank, connection in unread
+            ):
+                self._changed.wait(0.01)
 
     def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:
         """A stranger is only turned away; a rank that breaks the protocol ends the run."""
