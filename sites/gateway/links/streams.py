@@ -157,7 +157,6 @@ class Streams:
                 async with self._watch.peer.stream(self._config, self._watch.session) as call:
                     if await self._carry(call, index):
                         backoff_s = BACKOFF_FIRST_S
-                        self._said.clear()
             except CallError as error:
                 self._broke(index, error)
             # Full jitter, so that streams which broke together do not come back together.
@@ -193,6 +192,8 @@ class Streams:
         try:
             while (answer := await call.read()) is not None:
                 self._acknowledge(answer)
+                if carrying.num_acks == 0:
+                    self._said.clear()
                 carrying.num_acks += 1
         except CallError as error:
             self._broke(index, error)
