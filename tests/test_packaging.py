@@ -104,6 +104,7 @@ class TestInstallCheck:
         code, out = check(tmp_path, constraints="")
         assert (code, out.count("do not fit together")) == (1, 3), out
 
+    @pytest.mark.exhaustive
     def test_an_index_that_does_not_answer_fails_and_is_named(self, tmp_path: Path) -> None:
         project(tmp_path, "")
         code, out = run_check(tmp_path, "http://127.0.0.1:1/simple")

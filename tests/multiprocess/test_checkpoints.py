@@ -32,7 +32,6 @@ STEPS = 30
 GLOBAL_BATCH = 12
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 KINDS = ["trainer-fp32", "fsdp-int8", "ddp-int8", "fsdp-fp32", "trainer-int4"]
-QUICK_SEED = 2
 """This seed is of a kind that starts quickly; tests/sites/test_sharded_checkpoints.py has more."""
 
 
@@ -86,13 +85,8 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
     return Wholes(tmp_path_factory.mktemp("wholes"))
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=pytest.mark.exhaustive if seed != QUICK_SEED else ())
-        for seed in range(10)
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(10))
 def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, wholes: Wholes) -> None:
     kind = KINDS[seed % len(KINDS)]
     expected = final(wholes.of(kind), "whole")
@@ -196,7 +190,7 @@ def steps_of(run: Bench, run_id: str) -> list[dict[str, Any]]:
 def test_damaged_ones_are_refused_by_name_and_the_one_before_is_taken(
     run: Bench, wholes: Wholes
 ) -> None:
-    copied, kind = run.folder / "copied", KINDS[QUICK_SEED]  # another test has made that run
+    copied, kind = run.folder / "copied", KINDS[2]
     shutil.copytree(store(wholes.of(kind), "whole"), copied)
     newest, second, third, oldest = sorted(copied.iterdir(), reverse=True)
     shared = newest / "shared" / "__0_0.distcp"

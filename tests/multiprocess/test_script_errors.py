@@ -23,19 +23,14 @@ def launch(run: Bench, ending: str, failure: str = "") -> Result:
     return run.launch(topology, job)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("ending", "said", "log"),
     [
         ("raise", "ValueError: a mistake in the user's script", "Traceback"),
-        pytest.param(
-            *("type", "TypeError: Site.synchronize() got an unexpected keyword", "Traceback"),
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param("status", "exited with status 3", "", marks=pytest.mark.exhaustive),
-        pytest.param(
-            *("'last raise'", "ValueError: after the last step", "Traceback"),
-            marks=pytest.mark.exhaustive,
-        ),
+        ("type", "TypeError: Site.synchronize() got an unexpected keyword", "Traceback"),
+        ("status", "exited with status 3", ""),
+        ("'last raise'", "ValueError: after the last step", "Traceback"),
     ],
 )
 def test_the_run_ends_and_names_it(run: Bench, ending: str, said: str, log: str) -> None:

@@ -51,6 +51,7 @@ def holding_secret(folder: Path) -> list[Path]:
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.exhaustive
 def test_a_script_runs_in_the_folder_of_its_job_with_arguments_and_environment(
     run: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

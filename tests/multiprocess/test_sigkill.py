@@ -25,13 +25,14 @@ def victim(run: Bench, role: str) -> int:
     return run.children(agent, "sites.launcher.rank")[-1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("role", "exit_code", "reason"),
     [
-        pytest.param("rank", 1, "RANK_KILLED", marks=pytest.mark.exhaustive),
+        ("rank", 1, "RANK_KILLED"),
         ("gateway", 1, "GATEWAY_EXITED"),
-        pytest.param("agent", 4, "SITE_LOST", marks=pytest.mark.exhaustive),
-        pytest.param("coordinator", 4, "COORDINATOR_LOST", marks=pytest.mark.exhaustive),
+        ("agent", 4, "SITE_LOST"),
+        ("coordinator", 4, "COORDINATOR_LOST"),
     ],
 )
 def test_the_run_ends_in_time_and_cleanly(

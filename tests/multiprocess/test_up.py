@@ -237,22 +237,14 @@ def _paths(pattern: str) -> list[Path]:
     return list(folder.glob(name.replace("{name}", "*")))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("change", "reason", "cure"),
     [
         ({"key": "foreign"}, "permission_denied", "ssh-copy-id"),
-        pytest.param(
-            *({"known": "nobody_known"}, "host_key_unknown", "ssh-keyscan"),
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            *({"python": "/nowhere/python3"}, "python_missing", "launcher.python"),
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            *({"python": "/usr/bin/python3"}, "isthmus_missing", "pip install isthmus"),
-            marks=pytest.mark.exhaustive,
-        ),
+        ({"known": "nobody_known"}, "host_key_unknown", "ssh-keyscan"),
+        ({"python": "/nowhere/python3"}, "python_missing", "launcher.python"),
+        ({"python": "/usr/bin/python3"}, "isthmus_missing", "pip install isthmus"),
     ],
 )
 def test_what_goes_wrong_at_a_site_is_named_with_its_cure(
@@ -311,6 +303,7 @@ def test_a_keeper_that_is_killed_takes_everything_with_it(run: Bench) -> None:
     assert of_run(run) == []
 
 
+@pytest.mark.exhaustive
 def test_two_that_start_it_at_once_both_find_it_up(run: Bench) -> None:
     topology = written(run, {})
     commands = [run.start("up", topology, "--json") for _ in range(2)]

@@ -69,6 +69,7 @@ def test_a_site_that_cannot_start_rolls_all_back(run: Bench) -> None:
     run.wait_for_nothing_left(20)
 
 
+@pytest.mark.exhaustive
 def test_one_flipped_bit_stops_the_run_and_names_the_tensor(run: Bench) -> None:
     result = launch(run, "400", "perturb", "b", "0", "3").check(1)
     error = result.envelope["error"]

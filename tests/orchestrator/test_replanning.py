@@ -72,6 +72,7 @@ def test_other_trees_and_what_a_relaunch_would_give() -> None:
 @pytest.mark.no_cover
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trees_have_the_codecs_of_their_links_and_mistakes_are_told() -> None:
     codecs = "exchange: {codec: fp32, codecs: [{between: [b, c], codec: int8}]}"
     trees = "trees: [{root: a, parents: {b: a, c: a}}, {root: b, parents: {a: b, c: b}}]"

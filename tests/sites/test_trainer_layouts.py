@@ -37,7 +37,6 @@ LAYOUTS = {
     "pipeline-tensor": ("{pipeline: 2, tensor: 2, micro_batch: 4}", (UNTIED,)),
     "experts": ("{data: 4, expert: 2, zero_stage: 1, micro_batch: 2}", EXPERTS),
 }
-DEFAULT = {"tensor-fsdp"}
 
 
 def parallel_ranks(cut: str) -> int:
@@ -48,13 +47,8 @@ def parallel_ranks(cut: str) -> int:
     return parallel.num_ranks
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(each, marks=[] if each in DEFAULT else [pytest.mark.exhaustive])
-        for each in LAYOUTS
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_site_with_a_cut_learns_what_one_process_does(tmp_path: Path, layout: str) -> None:
     cut, settings = LAYOUTS[layout]
     check(tmp_path, [cut], settings)
