@@ -32,7 +32,6 @@ STEPS = 30
 GLOBAL_BATCH = 12
 SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 KINDS = ["trainer-fp32", "fsdp-int8", "ddp-int8", "fsdp-fp32", "trainer-int4"]
-"""This seed is of a kind that starts quickly; tests/sites/test_sharded_checkpoints.py has more."""
 
 
 def job(kind: str, *, dropout: float = 0.1) -> str:
