@@ -290,6 +290,13 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "STEPS_DIFFER",
+        "Sites take unlike optimizer steps for the same rounds.",
+        "Have all ranks of all sites step after the same backward passes; who has no data for a step "
+        "calls site.count_tokens(0) before its backward pass: docs/integration.md.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "SAME_DATA",
         "Sites train on the same data.",
         "Divide the data by site.sampler(dataset), or by site.global_rank and "

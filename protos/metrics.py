@@ -94,6 +94,8 @@ WIRE_BYTES = "wire_bytes"
 GRADIENT_HASH = "gradient_hash"
 """52 bits of a hash of the site's own gradient, of its beginning; 0: it tells nothing of the data,
 as zeros do. Where the exchange is off there is none."""
+ROUND = "round"
+"""The last round in which the step's gradients crossed, from 0. Absent: they have not."""
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
 

@@ -298,6 +298,9 @@ class ActiveRun:
             is_step = metric.kind in {metrics.STEP, metrics.FIRST_AVERAGE}
             if is_step and self._lead.run.awaits_step_of(site):
                 self.handle(run_events.StepTaken(site))
+            last_round = values.get(metrics.ROUND, -1.0) if metric.kind == metrics.STEP else -1.0
+            if 0 <= last_round < math.inf:
+                self.handle(run_events.StepEnded(site, metric.rank, metric.step, int(last_round)))
             if metric.kind == metrics.CHECKPOINT:
                 self.handle(run_events.CheckpointWritten(site, metric.step))
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)

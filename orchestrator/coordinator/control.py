@@ -372,9 +372,10 @@ class Control:
             case "digest":
                 digest = message.digest
                 tensors, names = tuple(digest.tensors), tuple(digest.names)
+                round_ = digest.round if digest.HasField("round") else -1
                 run.handle(
                     run_events.DigestReported(
-                        site, digest.rank, digest.step, digest.combined, tensors, names
+                        site, digest.rank, digest.step, digest.combined, tensors, names, round_
                     )
                 )
             case "settled":

@@ -224,6 +224,18 @@ class DigestReported:
     combined: int
     tensors: tuple[int, ...]
     names: tuple[str, ...]
+    round: int = -1
+    """The last in which the step's gradients crossed; -1: they have not, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """A rank has taken an optimizer step whose gradients crossed last in a round."""
+
+    site: str
+    rank: int
+    step: int
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +426,7 @@ Event = (
     | SiteDone
     | SiteEnded
     | DigestReported
+    | StepEnded
     | GradientReported
     | NonFiniteReported
     | SiteInTrouble

@@ -38,6 +38,7 @@ from orchestrator.core.run_events import (
 from orchestrator.core.run_view import RecordedEvent
 from orchestrator.core.same_data import SameDataWatch
 from orchestrator.core.stall_watch import StallWatch
+from orchestrator.core.step_comparison import StepComparison, StepEnd
 from protos.failure import Failure
 from topology.timeouts import Timeouts
 from topology.world import Topology
@@ -236,6 +237,7 @@ class RunMachine:
             if site.is_out:
                 self._digests.drop(site.name)
         self._stalls = StallWatch()
+        self._steps = StepComparison()
         self._gradients = SameDataWatch()
 
     @property
@@ -557,6 +559,8 @@ class RunMachine:
                 return self._ended(event, now_s)
             case run_events.DigestReported():
                 return self._compared(event, now_s)
+            case run_events.StepEnded():
+                return self._step_ended(event, now_s)
             case run_events.GradientReported():
                 return self._same_data(event, now_s)
             case run_events.NonFiniteReported():
@@ -826,12 +830,24 @@ class RunMachine:
         return float(self._topology.failure.detect_within_s * 2**doublings)
 
     def _compared(self, event: run_events.DigestReported, now_s: float) -> list[Action]:
+        # Unlike steps explain unlike parameters.
+        actions = self._step_ended(event, now_s)
         if self._ending.has_begun:
-            return []
+            return actions
         difference = self._digests.report(
             event.site, event.rank, event.step, event.combined, event.tensors, event.names
         )
         return [] if difference is None else self._differ(difference, now_s)
+
+    def _step_ended(
+        self, event: run_events.StepEnded | run_events.DigestReported, now_s: float
+    ) -> list[Action]:
+        """Fail the run where a step has taken other rounds at one site than at another."""
+        if self._ending.has_begun or event.round < 0 or self._sites[event.site].is_out:
+            return []
+        end = StepEnd(event.site, event.rank, event.step, event.round)
+        difference = self._steps.report(end)
+        return [] if difference is None else self._fail("STEPS_DIFFER", str(difference), now_s)
 
     def _same_data(self, event: run_events.GradientReported, now_s: float) -> list[Action]:
         """Warn of sites that train on the same data; end the run if they go on with it."""
@@ -1031,6 +1047,7 @@ class RunMachine:
         site.is_out, site.is_leaving, site.is_successful = True, False, False
         site.is_done = False
         self._stalls.forget(site.name)
+        self._steps.drop(site.name)
         stop = [self._stop(site, why)] if site.may_have_processes else []
         if stop:
             site.state = SiteState.LOST

@@ -401,6 +401,7 @@ class SiteRun:
             combined=message["combined"],
             tensors=message["tensors"],
             names=message["names"],
+            round=message["round"] if message["round"] >= 0 else None,
         )
         self._session.outbox.put_digest(digest)
 

@@ -193,6 +193,8 @@ class Digest:
     combined: UInt64
     tensors: tuple[UInt64, ...]
     names: tuple[str, ...]
+    round: int = -1
+    """The last in which the step's gradients crossed; -1: they have not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

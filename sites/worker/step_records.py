@@ -108,6 +108,8 @@ class StepLog:
         """Something is synchronised, whose optimizer's steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
         self.num_steps = 0
+        self._last_round = -1
+        """In which the gradients of the latest step crossed; -1: they have not."""
 
     def begin(self, caller: str) -> None:
         """Claim the run's steps for what one method of the site synchronises.
@@ -160,6 +162,7 @@ class StepLog:
             for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
                 self._link.send(metric)
         self._start_s = end_s
+        self._last_round = rounds[-1].number if rounds else -1
         times = [each for at in rounds for each in at.results]
         self._values = {
             metrics.STEP_S: end_s - start_s,
@@ -178,6 +181,8 @@ class StepLog:
             metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),
             metrics.GRADIENT_HASH: float(rounds[-1].gradient_hash if rounds and self.counts else 0),
         }
+        if rounds:
+            self._values[metrics.ROUND] = float(self._last_round)
 
     def add(self, values: Mapping[str, float]) -> None:
         """Put values into the last step's record and send it.
@@ -215,6 +220,7 @@ class StepLog:
                 combined=hashes.combined,
                 tensors=shown.tensors,
                 names=shown.names,
+                round=self._last_round,
             )
         )
 

@@ -28,6 +28,7 @@ import torch.multiprocessing as mp
 import sites
 from orchestrator.core.parameter_digests import DigestComparison
 from orchestrator.core.same_data import SameDataWatch
+from orchestrator.core.step_comparison import StepComparison, StepEnd
 from protos import metrics
 from protos.checkpoint.store import checkpoint_name
 from sites.node.gateway_configs import gateway_config
@@ -234,10 +235,15 @@ def verdict_of(members: Sequence[Member], case: Case) -> End | None:
     """Return the error that a coordinator makes of what gateways tell their agents, if any."""
     ranks = {member.config.site: num for member, num in zip(members, case.ranks, strict=True)}
     digests, same_data = DigestComparison(ranks), SameDataWatch()
+    comparison = StepComparison()
     steps = dict.fromkeys(ranks, 0)
     for member in members:
         site = member.config.site
         for told in member.messages:
+            end = _step_end(site, told)
+            unlike = comparison.report(end) if end is not None else None
+            if unlike is not None:
+                return End(error="STEPS_DIFFER", text=str(unlike))
             if told["op"] == "digest":
                 names = (told["rank"], told["step"], told["combined"])
                 different = digests.report(site, *names, told["tensors"], told["names"])
@@ -253,6 +259,15 @@ def verdict_of(members: Sequence[Member], case: Case) -> End | None:
     if case.steps is not None and {*steps.values()} != {case.steps}:
         return End(error="steps", text=f"the run has counted {steps}, want {case.steps}")
     return None
+
+
+def _step_end(site: str, told: Mapping[str, Any]) -> StepEnd | None:
+    """Return what a message says of the rounds of a step, if it does."""
+    is_step = told["op"] == "metric" and told["kind"] == metrics.STEP
+    if told["op"] != "digest" and not is_step:
+        return None
+    round_ = int(told["values"].get(metrics.ROUND, -1)) if is_step else told["round"]
+    return StepEnd(site, told["rank"], told["step"], round_) if round_ >= 0 else None
 
 
 def check(case: Case, way: Way, ends: Mapping[str, End]) -> None:

@@ -662,15 +662,21 @@ class SiteDone(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
+    round: builtins.int
+    """the last that its ranks have begun; absent: not known, or it has none"""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         generation: builtins.int = ...,
+        round: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___SiteDone = SiteDone
 
@@ -1181,11 +1187,14 @@ class Digest(google.protobuf.message.Message):
     COMBINED_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     step: builtins.int
     rank: builtins.int
     combined: builtins.int
+    round: builtins.int
+    """the last in which the step's gradients crossed; absent: they have not"""
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """xxh3-64 a tensor, in the order of names"""
@@ -1202,8 +1211,11 @@ class Digest(google.protobuf.message.Message):
         combined: builtins.int = ...,
         tensors: collections.abc.Iterable[builtins.int] | None = ...,
         names: collections.abc.Iterable[builtins.str] | None = ...,
+        round: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["combined", b"combined", "generation", b"generation", "names", b"names", "rank", b"rank", "run_id", b"run_id", "step", b"step", "tensors", b"tensors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "combined", b"combined", "generation", b"generation", "names", b"names", "rank", b"rank", "round", b"round", "run_id", b"run_id", "step", b"step", "tensors", b"tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Digest = Digest
 

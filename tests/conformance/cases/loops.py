@@ -409,6 +409,21 @@ def one_site_skips_a_batch(world: World) -> Any:
     return model
 
 
+@case(BOTH, Refused("STEPS_DIFFER", "of step 2, .* has taken fewer steps"), steps=None)
+def one_site_skips_a_step(world: World) -> Any:
+    """One site skips the step after a backward pass (`continue` on a bad gradient)"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        if step == 1 and world.rank == 1:
+            continue
+        optimizer.step()
+    return model
+
+
 def _all_but_one(world: World) -> Any:
     model = world.wrap(net())
     optimizer = sgd(model)
