@@ -883,7 +883,8 @@ class RunMachine:
         if event.step <= self._saved_step:
             return []
         self._saved_step = event.step
-        return [RecordEvent("checkpoint.written", event.site, {"step": event.step})]
+        note = f"checkpoint of step {event.step} is written"
+        return [RecordEvent("checkpoint.written", event.site, {"step": event.step, "note": note})]
 
     def _told_once(
         self,

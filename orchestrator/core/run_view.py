@@ -43,6 +43,7 @@ _NOTED = frozenset(
         "site.returning",
         "site.returned",
         "site.ended",
+        "checkpoint.written",
         "checkpoint.failed",
         "checkpoint.stays",
         "state.failed",
@@ -151,7 +152,10 @@ class RunView:
                 site=event.site,
                 text=detail["note"],
             )
-            self.noted = (*self.noted, note)[-MAX_NOTES:]
+            kept = list(self.noted)
+            if event.kind == "checkpoint.written":  # only the latest: they crowd out what is rarer
+                kept = [each for each in kept if each.kind != event.kind]
+            self.noted = (*kept, note)[-MAX_NOTES:]
         match event.kind:
             case "run.submitted":
                 self.name, self.folder = detail["name"], detail["folder"]

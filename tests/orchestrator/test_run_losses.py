@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.core import run_events
 from orchestrator.core.run_events import RunState
+from orchestrator.core.run_view import RunView
 from tests.fakes.run_worlds import COLLECT_S, World, failure, read_again, recorded_events, stepped
 
 
@@ -166,6 +167,19 @@ def test_a_run_without_its_last_checkpoint_says_so(told: list[run_events.Event],
     end = finish(world, "ab")
     assert (end.state, end.reason_code) == (RunState.SUCCEEDED, "WITH_LOSSES" if said else "")
     assert end.reason.startswith(said)
+
+
+def test_of_checkpoints_the_latest_is_noted_and_crowds_out_no_loss() -> None:
+    world = World(3, needs_all=False, saves=True)
+    world.activate()
+    fail(world, "GATEWAY_EXITED")
+    world.tell(*(written(step) for step in range(10, 1000, 10)))
+    run = RunView("run-1")
+    for place, each in enumerate(recorded_events(world)):
+        run.apply(read_again(each, place))
+    assert run.notes[-1] == "checkpoint of step 990 is written"
+    assert [each.kind for each in run.noted if each.site == "b"] == ["site.lost"], run.notes
+    assert len([each for each in run.noted if each.kind == "checkpoint.written"]) == 1
 
 
 def test_a_script_that_never_saves_is_told_what_it_lacks() -> None:
