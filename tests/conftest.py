@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
 from orchestrator.emulator.site_namespaces import netns_problem
+from tests.fakes.reaper import MARK, begin
 
 # A shell starts background jobs with SIGINT ignored, and every child inherits that. Tests of Ctrl-C
 # would then say something about the shell; with a handler here, children start with the default.
@@ -36,6 +38,24 @@ SHARED = ("tests/topology/", "tests/fuzz/", "tests/conformance/")
 """Where the tests of a file share what takes long to make."""
 PURE = {"topology", "sim"}
 """Folders of tests that only compute. With coverage they take three times as long."""
+
+
+REAPER = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have all processes ended that tests start, should pytest be killed."""
+    reaper = begin()
+    if reaper is not None:
+        config.stash[REAPER] = reaper
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing is to be ended: tests look after what they start."""
+    reaper = config.stash.get(REAPER, None)
+    if reaper is not None:
+        reaper.communicate(b".", timeout=30)
+        del os.environ[MARK]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
