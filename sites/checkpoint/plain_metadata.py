@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import pickle
 from enum import Enum, EnumType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import metadata
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from protos.errors import BadCheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+else:
+    try:  # its name from torch 2.15 on
+        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
+    except ModuleNotFoundError:
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 _PLAIN = {
     ("torch", "Size"),
