@@ -19,7 +19,7 @@ from tests.conformance.registry import CASES, GROUPS  # noqa: E402
 PAGE = ROOT / "docs" / "integration.md"
 BEGIN, END = "<!-- made by scripts/gen_conformance.py -->", "<!-- end -->"
 COLUMNS = 120
-WAYS = {"ddp": "DDP", "fsdp2": "FSDP2", "average": "`average_gradients`"}
+WAYS = {"ddp": "DDP", "fsdp2": "FSDP2", "average": "`average_gradients`", "lone": "no wrapper"}
 
 
 def section() -> str:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.refusals import check_replica
+from sites.worker.refusals import check_replica, check_wrapper
 from sites.worker.sharding import is_sharded
 
 
@@ -84,26 +85,28 @@ def check_not_complex(name: str, parameter: torch.Tensor) -> None:
         )
 
 
-def check_training(models: Sequence[object], optimizers: Sequence[object]) -> None:
+def check_training(models: Sequence[nn.Module], optimizers: Sequence[object]) -> None:
     """Raise TypeError for what `site.synchronize` cannot train."""
     if not models or not optimizers:
         raise TypeError("site.synchronize: want a model and an optimizer, got an empty list")
-    are_replicas = all(isinstance(each, DistributedDataParallel) for each in models)
-    for each in () if are_replicas else models:
-        if not _is_fully_sharded(each):
-            raise TypeError(
-                f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what "
-                f"fully_shard was called on, got {type(each).__name__}: wrap the model first, or "
-                "see site.average_gradients"
-            )
-        if not hasattr(each, "set_custom_reduce_scatter"):
+    for value in models:
+        check_module(value)
+    for model in models:
+        check_wrapper(model)
+    kinds = {_kind(each): each for each in models}
+    if len(kinds) > 1:
+        raise TypeError(
+            "site.synchronize: want all models wrapped alike, got "
+            + " and ".join(f"{type(each).__name__} ({kind})" for kind, each in kinds.items())
+        )
+    for model in models:
+        if isinstance(model, DistributedDataParallel):
+            check_replica(model)
+        elif _is_fully_sharded(model) and not hasattr(model, "set_custom_reduce_scatter"):
             raise TypeError(
                 f"site.synchronize: fully_shard of torch {torch.__version__} has no "
                 "set_custom_reduce_scatter: use torch 2.9 or later"
             )
-    for model in models:
-        if isinstance(model, DistributedDataParallel):
-            check_replica(model)
     for each in optimizers:
         check_optimizer("site.synchronize", each)
 
@@ -112,6 +115,36 @@ def check_optimizer(caller: str, optimizer: object) -> None:
     """Raise TypeError for what is no optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{caller}: want a torch.optim.Optimizer, got {type(optimizer).__name__}")
+
+
+def check_module(value: object) -> None:
+    """Raise TypeError for what is no module."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"site.synchronize: want a torch.nn.Module, got {type(value).__name__}")
+
+
+def _kind(model: nn.Module) -> str:
+    """Return how a model is wrapped.
+
+    Raises:
+        TypeError: a part of it is, and it is not.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return "DistributedDataParallel"
+    if _is_fully_sharded(model):
+        return "fully_shard"
+    for path, part in model.named_modules():
+        if isinstance(part, DistributedDataParallel):
+            raise TypeError(
+                f"site.synchronize: {path} of the {type(model).__name__} is a "
+                "DistributedDataParallel: give that in place of the whole, or let it wrap the whole"
+            )
+        if _is_fully_sharded(part):
+            raise TypeError(
+                f"site.synchronize: fully_shard was called on {path} of the {type(model).__name__}, "
+                "and not on the model: call it on that, too"
+            )
+    return "nothing wraps it"
 
 
 def _is_fully_sharded(model: object) -> bool:

@@ -79,6 +79,8 @@ class Held:
     """The ranks that share it out; empty: no DTensor."""
     content: int
     """Hash of what the rank holds of it."""
+    is_lone: bool = False
+    """Nothing makes the mean of its gradient over the site's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class SiteTensors:
             TypeError: as `gather`.
         """
         _check_all_train(ranks)
+        _check_one_replica(ranks)
         parts = [
             frozenset(each.entry.name for each in held if each.entry.kind == "trained")
             for held in ranks
@@ -423,6 +426,31 @@ def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:
             f"site.synchronize: rank {trains.index(False)} has no parameter that is trained, and "
             "others have: give each stage of a pipeline one at least"
         )
+
+
+def _check_one_replica(ranks: Sequence[Sequence[Held]]) -> None:
+    """Refuse ranks that have the same part of the model, and whose gradients nobody averages.
+
+    What DTensor spreads over ranks is one replica of theirs.
+
+    Raises:
+        TypeError: there are such ranks; names two of them.
+    """
+    first_with: dict[Set[str], int] = {}
+    meshes: dict[int, Set[int]] = {}
+    for rank, held in enumerate(ranks):
+        if not any(each.is_lone for each in held):
+            continue
+        part = frozenset(each.entry.name for each in held if each.entry.kind == "trained")
+        meshes[rank] = {rank}.union(*(each.mesh for each in held if each.entry.kind == "trained"))
+        first = first_with.setdefault(part, rank)
+        if rank not in meshes[first]:
+            raise TypeError(
+                f"site.synchronize: ranks {first} and {rank} both have the parameters that they train, "
+                f"as {min(part)}, and nothing averages their gradients: let "
+                "DistributedDataParallel or fully_shard wrap the model, over the ranks that have "
+                "data of their own"
+            )
 
 
 def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set[str]]) -> Holders:

@@ -19,9 +19,10 @@ from sites.worker.exactness import bare_name
 class ShardGroup:
     """Parameters whose gradients fully_shard reduces in one go."""
 
-    module: FSDPModule
+    module: FSDPModule | None
+    """None: nothing reduces them, for this rank's gradients are the site's."""
     ranks: Ranks
-    """It makes the mean over these."""
+    """The mean is made over these."""
     num_shards: int
     num_replicas: int
     is_alone: bool
@@ -44,7 +45,7 @@ class ShardGroup:
 def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
     """Return the group of each parameter that fully_shard manages, by the parameter's id."""
     found: dict[int, ShardGroup] = {}
-    for module in _sharded_modules(models):
+    for module in sharded_modules(models):
         groups = _param_groups(module)
         for each in groups:
             info = each.mesh_info
@@ -60,12 +61,23 @@ def groups_of(models: Sequence[nn.Module]) -> dict[int, ShardGroup]:
     return found
 
 
+def lone_groups_of(models: Sequence[nn.Module], rank: int) -> dict[int, ShardGroup]:
+    """Return groups for parameters whose gradients nothing reduces, as `groups_of` does."""
+    alone = ShardGroup(None, (rank,), 1, 1, is_alone=False, record=None)
+    return {id(each): alone for model in models for each in model.parameters()}
+
+
+def is_lone(models: Sequence[nn.Module]) -> bool:
+    """Whether fully_shard was called on no part of these."""
+    return next(sharded_modules(models), None) is None
+
+
 def tell_reduced(models: Sequence[nn.Module], told: Callable[[Set[int]], None]) -> None:
     """Have `told` be called whenever fully_shard has reduced all gradients that a pass has.
 
     It is given the ids of the parameters, those without a gradient, too.
     """
-    for module in _sharded_modules(models):
+    for module in sharded_modules(models):
         state: Any = module._get_fsdp_state()
         state._root_post_backward_final_callback = functools.partial(
             _end_and_tell, state, state._root_post_backward_final_callback, told
@@ -87,7 +99,7 @@ def _end_and_tell(state: Any, end: Callable[[], None], told: Callable[[Set[int]]
 
 def states_of(models: Sequence[nn.Module]) -> list[Any]:
     """Return torch's own states of all modules that fully_shard was called on."""
-    return [each._get_fsdp_state() for each in _sharded_modules(models)]
+    return [each._get_fsdp_state() for each in sharded_modules(models)]
 
 
 def awaits_callback(states: Sequence[Any]) -> bool:
@@ -99,8 +111,8 @@ def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return parameters, in the order in which gradients are expected, and then buffers.
 
     Backward reduces the modules that fully_shard was called on from the last to the first, each
-    after those inside it. Of a buffer that several parts of a pipeline have, as tables of positions
-    are, the last part's counts.
+    after those inside it; where it was called on none, modules as they are. Of a buffer that
+    several parts of a pipeline have, as tables of positions are, the last part's counts.
 
     Raises:
         TypeError: two parts of a model have a parameter of the same name.
@@ -109,11 +121,12 @@ def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     buffers: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     named: list[tuple[str, torch.Tensor]]
+    are_lone = is_lone(models)
     for model in reversed(models):
         blocks: dict[str, list[tuple[str, torch.Tensor]]] = {}
         owner: dict[str, str] = {}
         for path, module in model.named_modules():
-            is_root = isinstance(module, FSDPModule) or not path
+            is_root = are_lone or isinstance(module, FSDPModule) or not path
             owner[path] = path if is_root else owner[path.rpartition(".")[0]]
             blocks.setdefault(owner[path], [])
         for name, each in model.named_parameters():
@@ -145,7 +158,8 @@ def twin_buffers(models: Sequence[nn.Module]) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _sharded_modules(models: Sequence[nn.Module]) -> Iterator[FSDPModule]:
+def sharded_modules(models: Sequence[nn.Module]) -> Iterator[FSDPModule]:
+    """Return all parts of these that fully_shard was called on."""
     for model in models:
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -8,6 +8,7 @@ Annotations are evaluated here, not postponed: DDP compares its hook's with its 
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -52,6 +53,10 @@ class GradientHook:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return what this rank holds of each gradient of the latest round: views."""
+        raise NotImplementedError
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes accumulate gradients, and nothing crosses."""
         raise NotImplementedError
 
     def norm(self) -> float:
@@ -134,6 +139,7 @@ class ReplicaHook(GradientHook):
         super().__init__(tokens, is_summed=is_summed)
         self._pipeline = pipeline
         self._exactness = exactness
+        self._models = models
         self._names = {
             each: f"{index}.{name}" if len(models) > 1 else name
             for index, model in enumerate(models)
@@ -180,6 +186,10 @@ class ReplicaHook(GradientHook):
         """
         if sorted(name for each in buckets for name in each) == sorted(self._trained()):
             self._buckets_wanted = buckets
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes accumulate gradients, and nothing crosses."""
+        return no_sync_of(self._models)
 
     def gradients(self) -> list[torch.Tensor]:
         """Return each gradient of the latest round."""
@@ -285,6 +295,15 @@ class ReplicaHook(GradientHook):
         return self._layouts[key]
 
 
+@contextmanager
+def no_sync_of(models: Sequence[DistributedDataParallel]) -> Iterator[None]:
+    """Have backward passes of these accumulate gradients at this rank."""
+    with ExitStack() as stack:
+        for each in models:
+            stack.enter_context(each.no_sync())
+        yield
+
+
 def check_is_outermost(num_models: int) -> None:
     """Refuse to end a round of several models in a backward pass that another one began.
 
@@ -294,15 +313,22 @@ def check_is_outermost(num_models: int) -> None:
     Raises:
         LocalProtocolError: there are several, and this pass is nested.
     """
-    frame: FrameType | None = sys._getframe() if num_models > 1 else None
+    if num_models > 1 and is_nested():
+        raise LocalProtocolError(
+            "several models are synchronised, and gradients come from a backward pass inside "
+            "another one, as of reentrant activation checkpointing: give "
+            "torch.utils.checkpoint use_reentrant=False"
+        )
+
+
+def is_nested() -> bool:
+    """Whether a backward pass is at its end that another one began."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "backward" and "ctx" in frame.f_locals:
-            raise LocalProtocolError(
-                "several models are synchronised, and gradients come from a backward pass inside "
-                "another one, as of reentrant activation checkpointing: give "
-                "torch.utils.checkpoint use_reentrant=False"
-            )
+            return True
         frame = frame.f_back
+    return False
 
 
 class OptimizerHook(GradientHook):

@@ -1,4 +1,4 @@
-"""What a DistributedDataParallel cannot have, each refused by name before torch fails at it.
+"""Wrappers of models, and what a DistributedDataParallel cannot have: each is refused by name.
 
 Checks that cost nothing: they read what torch holds.
 """
@@ -16,6 +16,34 @@ _NO_BACKWARD = -1
 """What torch calls the graph of a thread in which no backward pass goes on."""
 
 
+_INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"
+_WRAPPERS = {
+    "DataParallel": "computes on several devices in one process: start one a device, and "
+    + _INSTEAD,
+    "FullyShardedDataParallel": "is FSDP1, which reduces gradients past any hook: call "
+    "torch.distributed.fsdp.fully_shard (FSDP2) on the model",
+    "DeepSpeedEngine": "reduces gradients and steps by itself: " + _INSTEAD,
+    "PipelineEngine": "reduces gradients and steps by itself: see Pipelines in docs/integration.md",
+}
+"""Wrappers of models that cannot be synchronised, by the names of their classes."""
+
+
+def check_wrapper(model: nn.Module) -> None:
+    """Refuse a model that something wraps, all of it or a part, that reduces gradients elsewhere.
+
+    Raises:
+        TypeError: and what to do.
+    """
+    for path, module in model.named_modules():
+        for kind in type(module).__mro__:
+            why = _WRAPPERS.get(kind.__name__)
+            if kind.__name__ == "DistributedDataParallel" and kind is not DistributedDataParallel:
+                why = f"is that of {kind.__module__}, and not torch's: {_INSTEAD}"
+            if why is not None:
+                where = f"{path} is a" if path else "got a"
+                raise TypeError(f"site.synchronize: {where} {kind.__name__}, which {why}")
+
+
 def check_replica(model: DistributedDataParallel) -> None:
     """Refuse a model whose gradients no hook can take; watch the first pass of a static graph.
 
@@ -27,6 +55,12 @@ def check_replica(model: DistributedDataParallel) -> None:
             'site.synchronize: torch._dynamo.config.optimize_ddp is "python_reducer", which '
             "reduces gradients past DistributedDataParallel's hook: set it to True before "
             "DistributedDataParallel wraps the model"
+        )
+    if model.mixed_precision is not None:
+        raise TypeError(
+            "site.synchronize: DistributedDataParallel has mixed_precision=, which computes "
+            "gradients of copies, in another dtype than the parameters': leave it out, and "
+            "compute under torch.autocast"
         )
     for path, module in model.module.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):

@@ -8,6 +8,7 @@ Annotations are evaluated here, not postponed: DDP compares its hook's with its 
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, HeldBuckets
+from sites.worker.gradient_hooks import GradientHook, HeldBuckets, no_sync_of
 from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.parameter_kinds import KindCheck
 from sites.worker.refusals import check_in_backward
@@ -105,6 +106,10 @@ class ReplicaBesideShardsHook(GradientHook):
         self._cuts = [*zip(cuts, sharing, strict=True)]
         parameters = {name: each for each, name in self._names.items()}
         self._used = MaybeUsed({parameters[name]: name for name in flags.names}, [self._model])
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes accumulate gradients, and nothing crosses."""
+        return no_sync_of([self._model])
 
     def gradients(self) -> list[torch.Tensor]:
         """Return each gradient that there is."""

@@ -11,8 +11,9 @@ to make good: in its place, a reduce-scatter of ours weighs them. Losses that ar
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -29,9 +30,11 @@ from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks, reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.fully_sharded import (
+    ShardGroup,
     awaits_callback,
     groups_of,
     named_tensors,
+    sharded_modules,
     states_of,
     tell_reduced,
     twin_buffers,
@@ -84,9 +87,9 @@ class ShardHook(GradientHook):
         self._pipeline = pipeline
         self._exactness = exactness
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
-        self._groups = groups_of(models)
+        self._groups = self._find_groups(models)
         self._states = states_of(models)
-        self._num_models = len(models)
+        self._models = models
         self.own: dict[str, torch.Tensor] = named_tensors(models)
         """Parameters and buffers that this rank holds any of, by name."""
         self.twins = twin_buffers(models)
@@ -122,6 +125,10 @@ class ShardHook(GradientHook):
         self._taken = 0.0
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
         self._hook_in(models)
+
+    def _find_groups(self, models: Sequence[nn.Module]) -> Mapping[int, ShardGroup]:
+        """Return over which ranks the gradient of each parameter is reduced, by its id."""
+        return groups_of(models)
 
     def held(self) -> list[Held]:
         """Return what this rank tells the others of its site."""
@@ -170,7 +177,7 @@ class ShardHook(GradientHook):
         What cannot be weighed, each rank has to count equally many tokens for.
         """
         for each in {id(each.module): each for each in self._groups.values()}.values():
-            if each.is_weighed:
+            if each.module is not None and each.is_weighed:
                 comm = WeightedReduceScatter(self._weigh, each.num_replicas)
                 each.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
         for name, parameter in self._trained.items():
@@ -225,17 +232,36 @@ class ShardHook(GradientHook):
         """
         where = f"site.synchronize: parameter {name}"
         check_not_complex(name, parameter)
+        self._check_layout(where, parameter)
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise TypeError(
+                f"{where} has a hook that runs when its gradient is there (an optimizer in "
+                "backward?), before the other sites' part has come: take it off"
+            )
+
+    def _check_layout(self, where: str, parameter: torch.Tensor) -> None:
+        """Refuse a parameter that fully_shard does not manage.
+
+        Raises:
+            TypeError: and what to do; it begins with `where`.
+        """
         if not is_sharded(parameter) or id(parameter) not in self._groups:
             raise TypeError(
                 f"{where}: it is not sharded by fully_shard: call fully_shard on a module that has "
                 "it, with a mesh of the ranks that have data of their own (of one rank, if it is "
                 "the only one)"
             )
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise TypeError(
-                f"{where} has a hook that runs when its gradient is there (an optimizer in "
-                "backward?), before the other sites' part has come: take it off"
-            )
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Have backward passes accumulate gradients at this rank, and nothing cross."""
+        for each in sharded_modules(self._models):
+            each.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for each in sharded_modules(self._models):
+                each.set_requires_gradient_sync(True, recurse=False)
 
     # ---------------------------------------------------------------- a round
 
@@ -279,6 +305,8 @@ class ShardHook(GradientHook):
 
     def _collector(self, name: str) -> Callable[[torch.Tensor], None]:
         def collect(parameter: torch.Tensor) -> None:
+            if not self._crosses():
+                return
             self._begin(name)
             if len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) > 1:
                 raise LocalProtocolError(
@@ -296,15 +324,21 @@ class ShardHook(GradientHook):
 
         return collect
 
+    def _crosses(self) -> bool:
+        """Whether gradients of this backward pass cross."""
+        return True  # else fully_shard calls no hook
+
     def _note_reduced(self, parameters: Set[int]) -> None:
         """Note that fully_shard has reduced a model's part; end the round with the last one."""
         if _in_backward():
             self._end_after_others()
             return
-        if not self._is_open:
-            if not schedule_trains():
-                return
-            self._begin()  # other ranks wait for this one, though its part has no gradient
+        if self._is_open or schedule_trains():
+            self._note_part(parameters)
+
+    def _note_part(self, parameters: Set[int]) -> None:
+        """Note that a pipeline's schedule is through with a model's part; end with the last one."""
+        self._begin()  # other ranks wait for this one, though its part may have no gradient
         self._reduced |= parameters
         if all(id(each) in self._reduced for each in self._trained.values()):
             self._end_backward()
@@ -357,7 +391,7 @@ class ShardHook(GradientHook):
         Reentrant checkpointing has such. fully_shard's own callback, of the outer one, is to come.
         """
         if self._is_open and not awaits_callback(self._states):
-            check_is_outermost(self._num_models)
+            check_is_outermost(len(self._models))
             self._end_backward()
 
     def _end_backward(self) -> None:
@@ -411,7 +445,15 @@ def check_schedule() -> None:
     Raises:
         TypeError: and what to do.
     """
-    divisor = _in_schedule().get("grad_scale_factor", 1)
+    check_undivided(_in_schedule().get("grad_scale_factor", 1))
+
+
+def check_undivided(divisor: float) -> None:
+    """Refuse gradients that a pipeline's schedule will divide by anything but 1.
+
+    Raises:
+        TypeError: and what to do.
+    """
     if divisor != 1:
         raise TypeError(
             f"site.synchronize: the pipeline's schedule would divide gradients by {divisor} after "

@@ -142,8 +142,12 @@ class ShardedState:
             _write_back(planes, pieces)
 
 
-def held_tensors(own: Mapping[str, torch.Tensor], exactness: Exactness) -> list[Held]:
+def held_tensors(
+    own: Mapping[str, torch.Tensor], exactness: Exactness, *, lone_rank: int | None = None
+) -> list[Held]:
     """Return what a rank tells the others of its site about parameters and buffers.
+
+    `lone_rank`: this rank, where nothing reduces gradients over ranks but DTensor.
 
     Raises:
         TypeError: one is laid out in a way that is not known.
@@ -161,11 +165,11 @@ def held_tensors(own: Mapping[str, torch.Tensor], exactness: Exactness) -> list[
             kind if is_parameter else "buffer",
             is_trained and exactness.spares(name, each),
         )
-        mesh: Ranks = ()
+        mesh: Ranks = () if lone_rank is None else (lone_rank,)
         if is_sharded(each):
             mesh = tuple(each.device_mesh.mesh.flatten().tolist())
         content = hash_of(local_of(each)) if mesh else 0
-        found.append(Held(entry, holding_of(name, each), mesh, content))
+        found.append(Held(entry, holding_of(name, each), mesh, content, lone_rank is not None))
     return found
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -225,7 +226,9 @@ class Site:
 
         Args:
             model: a DistributedDataParallel, or what `fully_shard` was called on, whatever else
-                shards it: each site may lay it out in its own way. Several where this rank has
+                shards it: each site may lay it out in its own way. Where the ranks of the site
+                share one batch (one rank, tensor parallelism, pipeline stages), nothing need wrap
+                it. Several where this rank has
                 several parts of a pipeline, or several models train each other, as in a GAN.
                 torch.compile, Accelerate or Fabric may have wrapped it.
             optimizer: of its parameters, wrapped or not. Of several, the first one's steps are the
@@ -348,6 +351,23 @@ class Site:
                 "after ours"
             )
         return self._hook.norm()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes add to gradients here, and nothing crosses.
+
+        For all micro-batches of a step but the last, whatever wraps the models: for those of
+        DistributedDataParallel it is their `no_sync`, for `fully_shard`
+        `set_requires_gradient_sync`. With `average_gradients` nothing crosses in a backward pass
+        anyway.
+
+        Raises:
+            RuntimeError: neither `synchronize` nor `average_gradients` was called.
+        """
+        if self._hook is not None:
+            return self._hook.no_sync()
+        if not self._optimizers:
+            raise RuntimeError("site.no_sync: call site.synchronize first")
+        return nullcontext()
 
     def clip_grad_norm_(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
         """Scale the gradients of the synchronised model so that their 2-norm is at most `max_norm`.
@@ -919,9 +939,17 @@ class Site:
         is_summed: bool,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
+        from sites.worker.fully_sharded import is_lone
+        from sites.worker.lone_hook import LoneHook
         from sites.worker.shard_hook import ShardHook
 
-        hook = ShardHook(
+        kind = LoneHook if is_lone(models) else ShardHook
+        if kind is LoneHook and data is not None and data.size() > 1:
+            raise TypeError(
+                "site.synchronize: data_mesh: nothing wraps the model, so all its ranks have one "
+                "batch: leave it out, or let fully_shard wrap the model over that mesh"
+            )
+        hook = kind(
             self._open(),
             self._tokens,
             models,

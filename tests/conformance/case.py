@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from tests.conformance.world import World
 
-Way = Literal["ddp", "fsdp2", "average"]
-"""How gradients cross: DistributedDataParallel, `fully_shard`, or `site.average_gradients`."""
+Way = Literal["ddp", "fsdp2", "average", "lone"]
+"""How gradients cross: DistributedDataParallel, `fully_shard`, `site.average_gradients`, or nothing
+wraps the model at the first site at least."""
 DDP: tuple[Way, ...] = ("ddp",)
 FSDP2: tuple[Way, ...] = ("fsdp2",)
 BOTH: tuple[Way, ...] = ("ddp", "fsdp2")
 AVERAGE: tuple[Way, ...] = ("average",)
+LONE: tuple[Way, ...] = ("lone",)
 STEPS = 4
 """Optimizer steps of a script, unless it says another number."""
 CASE_S = 40.0

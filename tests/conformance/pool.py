@@ -195,7 +195,9 @@ class Pool:
         running = {}
         for place, environ in enumerate(environs):
             name = f"rank {place}"
-            running[name] = self._worker(name)
+            # torch keeps what it has made of a mesh, and takes a process for the rank it was then.
+            own = f"{environ['RANK']} of {environ['WORLD_SIZE']}"
+            running[name] = self._worker(f"{name}, {own} of its site")
             running[name].begin({**job, "rank": place, "environ": environ})
         running[ORACLE] = self._worker(ORACLE)
         running[ORACLE].begin({**job, "rank": -1, "environ": {}})

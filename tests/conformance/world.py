@@ -99,7 +99,10 @@ class World:
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:  # noqa: ANN401 - DDP or FSDPModule
         """Accumulate gradients without a round."""
-        if isinstance(model, FSDPModule):
+        if self.way == "lone" and not self.is_oracle:
+            with self.site.no_sync():
+                yield
+        elif isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(False)
             yield
             model.set_requires_gradient_sync(True)

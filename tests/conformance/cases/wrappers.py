@@ -131,15 +131,6 @@ def zero_redundancy(world: World) -> Any:
     return model
 
 
-@case(DDP, Refused("TypeError", "wrap the model first"))
-def unwrapped(world: World) -> Any:
-    """A model that nothing wraps"""
-    model = net()
-    optimizer = sgd(model)
-    world.start(model, optimizer)
-    return model
-
-
 @case(DDP)
 def wrapper_inside_a_module(world: World) -> Any:
     """A wrapper inside a larger module"""
