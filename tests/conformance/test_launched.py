@@ -33,21 +33,22 @@ def run(tmp_path: Path) -> Iterator[Bench]:
 
 
 def launch(run: Bench, name: str, way: Way) -> Result:
-    """Train by a case, at two sites of one rank each."""
-    topology = topology_yaml([(1, 1), (1, 1)], emulate=False)
+    """Train by a case, at its two sites."""
+    topology = topology_yaml([(1, each) for each in CASES[name].ranks], emulate=False)
     job = job_yaml(entrypoint=str(ENTRY)) + f'arguments: ["{name}", "{way}"]\n'
     path = run.write(topology, job)
     return run.isthmus("launch", str(path), "--json", timeout_s=ENDS_S)
 
 
-def test_sites_learn_what_one_process_does(run: Bench) -> None:
-    result = launch(run, "plain_loop", "ddp").check()
-    case = CASES["plain_loop"]
+@pytest.mark.parametrize(("name", "way"), [("plain_loop", "ddp"), ("tp_beside_ddp", "lone")])
+def test_sites_learn_what_one_process_does(run: Bench, name: str, way: Way) -> None:
+    result = launch(run, name, way).check()
+    case = CASES[name]
     assert result.envelope["data"]["verified_steps"] == 1 + (case.steps or 0)
     torch.manual_seed(0)
-    expected = learnt(case.oracle(World("ddp", -1, 2, OneProcess())))
+    expected = learnt(case.oracle(World(way, -1, sum(case.ranks), OneProcess())))
     written = sorted(run.home.rglob("learnt-*.pt"))
-    assert len(written) == 2
+    assert len(written) == sum(case.ranks)
     for path in written:
         torch.testing.assert_close(
             torch.load(path, weights_only=True), expected, rtol=TOLERANCE, atol=TOLERANCE

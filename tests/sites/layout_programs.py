@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,11 +39,14 @@ SAMPLES, LENGTH = 12, 5
 LEARNING_RATE = 0.2
 CLIP_NORM = 0.3
 MICRO_BATCHES = {"pp": 2, "pp4": 4, "pp6": 6, "interleaved": 4}
+LONE = {"lone": 1, "lone-tp": 2, "lone-pp": 4}
+"""Layouts that nothing wraps, and their ranks, which share one batch."""
 
 RANKS = {"fsdp3": 3, "fsdp2": 2, "tp": 4, "ep": 4, "moe": 4, "hsdp": 4, "ddp": 2, "recomputed": 2}
 RANKS["offloaded"] = 2
 RANKS |= dict.fromkeys(MICRO_BATCHES, 4)
-DATA_RANKS = {**RANKS, "tp": 2, **dict.fromkeys(MICRO_BATCHES, 2)}
+DATA_RANKS = {**RANKS, "tp": 2, **dict.fromkeys(MICRO_BATCHES, 2), **dict.fromkeys(LONE, 1)}
+RANKS |= LONE
 SUM = "-sum"
 """Behind a layout's name: its loss is a sum over tokens, and fully_shard divides by nothing."""
 for _each in [*RANKS]:
@@ -202,6 +205,9 @@ def lay_out(layout: str, model: Net) -> Laid:
         "hsdp": _hsdp,
         "recomputed": _recomputed,
         "offloaded": _offloaded,
+        "lone": _lone,
+        "lone-tp": _lone_tp,
+        "lone-pp": _lone_pp,
     }
     laid = pipelined(name, model) if name in MICRO_BATCHES else ways.get(name, _fsdp)(model)
     if layout.endswith(SUM):
@@ -244,11 +250,29 @@ def _hsdp(model: Net) -> Laid:
 
 def _tp(model: Net) -> Laid:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    for layer in model.layers.values():
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(layer, mesh["tp"], plan)
+    _parallelize(model, mesh["tp"])
     _shard(model, mesh["dp"])
     return Laid([model], mesh["dp"].get_local_rank(), _whole(model), mesh["dp"])
+
+
+def _parallelize(model: Net, mesh: DeviceMesh) -> None:
+    for layer in model.layers.values():
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def _lone(model: Net) -> Laid:
+    return Laid([model], 0, _whole(model))
+
+
+def _lone_tp(model: Net) -> Laid:
+    _parallelize(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return Laid([model], 0, _whole(model))
+
+
+def _lone_pp(model: Net) -> Laid:
+    """A pipeline whose stages nothing wraps, each by tensor parallelism over two ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    return _pipelined("pp", model, mesh["pp"], lambda part: _parallelize(part, mesh["tp"]))
 
 
 def _recomputed(model: Net) -> Laid:
@@ -331,16 +355,30 @@ def _part(whole: Net, names: tuple[str, ...]) -> Net:
 
 def pipelined(layout: str, model: Net, *, scale_grads: bool = False) -> Laid:
     """A pipeline over two ranks, in 1F1B, or interleaved with two stages a rank."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    laid = _pipelined(
+        layout, model, mesh["pp"], lambda part: _shard(part, mesh["dp"]), scale_grads=scale_grads
+    )
+    return replace(laid, place=mesh["dp"].get_local_rank(), data_mesh=mesh["dp"])
+
+
+def _pipelined(
+    layout: str,
+    model: Net,
+    mesh: DeviceMesh,
+    lay_out_part: Callable[[Net], None],
+    *,
+    scale_grads: bool = False,
+) -> Laid:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
-    place, micro_batches = mesh["pp"].get_local_rank(), MICRO_BATCHES[layout]
+    place, micro_batches = mesh.get_local_rank(), MICRO_BATCHES[layout]
     stages = STAGES[4 if layout == "interleaved" else 2]
     numbers = range(place, len(stages), 2)
     parts = [_part(model, stages[each]) for each in numbers]
     for each in parts:
-        _shard(each, mesh["dp"])
-    cpu, group = torch.device("cpu"), mesh["pp"].get_group()
+        lay_out_part(each)
+    cpu, group = torch.device("cpu"), mesh.get_group()
     own: list[Any] = [
         PipelineStage(part, number, len(stages), cpu, group=group)
         for part, number in zip(parts, numbers, strict=True)
@@ -368,7 +406,7 @@ def pipelined(layout: str, model: Net, *, scale_grads: bool = False) -> Laid:
             schedule.step(target=targets, losses=losses)
         return torch.stack(losses).sum().detach() / weight if losses else torch.zeros(())
 
-    return Laid([*parts], mesh["dp"].get_local_rank(), step, mesh["dp"])
+    return Laid([*parts], 0, step)
 
 
 def train(folder: Path, name: str) -> None:

@@ -55,6 +55,10 @@ def _replicated(model: Model) -> nn.Module:
     return DistributedDataParallel(model, bucket_cap_mb=1e-5)
 
 
+def _bare(model: Model) -> nn.Module:
+    return model
+
+
 def _static(model: Model) -> nn.Module:
     return DistributedDataParallel(model, bucket_cap_mb=1e-5, static_graph=True)
 
@@ -68,6 +72,7 @@ def _static(model: Model) -> nn.Module:
         (_replicated, True),
         (_sharded, False),
         (_sharded_as_one, False),
+        (_bare, False),
     ],
 )
 def test_nested_passes_are_one_round_with_the_norm_of_all(
@@ -85,6 +90,19 @@ def test_nested_passes_are_one_round_with_the_norm_of_all(
         assert len(grads) == 8
         assert site.grad_norm == pytest.approx(float(nn.utils.get_total_norm(grads)), rel=1e-6)
         assert len(site._hook._rounds) == 1
+        optimizer.step()
+    site.leave()
+
+
+def test_an_outer_pass_that_brings_no_gradient_is_refused_by_name() -> None:
+    """Where nothing wraps the model, nobody knows that the nested pass was the last one."""
+    site = lone_site(RecordingLink())
+    model = Model(ends=False)
+    model.spare = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    backward(model(torch.ones(2, 3, requires_grad=True)).sum())
+    with pytest.raises(LocalProtocolError, match=r"some parameters have none: .*use_reentrant"):
         optimizer.step()
     site.leave()
 

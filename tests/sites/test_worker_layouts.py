@@ -30,6 +30,10 @@ PAIRS = [
         ("recomputed", "tp"),
         ("offloaded", "tp"),
         ("moe", "fsdp2"),
+        ("lone-tp", "ddp"),
+        ("lone", "tp"),
+        ("lone-pp", "lone"),
+        ("fsdp2", "lone-pp"),
     ]
 ]
 
@@ -92,7 +96,7 @@ def check_trains_as_one_process(
                 if name.startswith(f"site{site}-") and each["place"] == place
             ]
             found = [*map(sum, zip(*ranks, strict=True))]
-            copies = 2 if layout.startswith("tp") else 1
+            copies = 2 if layout.startswith(("tp", "lone-")) else 1
             losses = [each[first + place] * copies for each in wanted]
             assert found == pytest.approx(losses, rel=1e-5), (layout, place)
         first += programs.DATA_RANKS[layout]
