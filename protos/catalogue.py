@@ -297,6 +297,13 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "SITE_ENDED_EARLY",
+        "A site's script ended while others went on.",
+        "Give all sites as many steps, or let the others go on: failure.on_early_end: go_on, and "
+        "failure.min_sites.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "SAME_DATA",
         "Sites train on the same data.",
         "Divide the data by site.sampler(dataset), or by site.global_rank and "

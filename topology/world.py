@@ -17,6 +17,8 @@ SECURITY_MODES = ("insecure", "mtls")
 """How connections are protected."""
 SCRIPT_ERRORS = ("end", "go_on")
 """What becomes of a run whose script fails at one site."""
+EARLY_ENDS = ("go_on", "end")
+"""What becomes of a run where the script of one site ends while others go on."""
 LAUNCHERS = ("local", "ssh", "slurm")
 
 
@@ -253,6 +255,8 @@ class Detection:
     """The share of each link's bandwidth that the state of such a site may take."""
     ends_on_script_error: bool = True
     """Whether a script that fails at one site ends the run; else it is an outage of that site."""
+    ends_on_early_end: bool = False
+    """Whether a site whose script ends while others go on ends the run; else they go on without."""
     allows_losses: bool = False
     """Whether a run that ends with fewer sites, or without its last checkpoint, has plainly
     succeeded."""

@@ -265,6 +265,8 @@ class ActiveRun:
             reported = link_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
+            if metric.kind == metrics.LINK and self._lead.run.done:
+                self.handle(membership.RoundBegun(site, metric.step))
             if metric.kind == metrics.STATE:
                 self.handle(run_events.StateOffered(site))
             if metric.kind == metrics.CHECKPOINT_FAILED:

@@ -360,7 +360,8 @@ class Control:
             case "running":
                 run.handle(run_events.SiteRunning(site))
             case "done":
-                run.handle(run_events.SiteDone(site))
+                last = message.done.round if message.done.HasField("round") else -1
+                run.handle(run_events.SiteDone(site, last))
             case "ended":
                 now_s = time.monotonic()
                 failures = tuple(

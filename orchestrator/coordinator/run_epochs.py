@@ -123,6 +123,7 @@ def _limits(spec: RunSpec) -> Limits:
         ride_out_s=timeouts.ride_out_s,
         alone_s=timeouts.coordinator_s,
         collect_s=timeouts.collect_s,
+        ends_on_early_end=spec.topology.failure.ends_on_early_end,
     )
 
 

@@ -65,6 +65,8 @@ class Limits:
     """Seconds that all sites may go on without a coordinator that hears of any."""
     collect_s: float
     """Seconds from the first news of a dead link, for further ones that belong to it."""
+    ends_on_early_end: bool = False
+    """A site that is done while others go on ends the run; else they go on without it."""
 
 
 # ---------------------------------------------------------------- in
@@ -83,6 +85,19 @@ class SiteDone:
     """The site's ranks are done with the job. Its gateways keep what others may need."""
 
     site: str
+    round: int = -1
+    """The last that they have begun; -1: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegun:
+    """How far a site has got, said again and again: the latest round that a rank there has begun.
+
+    0 where none has.
+    """
+
+    site: str
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +230,7 @@ Change = TreesWanted | DropWanted | Entering
 Event = (
     SiteGone
     | SiteDone
+    | RoundBegun
     | SiteFinished
     | SessionLost
     | LeaseEnded
@@ -273,6 +289,19 @@ class LoseSite:
 
 
 @dataclass(frozen=True, slots=True)
+class EndsEarly:
+    """A site's ranks are done with the job, and another site has begun a later round."""
+
+    site: str
+    round: int
+    """Its last."""
+    by: str
+    by_round: int
+    num_left: int
+    """How many sites would go on without those that are done."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndChange:
     """Tell what came of a change that was wanted: an epoch, or why there is none."""
 
@@ -294,7 +323,9 @@ class EndRun:
     why: str
 
 
-Action = RecordEvent | SendSettle | SendResume | SendCancel | LoseSite | EndChange | EndRun
+Action = (
+    RecordEvent | SendSettle | SendResume | SendCancel | LoseSite | EndsEarly | EndChange | EndRun
+)
 
 MakePlan = Callable[[tuple[str, ...], frozenset[Pair], tuple[str, ...]], CodedPlan]
 """Makes the reduction of some members that are linked, around the links that are dead, and of sites
@@ -325,6 +356,10 @@ class _Site:
     """Why its agent's session is gone; empty: there is one."""
     is_done: bool = False
     """Its ranks are done with the job; its gateways are members until all are."""
+    begun: int = -1
+    """The latest round that its ranks have begun, as far as is known."""
+    has_last_round: bool = False
+    """Its ranks are done, and no later one begins there."""
     has_finished: bool = False
     """Nothing is left of it, for it is done."""
     since_round: int = 0
@@ -333,6 +368,17 @@ class _Site:
     @property
     def is_live(self) -> bool:
         return not (self.gone or self.silent or self.left_out or self.has_finished)
+
+    def note_done(self, last_round: int) -> None:
+        """Its ranks have ended after their last round; -1: which is not known."""
+        self.is_done = True
+        if last_round >= 0:
+            self.begun, self.has_last_round = last_round, True
+
+    def begin_anew(self) -> None:
+        """Nothing of its ranks that were there before holds any more."""
+        self.is_done = self.has_finished = self.is_unheard = self.has_last_round = False
+        self.begun = -1
 
     def leave_out(self, why: str, now_s: float, drop: DropWanted | None = None) -> None:
         """Have the others go on without it."""
@@ -451,12 +497,12 @@ class Membership:
                         self._sites[name].gone = ""
                     self._number, self._is_unfinished = epoch.number, False
                 case "site.done" if each.site in self._sites:
-                    self._sites[each.site].is_done = True
+                    self._sites[each.site].note_done(int(str(each.detail.get("round", -1))))
                 case "site.returning" if each.site in self._sites:
-                    self._sites[each.site].is_done = False
+                    self._sites[each.site].begin_anew()
                     # Where it is a member, it followed: what is started knows nothing of that.
                     self._sites[each.site].gone = "it has ended"
-                case "site.lost" | "site.dropped" if each.site in self._sites:
+                case "site.lost" | "site.dropped" | "site.let_go" if each.site in self._sites:
                     self._leaving.discard(each.site)
                     self._sites[each.site].gone = str(each.detail.get("message", "lost"))
         for site in self._members():
@@ -497,7 +543,10 @@ class Membership:
                 entering = SiteEnters(event.site)
                 self._changes = [each for each in self._changes if each != entering]
             case SiteDone():
-                self._sites[event.site].is_done = True
+                self._sites[event.site].note_done(event.round)
+            case RoundBegun():
+                site = self._sites[event.site]
+                site.begun = max(site.begun, event.round)
             case SiteFinished() if self._sites[event.site].gone:
                 pass  # its first end counts: this answers a question of a later coordinator
             case SiteFinished() if event.site not in self.epoch.members:
@@ -585,7 +634,7 @@ class Membership:
         self._forget(site.name)
         site.gone = site.silent = site.session_lost = site.left_out = ""
         site.drop = None
-        site.is_done = site.has_finished = site.is_unheard = False
+        site.begin_anew()
         self._changes.append(event)
         return []
 
@@ -652,6 +701,8 @@ class Membership:
         members, waits = self._wanted(now_s)
         if members is None:
             return waits
+        if early := self._early():
+            return [*waits, *self._end_early(*early, now_s)]
         dead = self._dead_links(now_s)
         uses = self._links_of(self.epoch.reduction) | self._older_links
         if self._entry is not None:
@@ -848,6 +899,32 @@ class Membership:
     def _end_run(self, code: str, why: str) -> list[Action]:
         self._is_over = True
         return [EndRun(code, why)]
+
+    # ------------------------------------------------------------ early ends
+
+    def _early(self) -> tuple[list[_Site], _Site] | None:
+        """Return the members that are done, and one that is in a later round; None: nobody is.
+
+        All may end with the same round, at unlike times: then none is in a later one.
+        """
+        live = [site for site in self._members() if site.is_live]
+        first = max(live, key=lambda site: site.begun, default=None)
+        if first is None:
+            return None
+        early = [site for site in live if site.has_last_round and site.begun < first.begun]
+        return (early, first) if early else None
+
+    def _end_early(self, early: Sequence[_Site], by: _Site, now_s: float) -> list[Action]:
+        """Go on without sites that are done, if that may be; the round that waits is done again."""
+        stay = [site for site in self._members() if site.is_live or site.has_finished]
+        num_left = len(stay) - len(early)
+        actions: list[Action] = []
+        for site in early:
+            why = f"it ended after round {site.begun}, and site {by.name} is in round {by.begun}"
+            site.leave_out(why, now_s)
+            actions.append(EndsEarly(site.name, site.begun, by.name, by.begun, num_left))
+        self._is_over = self._limits.ends_on_early_end or num_left < self._limits.min_sites
+        return actions
 
     # ------------------------------------------------------------ sites and links
 

@@ -203,6 +203,8 @@ class SiteDone:
     """All ranks of the site are done with the job."""
 
     site: str
+    round: int = -1
+    """The last that they have begun; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +392,20 @@ class DropRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteEndedEarly:
+    """A site's ranks are done with the job, and another site goes on."""
+
+    site: str
+    round: int
+    """Its last."""
+    by: str
+    """A site that has begun a later round."""
+    by_round: int
+    num_left: int
+    """How many sites would go on without those that are done."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiteEntered:
     """A site that was lost takes part again."""
 
@@ -445,6 +461,7 @@ Event = (
     | SiteLeaves
     | SiteDropped
     | DropRefused
+    | SiteEndedEarly
     | SiteEntered
     | CannotGoOn
     | Ticked

@@ -19,6 +19,8 @@ from topology.epoch import Epoch
 
 Event = run_events.Event | run_events.AgentCame | run_events.AgentMissed | membership.Event
 Send = membership.SendSettle | membership.SendResume | membership.SendCancel
+Outcome = membership.LoseSite | membership.EndsEarly | membership.EndRun | EndChange
+"""What the run hears of its epochs."""
 Action = run_events.Action | Send | EpochBegun | EndChange
 """The last two are for whoever plans again: an epoch that has begun, what came of other trees."""
 
@@ -109,7 +111,8 @@ class RunLead:
         if recorded:
             epochs.restore(recorded)
         for site in self.run.done:
-            yield from self._tell_epochs(membership.SiteDone(site), now_s)
+            done = membership.SiteDone(site, self.run.last_round_of(site))
+            yield from self._tell_epochs(done, now_s)
         for site in self.run.successful:
             yield from self._tell_epochs(membership.SiteFinished(site), now_s)
         for site, why in self.run.gone.items():
@@ -131,7 +134,7 @@ class RunLead:
             return
         before = epochs.epoch
         for action in epochs.handle(event, now_s):
-            if isinstance(action, membership.LoseSite | membership.EndRun | EndChange):
+            if isinstance(action, Outcome):
                 told = _told_to_run(action)
                 if told is not None:
                     yield from self._tell_run(told, now_s)
@@ -143,13 +146,15 @@ class RunLead:
             yield EpochBegun(epochs.epoch, epochs.dead_links(now_s))
 
 
-def _told_to_run(
-    outcome: membership.LoseSite | membership.EndRun | EndChange,
-) -> run_events.Event | None:
+def _told_to_run(outcome: Outcome) -> run_events.Event | None:
     """Return what follows for the run from what became of its epoch; None: nothing."""
     match outcome:
         case membership.LoseSite():
             return run_events.SiteDropped(outcome.site, outcome.why)
+        case membership.EndsEarly():
+            return run_events.SiteEndedEarly(
+                outcome.site, outcome.round, outcome.by, outcome.by_round, outcome.num_left
+            )
         case membership.EndRun():
             return run_events.CannotGoOn(outcome.code, outcome.why)
         case EndChange(change=membership.SiteEnters(site=site)):
@@ -170,7 +175,7 @@ def _told_to_epochs(event: run_events.Event) -> membership.Event | None:
         case run_events.Ticked():
             return membership.Ticked()
         case run_events.SiteDone():
-            return membership.SiteDone(event.site)
+            return membership.SiteDone(event.site, event.round)
         case run_events.SiteEnded() if event.succeeded and not event.failures:
             return membership.SiteFinished(event.site)
         case run_events.SiteEnded():

@@ -103,6 +103,10 @@ class _Site:
     is_told_to_stop: bool = False
     is_done: bool = False
     """Its ranks are done with the job; its gateways wait until all are."""
+    last_round: int = -1
+    """Of its ranks that are done; -1: not known."""
+    has_ended_early: bool = False
+    """It is done, and others go on, or do so no more because of that."""
     is_successful: bool = False
     is_lost_perhaps: bool = False
     """Its agent has gone or is silent, and whether the run goes on without it is not decided."""
@@ -133,7 +137,8 @@ class _Site:
     def begin_return(self) -> None:
         """It is started while the run goes on."""
         self.state, self.is_returning, self.is_told_to_prepare = SiteState.JOINED, True, True
-        self.is_wanted = self.is_done = False
+        self.is_wanted = self.is_done = self.has_ended_early = False
+        self.last_round = -1
         self.is_told_to_start = self.is_told_to_stop = False
 
     def begin_again(self) -> None:
@@ -263,6 +268,10 @@ class RunMachine:
     def done(self) -> tuple[str, ...]:
         """The sites whose ranks are done with the job."""
         return tuple(site.name for site in self._all() if site.is_done)
+
+    def last_round_of(self, site: str) -> int:
+        """Return the last round of a site that is done; -1: it is not, or that is not known."""
+        return self._sites[site].last_round
 
     @property
     def brings_back(self) -> bool:
@@ -479,7 +488,7 @@ class RunMachine:
             case "site.running":
                 site.state = SiteState.RUNNING
             case "site.done":
-                site.is_done = True
+                site.is_done, site.last_round = True, int(event.detail.get("round", -1))
                 self._stepped.add(site.name)
             case "site.returning":
                 site.begin_return()
@@ -504,7 +513,9 @@ class RunMachine:
                 if event.detail.get("is_out"):
                     site.is_out, site.why_out = True, str(event.detail["message"])
                 site.is_done &= not site.is_out
-            case "site.dropped":
+            case "site.ended_early":
+                site.has_ended_early = True
+            case "site.dropped" | "site.let_go":
                 site.state = SiteState(event.detail["state"])
                 site.is_out, site.is_leaving, site.is_successful = True, False, False
                 site.is_returning = site.is_done = False
@@ -625,6 +636,8 @@ class RunMachine:
                 return self._dropped(event, now_s)
             case run_events.DropRefused():
                 return self._drop_refused(event)
+            case run_events.SiteEndedEarly():
+                return self._ended_early(event, now_s)
             case run_events.SiteEntered():
                 return self._entered(event)
             case run_events.CannotGoOn():
@@ -770,9 +783,26 @@ class RunMachine:
         has_part = site.is_returning or not site.is_out
         if site.is_done or not has_part or not site.may_have_processes:
             return []
-        site.is_done = True
+        site.is_done, site.last_round = True, event.round
         self._stepped.add(site.name)  # what it has told of its steps may be lost
-        return [RecordEvent("site.done", site.name)]
+        return [RecordEvent("site.done", site.name, {"round": event.round})]
+
+    def _ended_early(self, event: run_events.SiteEndedEarly, now_s: float) -> list[Action]:
+        """Say at once that a site is done while others go on; end the run where that is wanted."""
+        site, failure = self._sites[event.site], self._topology.failure
+        if not self.is_going_on:
+            return []
+        site.has_ended_early = True
+        ended = self._steps.early_end(event.site, event.round, event.by, event.by_round)
+        fewest = failure.min_sites
+        if failure.ends_on_early_end:
+            why = f"{ended}; failure.on_early_end is end"
+        elif event.num_left < fewest:
+            why = f"{ended}; {event.num_left} sites would go on, want at least {fewest}"
+        else:
+            detail = {"round": event.round, "note": f"{ended}; the others go on without it"}
+            return [RecordEvent("site.ended_early", site.name, detail)]
+        return self._fail("SITE_ENDED_EARLY", why, now_s, site=site.name, is_last=True)
 
     def _ended(self, event: run_events.SiteEnded, now_s: float) -> list[Action]:
         site = self._sites[event.site]
@@ -782,7 +812,8 @@ class RunMachine:
         is_new_start = site.is_begun_again and site.state is SiteState.JOINED
         if (site.is_returning or is_new_start) and not is_asked:
             return []  # it answers a Stop from before it was started again
-        was_lost = site.state is SiteState.LOST and not self._is_released
+        is_let_go = self._is_released or site.has_ended_early
+        was_lost = site.state is SiteState.LOST and not is_let_go
         site.state = SiteState.ENDED
         has_returned, site.is_returning = site.is_returning, False
         self._stalls.forget(site.name)
@@ -872,7 +903,11 @@ class RunMachine:
         """Note once which awaited sites cannot be started, for lack of a state to begin with."""
         self._stepped.add(event.site)
         is_first, self._has_steps = not self._has_steps, True
-        awaited = [site.name for site in self._all() if site.is_out and not site.is_new]
+        awaited = [
+            site.name
+            for site in self._all()
+            if site.is_out and not (site.is_new or site.has_ended_early)
+        ]
         awaited += [site.name for site in self._all() if site.is_new and site.is_wanted]
         if not is_first or not self._lacks_state or not awaited:
             return []
@@ -1039,7 +1074,7 @@ class RunMachine:
             return []
         if site.is_out:
             return self._give_return_up(site, event.why)
-        if not (self._may_lose or site.is_dropped):
+        if not (self._may_lose or site.is_dropped or site.has_ended_early):
             return self._fail("PEER_LOST", event.why, now_s, site=site.name)
         return self._go_on_without(site, event.why, now_s)
 
@@ -1049,8 +1084,10 @@ class RunMachine:
         site.is_done = False
         self._stalls.forget(site.name)
         self._steps.drop(site.name)
-        stop = [self._stop(site, why)] if site.may_have_processes else []
-        if stop:
+        stop: list[Action] = []
+        if site.may_have_processes:
+            is_done = site.has_ended_early
+            stop = [run_events.SendRelease(site.name) if is_done else self._stop(site, why)]
             site.state = SiteState.LOST
         site.why_out = first_failure(site.losses).message if site.losses else why
         note = f"the run goes on without site {site.name}: {site.why_out}"
@@ -1059,6 +1096,8 @@ class RunMachine:
         if site.is_dropped:
             note = f"site {site.name} was dropped, and the run goes on without it"
         detail: dict[str, object] = {"message": site.why_out, "note": note, "is_out": True}
+        if site.has_ended_early and not site.is_dropped:  # that was said at once
+            del detail["note"]
         actions = [self._gone(site, detail), *stop]
         difference = self._digests.drop(site.name)
         return actions if difference is None else [*actions, *self._differ(difference, now_s)]
@@ -1070,7 +1109,8 @@ class RunMachine:
         return [self._gone(site, {"message": why}), self._stop(site, why)]
 
     def _gone(self, site: _Site, detail: dict[str, object]) -> RecordEvent:
-        kind = "site.dropped" if site.is_dropped else "site.lost"
+        kind = "site.let_go" if site.has_ended_early else "site.lost"
+        kind = "site.dropped" if site.is_dropped else kind
         return RecordEvent(kind, site.name, {**detail, "state": site.state.value})
 
     def _entered(self, event: run_events.SiteEntered) -> list[Action]:
@@ -1112,7 +1152,7 @@ class RunMachine:
             is_free &= site.name not in being_let_in
             has_paused = not lately or now_s - lately[-1] >= self._pause_s(site)
             is_due = has_paused and self._may_restart(site, now_s)
-            is_due &= not (site.is_dropped or site.is_new)
+            is_due &= not (site.is_dropped or site.is_new or site.has_ended_early)
             if site.is_out and site.has_agent and is_free and (is_due or site.is_wanted):
                 note = f"site {site.name} is started{'' if site.is_later else ' again'}"
                 site.returns_s = [*lately, now_s]
@@ -1298,7 +1338,9 @@ class RunMachine:
     def _success(self) -> Verdict:
         """What a run has come to that has gone well for those who were there at its end."""
         lost = [
-            site for site in self._all() if site.is_out and not (site.is_later or site.is_dropped)
+            site
+            for site in self._all()
+            if site.is_out and not (site.is_later or site.is_dropped or site.has_ended_early)
         ]
         said = [f"site {each.name} was lost and did not come back: {each.why_out}" for each in lost]
         said += [self._last_checkpoint_problem] if self._last_checkpoint_problem else []
@@ -1329,9 +1371,12 @@ class RunMachine:
     def _finish(self, verdict: Verdict, now_s: float) -> list[Action]:
         failure = verdict.failure
         begun = [site for site in self._all() if not site.is_later]
-        out = [site.name for site in begun if site.is_out and not site.is_dropped]
-        dropped = [site.name for site in begun if site.is_out and site.is_dropped]
+        left = [site for site in begun if site.is_out]
+        early = [site.name for site in left if site.has_ended_early and not site.is_dropped]
+        dropped = [site.name for site in left if site.is_dropped]
+        out = [site.name for site in left if site.name not in {*early, *dropped}]
         told = [f"sites lost on the way: {', '.join(out)}"] if out else []
+        told += [f"sites that ended before the others: {', '.join(early)}"] if early else []
         told += [f"sites dropped on the way: {', '.join(dropped)}"] if dropped else []
         detail: dict[str, object] = {
             "state": verdict.state.value,

@@ -22,6 +22,7 @@ _SITE_STATES = {
     "site.ended": SiteState.ENDED,
     "site.lost": SiteState.LOST,
     "site.dropped": SiteState.DROPPED,
+    "site.let_go": SiteState.ENDED,
     "site.returning": SiteState.RETURNING,
     "site.returned": SiteState.RUNNING,
 }
@@ -40,6 +41,7 @@ _NOTED = frozenset(
         "site.lost",
         "site.dropped",
         "site.drop_refused",
+        "site.ended_early",
         "site.returning",
         "site.returned",
         "site.ended",

@@ -54,9 +54,14 @@ class StepComparison:
         self._known: dict[int, StepEnd] = {}
         """By step, who told of it first."""
         self._newest = -1
+        self._latest: dict[str, StepEnd] = {}
+        """The newest step of each site."""
 
     def report(self, end: StepEnd) -> StepsDiffer | None:
         """Take the end of a rank's step; return how it differs from what is known of that step."""
+        latest = self._latest.get(end.site)
+        if latest is None or latest.step < end.step:
+            self._latest[end.site] = end
         known = self._known.get(end.step)
         if known is not None:
             return StepsDiffer(known, end) if known.round != end.round else None
@@ -68,6 +73,15 @@ class StepComparison:
             del self._known[min(self._known)]
         return None
 
+    def early_end(self, site: str, last_round: int, by: str, by_round: int) -> str:
+        """Say that a site has ended and another is in a later round; by steps, if known."""
+        last, latest = self._latest.get(site), self._latest.get(by)
+        if last is None or last.round > last_round:
+            return f"site {site} ended after round {last_round}; site {by} is in round {by_round}"
+        step = max(last.step, latest.step if latest is not None else 0) + 1
+        return f"site {site} ended after {last.step} steps; site {by} is at step {step}"
+
     def drop(self, site: str) -> None:
         """Compare nobody with what a site said that takes part no more."""
+        self._latest.pop(site, None)
         self._known = {step: end for step, end in self._known.items() if end.site != site}

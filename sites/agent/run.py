@@ -83,6 +83,8 @@ class SiteRun:
         self._failures: list[Failure] = []
         self._left_s: dict[int, float] = {}
         """When ranks left that were done, by rank."""
+        self._last_rounds: dict[int, int] = {}
+        """The latest round of their gateway when they did, by rank."""
         self._has_news = asyncio.Event()
         """Set by each failure, and by each rank that has left."""
         self._grace_s: float | None = None
@@ -243,7 +245,8 @@ class SiteRun:
                 await self._train(processes, tasks)
             if not self._failures:
                 if not self._left.is_set():
-                    self._put(done=SiteDone(**self._name))
+                    last_round = await self._last_round()
+                    self._put(done=SiteDone(**self._name, round=last_round))
                     await self._released.wait()
                 await processes.leave()
         except TimeoutError:
@@ -290,6 +293,23 @@ class SiteRun:
                 "wants `site = sites.join()`, and `site.synchronize(model, optimizer)` before its "
                 "first step",
             ) from None
+
+    async def _last_round(self) -> int | None:
+        """Return the last round of the ranks, which have all ended well; None: there is none.
+
+        A gateway's word that they have left may come a little after their ends.
+        """
+        assert self._order is not None, "it was read before any rank was started"
+        if self._order.spec.job.probe is not None:
+            return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_JOINED_S):
+                while len(self._last_rounds) < self._order.site.num_ranks:
+                    self._has_news.clear()
+                    await self._has_news.wait()
+                last_round = max(self._last_rounds.values())
+                return last_round if last_round >= 0 else None
+        return None
 
     async def _wait_for_end(self, stages: asyncio.Task[None]) -> None:
         """Return when the run is over, one way or another."""
@@ -369,7 +389,9 @@ class SiteRun:
                 told = Metric(kind=metrics.TROUBLE, rank=-1, step=-1, labels=labels)
                 self._session.outbox.put_metric(self.run_id, self.generation, told)
             case "rank_left":
-                self._left_s[int(message["rank"])] = time.monotonic()
+                rank = int(message["rank"])
+                self._left_s[rank] = time.monotonic()
+                self._last_rounds[rank] = int(message["round"])
                 self._has_news.set()
             case "suspect" | "reached":
                 self._on_opinion({**message, "gateway": gateway})

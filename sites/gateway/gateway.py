@@ -399,7 +399,7 @@ class Gateway(EndingGateway):
 
     def rank_left(self, rank: int) -> None:
         """A rank has left."""
-        self._write({"op": "rank_left", "rank": rank})
+        self._write({"op": "rank_left", "rank": rank, "round": self._executor.round})
         if self._stalls is not None:
             with self._watching:
                 self._stalls.left(rank)

@@ -79,7 +79,7 @@ class Gateway:
                 say(op="digest", rank=self.ranks[rank], **message)
             case "leave":
                 self.left.add(self.ranks[rank])
-                say(op="rank_left", rank=self.ranks[rank])
+                say(op="rank_left", rank=self.ranks[rank], round=0)
             case _:
                 self.selector.unregister(rank)
                 number = self.ranks.pop(rank)

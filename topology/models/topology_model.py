@@ -36,6 +36,7 @@ from topology.text.validation import (
 )
 from topology.units import BDP, SIZE, UnitError, parse_size
 from topology.world import (
+    EARLY_ENDS,
     EMULATORS,
     LAUNCHERS,
     SCRIPT_ERRORS,
@@ -490,6 +491,14 @@ class FailureModel(Strict):
             "without that site, which then comes back as after an outage."
         ),
     ] = "end"
+    on_early_end: Annotated[
+        str,
+        *choice(EARLY_ENDS),
+        Field(
+            description="What becomes of a run where the script of one site ends while others go "
+            "on: they go_on without that site, or it ends."
+        ),
+    ] = "go_on"
     allow_losses: Annotated[
         bool,
         Field(
@@ -502,6 +511,7 @@ class FailureModel(Strict):
         """Return the settings in base units."""
         return Detection(
             ends_on_script_error=self.on_script_error == "end",
+            ends_on_early_end=self.on_early_end == "end",
             allows_losses=self.allow_losses,
             detect_within_s=self.detect_within,
             start_within_s=self.start_within,
