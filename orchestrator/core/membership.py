@@ -911,8 +911,23 @@ class Membership:
         first = max(live, key=lambda site: site.begun, default=None)
         if first is None:
             return None
-        early = [site for site in live if site.has_last_round and site.begun < first.begun]
+        last_rounds = {site.name: self._last_round(site) for site in live}
+        early = [
+            site
+            for site in live
+            if (last_round := last_rounds[site.name]) is not None and last_round < first.begun
+        ]
         return (early, first) if early else None
+
+    def _last_round(self, site: _Site) -> int | None:
+        """Return with which round a site's ranks were done; None: they are not, or nobody knows.
+
+        Who follows may have nothing left to do after the state that it took over.
+        """
+        if site.has_last_round:
+            return site.begun
+        is_behind = site.is_done and site.name in self.epoch.follows
+        return site.since_round - 1 if is_behind else None
 
     def _end_early(self, early: Sequence[_Site], by: _Site, now_s: float) -> list[Action]:
         """Go on without sites that are done, if that may be; the round that waits is done again."""
@@ -920,9 +935,11 @@ class Membership:
         num_left = len(stay) - len(early)
         actions: list[Action] = []
         for site in early:
-            why = f"it ended after round {site.begun}, and site {by.name} is in round {by.begun}"
+            last_round = self._last_round(site)
+            assert last_round is not None, "it is done"
+            why = f"it ended after round {last_round}, and site {by.name} is in round {by.begun}"
             site.leave_out(why, now_s)
-            actions.append(EndsEarly(site.name, site.begun, by.name, by.begun, num_left))
+            actions.append(EndsEarly(site.name, last_round, by.name, by.begun, num_left))
         self._is_over = self._limits.ends_on_early_end or num_left < self._limits.min_sites
         return actions
 

@@ -1086,8 +1086,7 @@ class RunMachine:
         self._steps.drop(site.name)
         stop: list[Action] = []
         if site.may_have_processes:
-            is_done = site.has_ended_early
-            stop = [run_events.SendRelease(site.name) if is_done else self._stop(site, why)]
+            stop = [self._let_go(site, why)]
             site.state = SiteState.LOST
         site.why_out = first_failure(site.losses).message if site.losses else why
         note = f"the run goes on without site {site.name}: {site.why_out}"
@@ -1102,11 +1101,15 @@ class RunMachine:
         difference = self._digests.drop(site.name)
         return actions if difference is None else [*actions, *self._differ(difference, now_s)]
 
+    def _let_go(self, site: _Site, why: str) -> Action:
+        """End what is left of a site; where its ranks are done, only gateways are."""
+        return run_events.SendRelease(site.name) if site.has_ended_early else self._stop(site, why)
+
     def _give_return_up(self, site: _Site, why: str) -> list[Action]:
         if not site.is_returning or not site.may_have_processes:
             return []
         site.state, site.is_returning = SiteState.LOST, False
-        return [self._gone(site, {"message": why}), self._stop(site, why)]
+        return [self._gone(site, {"message": why}), self._let_go(site, why)]
 
     def _gone(self, site: _Site, detail: dict[str, object]) -> RecordEvent:
         kind = "site.let_go" if site.has_ended_early else "site.lost"
@@ -1114,9 +1117,9 @@ class RunMachine:
         return RecordEvent(kind, site.name, {**detail, "state": site.state.value})
 
     def _entered(self, event: run_events.SiteEntered) -> list[Action]:
-        """A site takes part again."""
+        """A site takes part again; where all others are done, there is nothing left to do."""
         site = self._sites[event.site]
-        if not site.is_returning:
+        if not site.is_returning or self._are_all_done:
             return []
         note = f"site {site.name} takes part{'' if site.is_later else ' again'}"
         site.is_out = site.is_returning = site.is_later = False
@@ -1264,16 +1267,20 @@ class RunMachine:
 
     def _release_if_done(self) -> list[Action]:
         """Let all gateways go once every site is done: one that is lost before may need them."""
-        sites = self._present()
-        is_done = bool(sites) and all(site.is_done or site.is_successful for site in sites)
-        if self._is_released or not self.is_going_on or not is_done:
+        if self._is_released or not self.is_going_on or not self._are_all_done:
             return []
         self._is_released = True
-        waiting = [site for site in sites if site.may_have_processes]
+        waiting = [site for site in self._present() if site.may_have_processes]
         for site in waiting:
             if site.is_lost_perhaps:  # nobody waits for its lease
                 site.state = SiteState.LOST
         return [run_events.SendRelease(site.name) for site in waiting]
+
+    @property
+    def _are_all_done(self) -> bool:
+        """Whether the ranks of all sites that take part are done with the job."""
+        sites = self._present()
+        return bool(sites) and all(site.is_done or site.is_successful for site in sites)
 
     def _stop_if_due(self, now_s: float) -> list[Action]:
         """Stop all sites: for a cancellation, a failure that was waited for, or a late start."""

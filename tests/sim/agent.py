@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from orchestrator.core import run_events
-from orchestrator.core.membership import SendCancel, SendResume, SendSettle, SiteSettled
+from orchestrator.core.membership import (
+    RoundBegun,
+    SendCancel,
+    SendResume,
+    SendSettle,
+    SiteSettled,
+)
 from orchestrator.core.run_events import (
     Endpoint,
     SendPrepare,
@@ -147,16 +153,23 @@ class SimAgent:
     def look_whether_done(self) -> None:
         """The ranks may be done with the job: then the gateways wait for all others'."""
         site = self.site
-        is_done = self.stage is Stage.RUNNING and site.completed >= site.outside.last_round()
+        is_done = self.stage is Stage.RUNNING and site.completed >= site.outside.last_round(
+            self.name
+        )
         if not is_done or not site.is_alive or site.is_fenced:
             return
         if self.around.mutant == "ends_at_once":
             self.end(succeeded=True, within_s=0.0)
             return
         self.stage = Stage.DONE
-        self.put(SiteDone(self.name))
+        self.put(SiteDone(self.name, site.round))
         if self.is_released:
             self.end(succeeded=True, within_s=0.3)
+
+    def tell_round(self) -> None:
+        """Say how far the ranks have got."""
+        if self._has_run and self.site.is_alive:
+            self.put(RoundBegun(self.name, max(self.site.round, 0)))
 
     def end(self, *, succeeded: bool, within_s: float, failure: str = "") -> None:
         """End the processes, and tell it once none is left."""

@@ -187,6 +187,8 @@ class SimCoordinator:
         )
         if self._mutant == "no_chain_check":
             epochs._chains.agrees = lambda *_: True  # type: ignore[method-assign]
+        if self._mutant == "early_end_unseen":
+            epochs._early = lambda: None  # type: ignore[method-assign]
         return epochs
 
     def _go_on(self, now_s: float) -> None:

@@ -57,6 +57,7 @@ MUTANTS = (
     "stale_residual",
     "ranges_twice",
     "ends_at_once",
+    "early_end_unseen",
     *BROKEN,
     *FORGOTTEN,
 )
@@ -80,6 +81,8 @@ REPEATED = 0.4
 SHORT = 0.3
 """Part of the runs that are done with the job after so many rounds, or fewer:"""
 SHORT_ROUNDS = 25
+ENDS_EARLY = 0.15
+"""Part of the runs in which the script of one site ends before the others'."""
 LATER = 0.2
 """Part of the runs that begin without some of their sites."""
 ROUND_S = 6.0
@@ -143,7 +146,7 @@ class Simulation:
             self._left,
             self._save,
             self._load,
-            lambda: self._last_round,
+            self._last_round_of,
             mutant,
         )
         self._store: dict[int, Saved] = {}
@@ -158,6 +161,10 @@ class Simulation:
         """What sites have answered, by epoch and site."""
         is_short = self.random.random() < SHORT
         self._last_round = self.random.randint(1, SHORT_ROUNDS) if is_short else sys.maxsize
+        self._early: dict[str, int] = {}
+        """With which round the script of a site ends, whatever that of the others does."""
+        if self.random.random() < ENDS_EARLY:
+            self._early[self.random.choice(self.names)] = self.random.randint(1, SHORT_ROUNDS)
         around = Around(
             lambda: self.now_s,
             self.at,
@@ -181,6 +188,8 @@ class Simulation:
         """Who took a range of the data, and for which round; a site without a name: nobody yet."""
         self._drops: set[str] = set()
         """Sites that somebody was told will be dropped, and that are members still."""
+        self._have_ended_early: set[str] = set()
+        """Sites that are done, and others went on."""
         self._out: set[str] = set()
         """Sites without which the run goes on."""
         self._took_part = {*begin_with}
@@ -193,6 +202,9 @@ class Simulation:
         self.coordinator = self._start_coordinator()
         for name in self.names:
             self.at(self.random.uniform(0.0, 0.4), self._join, self.agents[name], 0)
+
+    def _last_round_of(self, name: str) -> int:
+        return min(self._last_round, self._early.get(name, sys.maxsize))
 
     def _new_site(self, name: str, returns: bool) -> SimSite:
         """Make processes; others that suspected the ones before reach these."""
@@ -471,6 +483,11 @@ class Simulation:
                 detail: Any = record.detail
                 succeeded = self._succeeded()
                 self._out |= {each for each in detail["lost"] if not succeeded.get(each)}
+            case "site.ended_early":
+                self.counts["ended early"] += 1
+                self._have_ended_early.add(record.site)
+            case "site.returning":
+                self._have_ended_early.discard(record.site)
             case "site.returned":
                 self._took_part.add(record.site)
                 self._out.discard(record.site)
@@ -518,7 +535,7 @@ class Simulation:
         has_forks = any(each.is_forked for each in self.sites.values())
         match end["state"], end["reason_code"]:
             case RunState.SUCCEEDED, code:
-                lost = self._took_part & self._out - self._unwanted
+                lost = self._took_part & self._out - self._unwanted - self._have_ended_early
                 if (code == "WITH_LOSSES") is not bool(lost):
                     raise BrokenPromiseError(f"lost are {lost}, and the run ends: {end}")
                 if self._is_script_to_blame:
@@ -554,13 +571,14 @@ class Simulation:
     def _check_done(self) -> None:
         """All are done with the job: each has had the same rounds."""
         succeeded = self._succeeded()
-        pasts = {
-            name: site.chains.get(self._last_round)
-            for name, site in self.sites.items()
-            if succeeded.get(name) and not site.has_left
-        }
-        if None in pasts.values() or len(set(pasts.values())) > 1:
-            raise BrokenPromiseError(f"all are done, and do not end alike: {pasts}")
+        pasts = defaultdict(set)
+        for name, site in self.sites.items():
+            is_gone = site.has_left or name in self._have_ended_early & self._out
+            if succeeded.get(name) and not is_gone:
+                last_round = self._last_round_of(name)
+                pasts[last_round].add(site.chains.get(last_round))
+        if any(None in each or len(each) > 1 for each in pasts.values()):
+            raise BrokenPromiseError(f"all are done, and do not end alike: {dict(pasts)}")
 
     def _succeeded(self) -> dict[str, bool]:
         """Return of each site that has ended whether it has ended well."""
@@ -803,8 +821,11 @@ class Simulation:
             for agent in self.agents.values():
                 agent.is_connected = False
                 self.at(self.random.uniform(0.1, 1.0), self._join, agent, 0)
+        is_done = any(agent.stage is Stage.DONE for agent in self.agents.values())
         for agent in self.agents.values():
             agent.look_whether_done()
+            if is_done:
+                agent.tell_round()
         self._give_state()
         self.at(0.5, self._tick)
 
@@ -843,7 +864,8 @@ class Simulation:
             working = self._working()
             if not working or self._last_round < sys.maxsize:
                 continue
-            least = min(site.completed for site in working)
+            going = [site for site in working if site.completed < self._last_round_of(site.name)]
+            least = min((site.completed for site in going or working))
             if goal is None:
                 goal = least + CALM_ROUNDS
             if least >= goal and not self._drops:

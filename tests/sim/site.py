@@ -96,8 +96,8 @@ class Outside:
     """Writes the checkpoint of an epoch in which others enter."""
     load: Callable[[SimSite, int], Saved | None]
     """Reads that; None: it is not there yet."""
-    last_round: Callable[[], int]
-    """Tells with which round the job is done."""
+    last_round: Callable[[str], int]
+    """Tells with which round the job is done at a site."""
     mutant: str = ""
 
 
@@ -178,7 +178,7 @@ class SimSite:
         """Begin the next round, if the one before is complete and nothing holds it back."""
         following = self.completed + 1
         is_due = self._takes_part and self.has_ranks and self.has_state
-        is_due &= self.round < following <= self.outside.last_round()
+        is_due &= self.round < following <= self.outside.last_round(self.name)
         if is_due and self.epochs.is_over(following):
             self.outside.on_left(self)
         if not is_due or not self.epochs.may_begin(following):

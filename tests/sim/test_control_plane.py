@@ -29,6 +29,7 @@ EVERYTHING = (
         "script failed",
         "no first step",
     ),
+    "ended early",
     *("killed gateway", "killed agent", "killed machine", "sessions broken", "drops"),
     *("coordinator now", "coordinator torn", "coordinator full", "coordinator kept"),
 )
