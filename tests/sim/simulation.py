@@ -865,7 +865,7 @@ class Simulation:
             if not working or self._last_round < sys.maxsize:
                 continue
             going = [site for site in working if site.completed < self._last_round_of(site.name)]
-            least = min((site.completed for site in going or working))
+            least = min(site.completed for site in going or working)
             if goal is None:
                 goal = least + CALM_ROUNDS
             if least >= goal and not self._drops:
