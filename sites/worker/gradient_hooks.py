@@ -23,7 +23,7 @@ from sites.worker.bucket_pipeline import BucketPipeline, Round
 from sites.worker.exactness import Exactness
 from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.parameter_kinds import KindCheck
-from sites.worker.refusals import check_in_backward
+from sites.worker.refusals import check_in_backward, check_no_scaler
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
@@ -370,6 +370,7 @@ class OptimizerHook(GradientHook):
                 "site.average_gradients: optimizer.step was called with a closure, which computes "
                 "gradients that would not be averaged: compute them before optimizer.step()"
             )
+        check_no_scaler()
         trained = [(name, each) for name, each in self.parameters() if each.requires_grad]
         grads = [_gradient(name, each) for name, each in trained]
         is_used = torch.tensor([float(each.grad is not None) for _, each in trained])

@@ -5,6 +5,8 @@ Checks that cost nothing: they read what torch holds.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +18,7 @@ _NO_BACKWARD = -1
 """What torch calls the graph of a thread in which no backward pass goes on."""
 
 
+_SCALER_STEP = torch.amp.GradScaler.step.__code__
 _INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"
 _WRAPPERS = {
     "DataParallel": "computes on several devices in one process: start one a device, and "
@@ -72,6 +75,28 @@ def check_replica(model: DistributedDataParallel) -> None:
             )
     if model.static_graph:
         model.register_forward_hook(FirstPassCheck(model))
+
+
+def check_no_scaler() -> None:
+    """Refuse a `GradScaler` that calls `optimizer.step`: that is not called at all where it skips.
+
+    It looks for infinities in this rank's own gradients, before they are averaged within the step.
+
+    Raises:
+        LocalProtocolError: and what to do.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is not _SCALER_STEP:
+            continue
+        if frame.f_locals["self"].is_enabled():
+            raise LocalProtocolError(
+                "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
+                "within which site.average_gradients averages them: an infinity at one rank would "
+                "have the others wait. Leave average_gradients out, and average the gradients by "
+                "site.all_reduce before scaler.step(optimizer); or use site.synchronize"
+            )
 
 
 def check_in_backward() -> None:

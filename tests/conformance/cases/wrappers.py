@@ -273,13 +273,50 @@ def grad_scaler_and_inf(world: World) -> Any:
 
 @case(
     AVERAGE,
-    Refused("RuntimeError|LocalProtocolError", "GradScaler"),
-    broken="one rank decides to skip the step, and the other waits for ever",
-    within_s=12,
+    Refused("LocalProtocolError", "a GradScaler decides by this rank's own gradients"),
+    steps=None,
 )
 def grad_scaler_on_averages(world: World) -> Any:
     """`GradScaler` with `site.average_gradients`, and a gradient of one rank that is infinite"""
     return _scaled(world, inf_at=1)
+
+
+@case(AVERAGE)
+def grad_scaler_that_is_off_on_averages(world: World) -> Any:
+    """`GradScaler(enabled=False)` with `site.average_gradients`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+def _scaled_and_averaged(world: World) -> Any:
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    if not world.is_oracle:
+        world.site.broadcast(model)
+    for step, batch in enumerate(world.batches(STEPS)):
+        optimizer.zero_grad()
+        is_bad = step == 1 and (world.is_oracle or world.rank == 1)
+        scaler.scale(loss_of(model, batch) * (1e38 if is_bad else 1.0)).backward()
+        if not world.is_oracle:
+            world.site.all_reduce([each.grad for each in model.parameters()])
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+@case(AVERAGE, steps=None)
+def grad_scaler_after_all_reduce(world: World) -> Any:
+    """`GradScaler`, gradients averaged by `site.all_reduce` before it, one of which is infinite"""
+    return _scaled_and_averaged(world)
 
 
 @case(DDP)
