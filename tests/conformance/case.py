@@ -64,6 +64,8 @@ class Case:
     steps: int | None
     """Optimizer steps that the run counts; None: any number."""
     within_s: float
+    early_ranks: tuple[int, ...]
+    """Those that end before the others, who go on without them; what they learn is not compared."""
     resumes_at: int | None
     """The run goes on from its own checkpoint of that step; None: it saves nothing."""
 
@@ -97,6 +99,7 @@ def case(
     oracle: Script | None = None,
     steps: int | None = STEPS,
     within_s: float = CASE_S,
+    early_ranks: tuple[int, ...] = (),
     resumes_at: int | None = None,
 ) -> Callable[[Script], Script]:
     """Add a script to the suite. `holds` and `broken` may differ by way."""
@@ -118,6 +121,7 @@ def case(
             oracle=oracle or script,
             steps=steps,
             within_s=within_s,
+            early_ranks=early_ranks,
             resumes_at=resumes_at,
         )
         assert made.name not in CASES, f"two cases are called {made.name}"

@@ -33,6 +33,7 @@ from protos import metrics
 from protos.checkpoint.store import checkpoint_name
 from sites.node.gateway_configs import gateway_config
 from tests.conformance.case import EQUAL, STEPS, Case, Refused, Way
+from tests.conformance.coordinated import Coordinated
 from tests.conformance.registry import CASES
 from tests.conformance.world import OneProcess, World, learnt
 from tests.fakes.gateway_sites import Member, gateways
@@ -47,6 +48,8 @@ STACKS_S = 2.0
 """By then a process that hangs has written its stacks."""
 ENDS_S = 10.0
 """By then a process is gone that was killed."""
+LOOK_S = 0.1
+"""Between two looks at what gateways say."""
 OTHERS_S = 1.5
 """So long after an error the other ranks may still say theirs. They may wait for a coordinator, who
 would end them, or go on without that site."""
@@ -176,15 +179,25 @@ class Pool:
         with gateways(configs) as members:
             for member in members:
                 member.wait("connected")
-            ends = self._run(case, way, folder, job)
+            coordinated = Coordinated(spec, members)
+            ends = self._run(case, way, folder, job, coordinated)
             for member in members:
                 member.gateway.stop()
                 member.end()
         self._readers.kill()
         verdict = verdict_of(members, case)
+        if bool(coordinated.early) is not bool(case.early_ranks) and verdict is None:
+            verdict = End(error="early", text=f"{coordinated.early}")
         return ends | ({"coordinator": verdict} if verdict is not None else {})
 
-    def _run(self, case: Case, way: Way, folder: Path, settings: Sequence[str]) -> dict[str, End]:
+    def _run(
+        self,
+        case: Case,
+        way: Way,
+        folder: Path,
+        settings: Sequence[str],
+        coordinated: Coordinated,
+    ) -> dict[str, End]:
         job: dict[str, Any] = {"case": case.name, "way": way, "num_ranks": sum(case.ranks)}
         # All before the first one begins: each writes the file that ranks read.
         environs = [
@@ -201,16 +214,20 @@ class Pool:
             running[name].begin({**job, "rank": place, "environ": environ})
         running[ORACLE] = self._worker(ORACLE)
         running[ORACLE].begin({**job, "rank": -1, "environ": {}})
-        return self._ends(running, case.within_s)
+        return self._ends(running, case.within_s, coordinated)
 
-    def _ends(self, running: dict[str, Worker], within_s: float) -> dict[str, End]:
+    def _ends(
+        self, running: dict[str, Worker], within_s: float, coordinated: Coordinated
+    ) -> dict[str, End]:
         ends: dict[str, End] = {}
         has_failed = False
         deadline_s = time.monotonic() + within_s
         while running:
-            ready = wait(
-                [each.pipe for each in running.values()], max(0.0, deadline_s - time.monotonic())
-            )
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready = wait([each.pipe for each in running.values()], min(left_s, LOOK_S))
+            coordinated.look()
+            if not ready and left_s > LOOK_S:
+                continue
             for name, each in [*running.items()]:
                 if not ready and has_failed:
                     each.close()
@@ -286,8 +303,11 @@ def check(case: Case, way: Way, ends: Mapping[str, End]) -> None:
         return
     assert holds == EQUAL
     assert not any(each.error for each in ends.values()), f"{where}:\n{_shown(ends)}"
-    ranks = [each for name, each in ends.items() if name != ORACLE]
+    early = {f"rank {each}" for each in case.early_ranks}
+    ranks = [each for name, each in ends.items() if name not in {ORACLE, *early}]
     for name, end in ends.items():
+        if name in early:
+            continue
         assert end.learnt.keys() == oracle.learnt.keys(), f"{where}: {name}"
         for key, value in oracle.learnt.items():
             _assert_close(end.learnt[key], value, f"{where}: {key} at {name}")

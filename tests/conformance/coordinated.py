@@ -1,0 +1,99 @@
+"""A coordinator's part in a case where a site is done before the others: they go on without it.
+
+What is decided is the product's, and so is what passes from there to gateways and back.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from orchestrator.coordinator.run_epochs import begin_epochs, epoch_message, settled_from
+from orchestrator.core.membership import (
+    Action,
+    EndsEarly,
+    Event,
+    RoundBegun,
+    SendCancel,
+    SendResume,
+    SendSettle,
+    SiteDone,
+)
+from protos import metrics
+from protos.control.v1.control_pb2 import Resumed, Settled
+from sites.agent.site_gateways import EpochChange
+from sites.gateway.agent_port import Resume, Settle, read_commands
+from tests.fakes.gateway_sites import Member
+from topology.run_spec import RunSpec
+
+
+class Coordinated:
+    """The sites of one case, of one gateway each."""
+
+    def __init__(self, spec: RunSpec, members: Sequence[Member]) -> None:
+        """Begin with all of them."""
+        self._epochs = begin_epochs(spec)
+        self._members = {member.config.site: member for member in members}
+        self._ranks = {site.name: site.num_ranks for site in spec.topology.sites}
+        self._num_read = dict.fromkeys(self._members, 0)
+        self._last_rounds: dict[str, list[int]] = {site: [] for site in self._members}
+        self._agents = {
+            site: EpochChange(1, partial(self._tell, site), partial(self._hear, site))
+            for site in self._members
+        }
+        self.early: list[EndsEarly] = []
+        """Who has ended before others."""
+
+    def look(self) -> None:
+        """Take what gateways have said, and have them do what follows."""
+        for site, member in self._members.items():
+            said = member.messages[self._num_read[site] :]
+            self._num_read[site] += len(said)
+            for each in said:
+                self._take(site, each)
+
+    def _take(self, site: str, said: Mapping[str, Any]) -> None:
+        match said["op"]:
+            case "rank_left":
+                rounds = self._last_rounds[site]
+                rounds.append(said["round"])
+                if len(rounds) == self._ranks[site]:
+                    self._handle(SiteDone(site, max(rounds)))
+            case "metric" if said["kind"] == metrics.LINK:
+                self._handle(RoundBegun(site, said["step"]))
+            case "settled" | "resumed":
+                self._agents[site].answered(said)
+
+    def _handle(self, event: Event) -> None:
+        for action in self._epochs.handle(event, time.monotonic()):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case EndsEarly():
+                self.early.append(action)
+            case SendSettle():
+                told = epoch_message(action, "run", 1, lambda *_: ())
+                self._agents[action.site].settle(told.settle)
+            case SendResume():
+                told = epoch_message(action, "run", 1, lambda *_: ())
+                self._agents[action.site].resume(told.resume)
+            case SendCancel():
+                self._agents[action.site].cancel(action.epoch)
+
+    def _tell(self, site: str, line: Mapping[str, Any]) -> None:
+        gateway = self._members[site].gateway
+        for command in read_commands(io.BytesIO(json.dumps(line).encode() + b"\n")):
+            match command:
+                case Settle():
+                    gateway.settle(command)
+                case Resume():
+                    gateway.resume(command)
+
+    def _hear(self, site: str, answer: Settled | Resumed) -> None:
+        if isinstance(answer, Settled):
+            self._handle(settled_from(site, answer))
