@@ -52,7 +52,7 @@ _STEP_TIMES = 32
 """How many latest steps are remembered: the shortest tells how fast the run may go."""
 _JOINED_S = 2.0
 """Time for a gateway's word that ranks joined, after they have ended."""
-_CAUSE_S = 5.0
+_CAUSE_S = 10.0
 """Time for a word about who ended first, once others say that they lost somebody."""
 _FLUSH_S = 2.0
 """Time for the last log lines."""
@@ -321,9 +321,12 @@ class SiteRun:
             await asyncio.sleep(min(self._order.spec.timeouts.lease_s / 30, 0.5))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CAUSE_S):
-                    while awaits_cause(self._failures, self._left_s):
+                    # Once all ranks have ended, their launcher has told how.
+                    while awaits_cause(self._failures, self._left_s) and not stages.done():
                         self._has_news.clear()
-                        await self._has_news.wait()
+                        news = asyncio.ensure_future(self._has_news.wait())
+                        await asyncio.wait([stages, news], return_when=asyncio.FIRST_COMPLETED)
+                        news.cancel()
 
     async def _end_processes(self, stages: asyncio.Task[None]) -> None:
         grace_s = self._grace_s

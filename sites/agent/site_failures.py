@@ -51,12 +51,12 @@ def order_failures(
 
 
 def awaits_cause(failures: Sequence[Failure], left_s: Mapping[int, float]) -> bool:
-    """Whether ranks lost another rank of their site, and nobody has told yet which one it was.
+    """Whether a rank of the site was lost, and nobody has told yet which one it was, or why.
 
-    They say so through the launcher. That the other one ended is told by its gateway, and on a busy
-    machine that may be later.
+    That a rank has gone is told by its gateway, how it ended by the launcher, which ranks have lost
+    it by these themselves. On a busy machine any of the three may be the last.
     """
-    if not any(_has_lost_a_rank(failure) for failure in failures):
+    if not any(_has_lost_a_rank(each) or _is_gone(each) for each in failures):
         return False
     return all(each.is_collateral for each in order_failures(failures, left_s=left_s))
 
@@ -77,7 +77,7 @@ def _early_ends(
     lost_a_rank = [each for each in victims if _has_lost_a_rank(each)]
     gone_s = dict(left_s)
     for each in victims:
-        if each.code == "RANK_LOST" and each.rank >= 0 and not _is_exit(each):
+        if _is_gone(each):
             gone_s.setdefault(each.rank, each.at_s)
     first = min(gone_s.keys() - ended, key=gone_s.__getitem__, default=None)
     if first is None or not lost_a_rank:
@@ -90,6 +90,11 @@ def _early_ends(
         f"(rank {others}): all ranks have to take as many steps"
     )
     return [Failure(code="SCRIPT_FAILED", message=message, at_s=at_s, site=site, rank=first)]
+
+
+def _is_gone(failure: Failure) -> bool:
+    """Whether a gateway tells of a rank that went away without leaving."""
+    return failure.code == "RANK_LOST" and failure.rank >= 0 and not _is_exit(failure)
 
 
 def _is_exit(failure: Failure) -> bool:
