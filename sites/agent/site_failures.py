@@ -56,9 +56,11 @@ def awaits_cause(failures: Sequence[Failure], left_s: Mapping[int, float]) -> bo
     That a rank has gone is told by its gateway, how it ended by the launcher, which ranks have lost
     it by these themselves. On a busy machine any of the three may be the last.
     """
-    if not any(_has_lost_a_rank(each) or _is_gone(each) for each in failures):
+    if not all(failure.is_collateral for failure in failures):
         return False
-    return all(each.is_collateral for each in order_failures(failures, left_s=left_s))
+    ended = {each.rank for each in failures if _is_exit(each)}
+    is_lost = any(_has_lost_a_rank(each) or _is_gone(each) for each in failures)
+    return is_lost and left_s.keys() <= ended
 
 
 def _has_lost_a_rank(failure: Failure) -> bool:
