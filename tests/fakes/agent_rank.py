@@ -48,7 +48,7 @@ def act(action: str, gateway: socket.socket) -> None:
     match action:
         case "done":
             say(gateway, op="metric", kind="step", step=1, values={"loss": 2.5}, labels={})
-            say(gateway, op="digest", step=1, combined=7, tensors=[7], names=["w"])
+            say(gateway, op="digest", step=1, round=0, combined=7, tensors=[7], names=["w"])
             print(f"rank {RANK} done in {os.environ['ISTHMUS_SITE']}", flush=True)
             say(gateway, op="leave")
             _tell_gone()
