@@ -396,6 +396,8 @@ class SiteRun:
                 self._left_s[rank] = time.monotonic()
                 self._last_rounds[rank] = int(message["round"])
                 self._has_news.set()
+                if self._stalls is not None:
+                    self._stalls.note_left(rank, self._last_rounds[rank])
             case "suspect" | "reached":
                 self._on_opinion({**message, "gateway": gateway})
             case "stalled":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from protos.control.v1.control_pb2 import AbsentRank, Stall
 from sites.node.rank_stacks import RankStack
 
 _DOING_CHARS = 400
+_ENDED = "its script has ended, and others of its site are in a later round"
 
 Look = Callable[[int, bool], Awaitable[RankStack | None]]
 """Finds out what a rank is doing; the flag: only whether it is stopped, None if it is not."""
@@ -24,6 +26,12 @@ class Stalls:
         self._put = put
         self._said: dict[int, Mapping[str, Any]] = {}
         self._told = Stall()
+        self._left: dict[int, tuple[int, float]] = {}
+        """By rank that is done, the latest round of its gateway then, and when it left."""
+
+    def note_left(self, rank: int, last_round: int) -> None:
+        """A rank is done: nobody comes any more where others wait for it."""
+        self._left[rank] = last_round, time.monotonic()
 
     async def take(self, gateway: int, message: Mapping[str, Any]) -> None:
         """Take what a gateway says, which replaces what it said before."""
@@ -39,7 +47,7 @@ class Stalls:
             *(self._absent(each, only_stopped) for each, only_stopped in [*away, *waiting])
         )
         stall = Stall(
-            absent=[each for each in looked if each is not None],
+            absent=[*(each for each in looked if each is not None), *self._ended(said)],
             waiting=any(said["waiting"] for said in self._said.values()),
         )
         if stall != self._told:
@@ -47,6 +55,22 @@ class Stalls:
             told = Stall()
             told.CopyFrom(stall)
             self._put(told)
+
+    def _ended(self, said: Sequence[Mapping[str, Any]]) -> list[AbsentRank]:
+        """Return the ranks that are done, and that others of their site wait for.
+
+        What these have handed over does not come to a gateway before all ranks have added it up.
+        """
+        waiting = {each["rank"] for one in said for each in one["waiting"]}
+        rounds = [
+            each["round"] for one in said for each in one["absent"] if each["rank"] in waiting
+        ]
+        now_s = time.monotonic()
+        return [
+            AbsentRank(rank=rank, for_s=now_s - left_s, round=last_round, doing=_ENDED)
+            for rank, (last_round, left_s) in self._left.items()
+            if any(round_ > last_round for round_ in rounds)
+        ]
 
     async def _absent(self, said: Mapping[str, Any], only_stopped: bool) -> AbsentRank | None:
         found = await self._look(said["rank"], only_stopped)
