@@ -55,6 +55,15 @@ def test_a_rank_in_an_endless_loop_is_named_with_its_line(run: Bench) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_rank_that_is_done_before_others_of_its_site_is_named(run: Bench) -> None:
+    start(run, "100000", "b", "1", "30", "leave")
+    run.wait_for("training", lambda: "trains" in run.logs(), 90)
+    event = stalled(run, time.time())
+    assert (event["site"], event["detail"]["rank"]) == ("b", 1)
+    assert "its script has ended" in event["detail"]["note"]
+
+
+@pytest.mark.exhaustive
 def test_a_rank_that_is_stopped_is_named_as_stopped(run: Bench) -> None:
     start(run, "100000", "none", "0", "0")
     run.wait_for("training", lambda: "trains" in run.logs(), 90)

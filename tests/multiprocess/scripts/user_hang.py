@@ -1,4 +1,7 @@
-"""A user's own script of which one rank hangs. Arguments: STEPS SITE RANK STEP."""
+"""A user's own script of which one rank hangs. Arguments: STEPS SITE RANK STEP [leave].
+
+With `leave` it is done with the run before it hangs.
+"""
 
 import sys
 
@@ -21,6 +24,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 site.synchronize(model, optimizer)
 for step in range(steps):
     if (site.name, site.rank, step) == (name, rank, at):
+        if "leave" in sys.argv:
+            site.leave()
         hang()
     site.count_tokens(4)
     model(torch.ones(4, 8)).sum().backward()
