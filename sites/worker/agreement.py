@@ -15,6 +15,8 @@ from sites.worker.tensor_average import packed
 from sites.worker.tensor_hashes import layout_of_labels
 
 _PAIR = 2
+_QUARTERS = 4
+"""Numbers of 16 bits in a hash."""
 _BLOCK_NUMEL = 1 << 20
 _LAYOUT = layout_of_labels(["what each site tells all others"])
 
@@ -56,6 +58,33 @@ def tell_all(
     return [
         found[_PAIR * place : _PAIR * place + count] if has_spoken else b""
         for place, count, has_spoken in zip(places, counts, spoke, strict=False)
+    ]
+
+
+def tell_hashes(
+    pipeline: BucketPipeline,
+    number: int,
+    *,
+    site: int,
+    num_sites: int,
+    rank: int,
+    device: torch.device,
+) -> list[int | None]:
+    """Return the hash of 64 bits that each site's first rank tells; None of a lost one.
+
+    A collective of all ranks of all sites, of one round.
+
+    Raises:
+        IsthmusError: the exchange failed.
+    """
+    numbers = torch.zeros(num_sites, _QUARTERS)
+    quarters = [number >> 16 * place & 0xFFFF for place in range(_QUARTERS)]
+    numbers[site] = torch.tensor(quarters, dtype=torch.float32)
+    flat = numbers.view(-1)
+    sums, spoke = _sum(pipeline, flat, site, num_sites, device, speaks=rank == 0)
+    return [
+        sum(int(each) << 16 * place for place, each in enumerate(told)) if has_spoken else None
+        for told, has_spoken in zip(sums.view(num_sites, _QUARTERS).tolist(), spoke, strict=True)
     ]
 
 

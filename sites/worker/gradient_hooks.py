@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protos.errors import LocalProtocolError
 from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_gradients import gradients_in, piece_of
+from sites.worker.bucket_order import Agree, Cut, own_cut
 from sites.worker.bucket_pipeline import BucketPipeline, Round
 from sites.worker.exactness import Exactness
 from sites.worker.left_gradients import ZeroedCheck
@@ -129,9 +130,12 @@ class ReplicaHook(GradientHook):
         models: Sequence[DistributedDataParallel],
         *,
         exactness: Exactness,
+        agree: Agree,
         is_summed: bool = False,
     ) -> None:
         """Register nothing yet. Of several models, names begin with the model's number, as `1.`.
+
+        `agree` has all sites take one cut.
 
         Raises:
             ConfigError: it names parameters that there are not.
@@ -159,33 +163,38 @@ class ReplicaHook(GradientHook):
         if is_summed:
             self._zeroed = ZeroedCheck(self._names)
         self._layouts: dict[tuple[int, ...], int] = {}
-        self._buckets: list[list[list[str]]] = [[] for _ in models]
-        """By model, the names in each bucket of its latest round, in the order of crossing."""
+        self._agree = agree
+        self._cuts: list[Cut | None] = [None for _ in models]
+        """By model, the cut that all sites have agreed on; None: it has had no round."""
+        self._buckets: list[Cut] = [[] for _ in models]
+        """By model, how its latest round has crossed."""
         self._crossed: set[str] = set()
         """Names of what crossed in the latest round."""
-        self._buckets_wanted: list[list[str]] = []
-        """Those of models that no backward pass has gone through since `resume`."""
         self._held = [HeldBuckets() for _ in models]
-        self._held_grads: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Parameter, and its gradient in one of DDP's buckets."""
+        self._held_grads: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{} for _ in models]
+        """By model, parameters by name, and their gradients in DDP's buckets, that wait."""
+        self._holds = [False for _ in models]
+        """By model, whether this round's buckets are not DDP's, from one on."""
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return all parameters with their names."""
         return ((name, each) for each, name in self._names.items())
 
     @property
-    def buckets(self) -> list[list[str]]:
-        """Names of the parameters of each bucket of each model's latest round."""
-        return [names for each in self._buckets for names in each]
+    def buckets(self) -> Cut:
+        """The agreed buckets, of all models that have agreed on theirs."""
+        return [names for each in self._cuts for names in each or ()]
 
-    def resume(self, buckets: list[list[str]]) -> None:
-        """Cut each model's next gradients into these buckets, which the run had when it was saved.
+    def resume(self, buckets: Cut) -> None:
+        """Cut gradients as the run did when it was saved, or when this site comes back to it.
 
-        DDP cuts its own in another way in the first backward pass, before it has seen in which
-        order gradients come. What a codec owes to a bucket, and the order of sums, depend on them.
+        What a codec owes to a bucket, and the order of sums, depend on them. Of a model whose
+        parameters they are not, all sites agree anew.
         """
-        if sorted(name for each in buckets for name in each) == sorted(self._trained()):
-            self._buckets_wanted = buckets
+        for model, names in enumerate(self._names_of_models()):
+            cut = [each for each in buckets if each[0] in names]
+            if sorted(name for each in cut for name in each) == sorted(names):
+                self._cuts[model] = cut
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes accumulate gradients, and nothing crosses."""
@@ -196,8 +205,12 @@ class ReplicaHook(GradientHook):
         parameters = [each for name, each in self.parameters() if name in self._crossed]
         return [each.grad for each in parameters if each.grad is not None]
 
-    def _trained(self) -> list[str]:
-        return [name for each, name in self._names.items() if each.requires_grad]
+    def _names_of_models(self) -> list[set[str]]:
+        """Return the names of the parameters that each model trains."""
+        return [
+            {self._names[each] for each in model.module.parameters() if each.requires_grad}
+            for model in self._models
+        ]
 
     def reduce(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start a bucket's average over all sites; what DDP calls for each, in order.
@@ -215,7 +228,7 @@ class ReplicaHook(GradientHook):
             )
             self._crossed.clear()
         if bucket.index() == 0:
-            self._buckets[model] = []
+            self._buckets[model], self._holds[model] = [], False
             self._under_way.add(model)
         if bucket.is_last():
             self._under_way.discard(model)
@@ -229,8 +242,10 @@ class ReplicaHook(GradientHook):
             self._used.note(parameters, grads)
         names = [self._names[each] for each in parameters]
         self._crossed.update(names)
-        if any(names[0] in each for each in self._buckets_wanted):
-            return self._hold(model, bucket, grads)
+        order, place = self._cuts[model], len(self._buckets[model])
+        if order is not None and (self._holds[model] or order[place : place + 1] != [names]):
+            self._holds[model] = True
+            return self._hold(model, bucket, grads, order)
         self._buckets[model].append(names)
         layout, buffer = self._layout(parameters), bucket.buffer()
         named = [*zip(names, grads, strict=True)]
@@ -248,34 +263,34 @@ class ReplicaHook(GradientHook):
         # Buckets are completed in the order in which they were submitted.
         return futures[-1].then(whole)
 
+    def _agree_on_cuts(self) -> None:
+        """Have all sites take one cut of each model that has had its first round."""
+        for model, cut in enumerate(self._cuts):
+            if cut is None and self._buckets[model]:
+                self._cuts[model] = self._agree(own_cut(self._models[model], self._names))
+
     def _hold(
-        self, model: int, bucket: GradBucket, grads: Sequence[torch.Tensor]
+        self, model: int, bucket: GradBucket, grads: Sequence[torch.Tensor], order: Cut
     ) -> torch.futures.Future[torch.Tensor]:
-        """Keep a bucket until all of its model are there, then cut them into those wanted."""
+        """Keep a bucket; submit those that are wanted once all their gradients are there."""
+        held, latest = self._held_grads[model], None
         future = self._held[model].hold(bucket.buffer())
         for parameter, grad in zip(bucket.parameters(), grads, strict=True):
-            self._held_grads[self._names[parameter]] = parameter, grad
-        if bucket.is_last():
-            self._submit_wanted(model)
-        return future
-
-    def _submit_wanted(self, model: int) -> None:
-        grads = self._held_grads
-        wanted = [each for each in self._buckets_wanted if all(name in grads for name in each)]
-        self._buckets_wanted = [each for each in self._buckets_wanted if each not in wanted]
-        self._buckets[model] = wanted
-        futures = []
-        for names in wanted:
-            layout = layout_of((name, grads[name][0]) for name in names)
-            named = [(name, grads.pop(name)[1]) for name in names]
+            held[self._names[parameter]] = parameter, grad
+        for names in order[len(self._buckets[model]) :]:
+            if any(name not in held for name in names):
+                break
+            self._buckets[model].append(names)
+            layout = layout_of((name, held[name][0]) for name in names)
+            named = [(name, held.pop(name)[1]) for name in names]
             for group, is_exact in self._exactness.split(named, exact=False):
                 pieces = [piece_of(each) for _, each in group]
-                futures.append(
-                    self._pipeline.submit(pieces, layout, exact=is_exact, named=[*group])
-                )
-
-        # Buckets are completed in the order in which they were submitted.
-        self._held[model].complete_after(futures[-1])
+                latest = self._pipeline.submit(pieces, layout, exact=is_exact, named=[*group])
+        if bucket.is_last():
+            assert latest is not None, "the last gradient completes the last bucket"
+            # Buckets are completed in the order in which they were submitted.
+            self._held[model].complete_after(latest)
+        return future
 
     def _end_backward(self) -> None:
         if self._under_way or not self._is_backward:
@@ -287,6 +302,9 @@ class ReplicaHook(GradientHook):
         self._end_round(finished)
         if self._used is not None:
             self._used.give_averaged_after_ddp(follows=finished.follows)
+        if any(cut is None and had for cut, had in zip(self._cuts, self._buckets, strict=True)):
+            # Runs once DDP is through with the pass.
+            torch.autograd.Variable._execution_engine.queue_callback(self._agree_on_cuts)
 
     def _layout(self, parameters: Sequence[torch.Tensor]) -> int:
         key = tuple(id(each) for each in parameters)

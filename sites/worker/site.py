@@ -27,6 +27,7 @@ from sites.local.rank_messages import Metric, Saving, StateProgress, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.batch_shares import BatchShares
 from sites.worker.bucket_copy import CudaTransfer, Transfer
+from sites.worker.bucket_order import Cut, agree_on_cut
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives, local_rank
 from sites.worker.data_part import part_of
@@ -920,8 +921,21 @@ class Site:
         *,
         is_summed: bool,
     ) -> None:
+        pipeline = self._open()
+
+        def agree(own: Cut) -> Cut:
+            if self.num_sites == 1 or self.job.exchange.schedule == "off":
+                return own
+            sites = self._welcome.sites
+            return agree_on_cut(pipeline, sites, self.rank, self.device, site=self.index, own=own)
+
         hook = ReplicaHook(
-            self._open(), self._tokens, models, exactness=self._exactness, is_summed=is_summed
+            pipeline,
+            self._tokens,
+            models,
+            exactness=self._exactness,
+            agree=agree,
+            is_summed=is_summed,
         )
         self._hook = self._replica_hook = hook
         for index, model in enumerate(models):

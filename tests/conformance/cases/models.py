@@ -501,14 +501,20 @@ def _branches_alone(world: World) -> Any:
     return model
 
 
-@case(
-    BOTH,
-    oracle=_branches_alone,
-    broken={"ddp": "DDP cuts buckets anew in the order of each site's own first backward pass"},
-)
+@case(BOTH, oracle=_branches_alone, quick=True)
 def order_of_backward(world: World) -> Any:
     """A backward pass whose order depends on the data"""
-    model = world.wrap(Branches())
+    return _train_branches(world)
+
+
+@case(DDP, oracle=_branches_alone, ranks=(1, 2))
+def order_of_backward_with_views(world: World) -> Any:
+    """A backward pass whose order depends on the data, with `gradient_as_bucket_view=True`"""
+    return _train_branches(world, gradient_as_bucket_view=True)
+
+
+def _train_branches(world: World, **options: Any) -> Any:
+    model = world.wrap(Branches(), **options)
     optimizer = sgd(model)
     world.start(model, optimizer)
     for inputs, targets in world.batches(STEPS):
