@@ -285,8 +285,10 @@ _ENTRIES = (
     Entry(
         "PARAMETERS_DIFFER",
         "The sites' parameters are not equal bit for bit any more.",
-        "See what changes the parameter named outside the optimizer at the site named, or leaves it "
-        "without the gradient that others have; if nothing does, check that hardware.",
+        "In the order of likelihood: the site named changes that parameter outside the optimizer, or "
+        "its optimizer has other settings or skipped a step; it was frozen, thawed or put in place at "
+        "one site only; an optimizer goes by the norm of a whole tensor (Muon, LAMB), and sites "
+        "shard in unlike ways; last of all, the hardware.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
@@ -334,6 +336,12 @@ _ENTRIES = (
         "ROUND_WITHOUT_STEP",
         "Parameters change from round to round, and no step is counted.",
         "Give site.synchronize the optimizer whose step() changes the parameters.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "NOT_SYNCHRONISED",
+        "An optimizer stepped with gradients of parameters that do not cross.",
+        "Wrap the model anew and call site.synchronize again, at the same step at all sites.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

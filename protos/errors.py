@@ -92,6 +92,12 @@ class RoundWithoutStepError(IsthmusError):
     code = "ROUND_WITHOUT_STEP"
 
 
+class NotSynchronisedError(IsthmusError):
+    """An optimizer stepped with a gradient of a parameter that does not cross."""
+
+    code = "NOT_SYNCHRONISED"
+
+
 class NonFiniteError(IsthmusError):
     """A gradient holds a NaN or an infinity, and the run is configured to stop for that."""
 

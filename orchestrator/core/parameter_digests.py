@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -21,6 +21,8 @@ class Difference:
     step: int
     tensor: str
     """The first that differs, in the order of the model; empty if the hashes do not tell."""
+    lacking: tuple[Replica, ...]
+    """The ranks that have no tensor of this name; empty: all have one."""
     sites: tuple[str, ...]
     """The odd ones out if a majority agrees on something else, otherwise all that take part."""
     is_majority: bool
@@ -29,12 +31,21 @@ class Difference:
     """The ranks at `sites` that differ."""
 
     def __str__(self) -> str:
+        if self.lacking:
+            return (
+                f"after step {self.step}, tensor {self.tensor!r} is not there at "
+                f"{_listed(self.lacking)}, and elsewhere it is"
+            )
         what = f"tensor {self.tensor!r} differs" if self.tensor else "the parameters differ"
-        ranks = ", ".join(f"site {site} rank {rank}" for site, rank in self.replicas[:8])
-        more = f" and {len(self.replicas) - 8} more" if len(self.replicas) > 8 else ""
+        ranks = _listed(self.replicas)
         if self.is_majority:
-            return f"after step {self.step}, {what} at {ranks}{more} from all others"
-        return f"after step {self.step}, {what} between {ranks}{more}"
+            return f"after step {self.step}, {what} at {ranks} from all others"
+        return f"after step {self.step}, {what} between {ranks}"
+
+
+def _listed(replicas: Sequence[Replica]) -> str:
+    ranks = ", ".join(f"site {site} rank {rank}" for site, rank in replicas[:8])
+    return f"{ranks} and {len(replicas) - 8} more" if len(replicas) > 8 else ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +181,32 @@ class DigestComparison:
 def _difference(step: int, entry: _Step, majority: _Hashes | None) -> Difference:
     named = [hashes for hashes in entry.groups if hashes != majority]
     replicas = tuple(sorted(replica for hashes in named for replica in entry.groups[hashes]))
+    tensor = _not_everywhere(list(entry.groups))
+    lacking = [
+        replica
+        for hashes, at in entry.groups.items()
+        if tensor and tensor not in hashes.names
+        for replica in at
+    ]
     return Difference(
         step=step,
-        tensor=_first_differing(list(entry.groups)),
+        tensor=tensor or _first_differing(list(entry.groups)),
+        lacking=tuple(sorted(lacking)),
         sites=tuple(sorted({site for site, _ in replicas})),
         is_majority=majority is not None,
         replicas=replicas,
     )
+
+
+def _not_everywhere(groups: list[_Hashes]) -> str:
+    """Return the first tensor that some replicas have and others have not; empty: there is none.
+
+    Of a large model names stand for several tensors, and may be cut otherwise where sets differ.
+    """
+    sets = [set(each.names) for each in groups]
+    everywhere = set.intersection(*sets)
+    names = (name for each in groups for name in each.names)
+    return next((name for name in names if name not in everywhere), "")
 
 
 def _first_differing(groups: list[_Hashes]) -> str:

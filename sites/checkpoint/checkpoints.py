@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from protos.checkpoint.manifest import Manifest
 from protos.failure import reason_of
@@ -161,12 +162,28 @@ class Checkpoints:
         self._interval = Interval(self._settings, step, agree)
         self._watch = RequestWatch(self._place.store)
 
-    def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Save what they have made of the model. The first one's steps are the run's."""
-        self._counted = optimizers[0]
-        for each in optimizers:
-            each.register_step_pre_hook(self._before_step)
-            each.register_step_post_hook(self._after_any_step)
+    def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[RemovableHandle]:
+        """Save what they have made of the model. The first one's steps are the run's.
+
+        Returns what takes the hooks off.
+        """
+        self._counted, self._first = optimizers[0], None
+        return [
+            *(each.register_step_pre_hook(self._before_step) for each in optimizers),
+            *(each.register_step_post_hook(self._after_any_step) for each in optimizers),
+        ]
+
+    def flush(self) -> None:
+        """Have what is due written now, for the model may become another one before the next step.
+
+        What has been done to it by now stays out, but for values of parameters that were there.
+        """
+        self.before_gradients()
+        self._save()
+
+    def replace(self, state: TrainingState, objects: RunObjects, exchange: ExchangeState) -> None:
+        """Save these from now on, after `flush`."""
+        self._state, self._objects, self._exchange = state, objects, exchange
 
     def let_enter(self) -> None:
         """Sites enter with the next step: count the interval anew after this one, as they do."""
@@ -219,6 +236,7 @@ class Checkpoints:
         if not due.publishes:
             return
         try:
+            self._state.refresh()
             tensors = self._state.model_tensors()
             due.parameters = {
                 path: each for path, each in tensors.items() if self._state.is_common(path)

@@ -105,6 +105,10 @@ class EntryState:
         self._copies: Tensors = {}
         self._told_s = float("-inf")
 
+    def replace(self, state: TrainingState, objects: RunObjects) -> None:
+        """Write these from now on, after `publish`."""
+        self._state, self._objects = state, objects
+
     def write(self, following: Following, step: int) -> None:
         """Note what there is to write, right after the step before sites follow.
 
@@ -114,6 +118,7 @@ class EntryState:
         if self._writer is not None:
             self._writer.wait_settled()
         rank, num_ranks = self._local_rank, self._num_local_ranks
+        self._state.refresh()
         tensors = self._state.tensors()
         common = {path: each for path, each in tensors.items() if self._state.is_common(path)}
         self._open_group()

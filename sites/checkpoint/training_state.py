@@ -63,6 +63,20 @@ class TrainingState:
         )
         self.is_split = is_split
         self._prefixes = self._told_apart()
+        self.refresh()
+        self._forms = {
+            f"{MODEL}{name}": (each.shape, each.dtype) for name, each in self._parameters()
+        }
+
+    def refresh(self) -> None:
+        """Find the optimizers' parameters anew: groups may have been added.
+
+        Of ranks with unlike parameters this is a collective of the site.
+
+        Raises:
+            TypeError: as when it was made.
+        """
+        self._num_groups = [len(each.param_groups) for each in self._optimizers]
         names = {id(each): name for name, each in self._parameters()}
         self._parameter_names = {name for name, _ in self._parameters(remove_duplicate=False)}
         self._named: dict[str, nn.Parameter] = {}
@@ -85,10 +99,9 @@ class TrainingState:
                 self._named[name] = each
         for name, each in self._parameters():
             check_is_box(name, each)
-        self._forms = {
-            f"{MODEL}{name}": (each.shape, each.dtype) for name, each in self._parameters()
-        }
-        self._site_groups = self._groups_of_site() if is_split else self._groups
+        self._site_groups, self._site_names = self._groups, self._all_names()
+        if self.is_split:
+            self._site_groups, self._site_names = self._of_site()
 
     def _told_apart(self) -> list[str]:
         """Return what the names of each model begin with: its number, where names are shared.
@@ -106,31 +119,42 @@ class TrainingState:
             for name, each in model.named_parameters(remove_duplicate=remove_duplicate):
                 yield prefix + bare_name(name), each
 
+    def _all_names(self) -> set[str]:
+        """Return the names of all parameters and buffers."""
+        buffers = {
+            prefix + bare_name(name)
+            for prefix, model in zip(self._prefixes, self._models, strict=True)
+            for name, _ in model.named_buffers(remove_duplicate=False)
+        }
+        return self._parameter_names | buffers
+
     def _all_groups(self) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any]]]:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
+        for optimizer, num_groups in zip(self._optimizers, self._num_groups, strict=True):
+            for group in optimizer.param_groups[:num_groups]:
                 yield optimizer, group
 
-    def _groups_of_site(self) -> list[list[str]]:
-        """Return the names of each group's parameters at all ranks of the site.
+    def _of_site(self) -> tuple[list[list[str]], set[str]]:
+        """Return names at all ranks of the site: of each group's parameters, and of all tensors.
 
         Raises:
             TypeError: groups of one number have unlike settings.
         """
-        own = (self._groups, [repr(each) for each in self._group_settings()])
+        settings_here = [repr(each) for each in self._group_settings()]
+        own = (self._groups, settings_here, self._all_names())
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, own)
-        for rank, (_, settings) in enumerate(told):
+        for rank, (_, settings, _) in enumerate(told):
             if settings != told[0][1]:
                 raise TypeError(
                     f"site.checkpoint: the optimizer of rank {rank} has groups {settings}, that of "
                     f"rank 0 {told[0][1]}: each stage of a pipeline needs as many groups, with the "
                     "same settings, in the same order, if need be empty ones"
                 )
-        return [
-            list(dict.fromkeys(name for groups, _ in told for name in groups[index]))
+        groups_of_site = [
+            list(dict.fromkeys(name for groups, *_ in told for name in groups[index]))
             for index in range(len(self._groups))
         ]
+        return groups_of_site, set().union(*(names for *_, names in told))
 
     def _group_settings(self) -> list[dict[str, Any]]:
         return [
@@ -219,6 +243,14 @@ class TrainingState:
                 raise ConfigMismatchError(
                     f"the checkpoint is of another model: {name.removeprefix(MODEL)} has shape "
                     f"{list(each.shape)} here, {shape} there"
+                )
+        for path, (size, _) in stored.items():
+            name = path.removeprefix(MODEL)
+            if path.startswith(MODEL) and name not in self._site_names:
+                raise ConfigMismatchError(
+                    f"the checkpoint is of another model: it has {name} of shape {[*size]}, which "
+                    "this one has not: build the model as it was then, with what was added since "
+                    "the run began"
                 )
         elsewhere = {name for names in self._site_groups for name in names} - self._named.keys()
         for path, (size, dtype) in stored.items():

@@ -72,16 +72,24 @@ def is_lone(models: Sequence[nn.Module]) -> bool:
     return next(sharded_modules(models), None) is None
 
 
-def tell_reduced(models: Sequence[nn.Module], told: Callable[[Set[int]], None]) -> None:
+def tell_reduced(
+    models: Sequence[nn.Module], told: Callable[[Set[int]], None]
+) -> Callable[[], None]:
     """Have `told` be called whenever fully_shard has reduced all gradients that a pass has.
 
-    It is given the ids of the parameters, those without a gradient, too.
+    It is given the ids of the parameters, those without a gradient, too. Returns what ends that.
     """
-    for module in sharded_modules(models):
-        state: Any = module._get_fsdp_state()
+    states = states_of(models)
+    for state in states:
         state._root_post_backward_final_callback = functools.partial(
             _end_and_tell, state, state._root_post_backward_final_callback, told
         )
+
+    def end() -> None:
+        for state in states:
+            del state._root_post_backward_final_callback  # the class has torch's own
+
+    return end
 
 
 def _end_and_tell(state: Any, end: Callable[[], None], told: Callable[[Set[int]], None]) -> None:  # noqa: ANN401 - torch's own
@@ -145,6 +153,23 @@ def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
         for name, buffer in model.named_buffers():
             buffers.setdefault(bare_name(name), buffer)
     return {**parameters, **buffers}
+
+
+def parameters_now(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters that models have now, as optimizers have them, by name.
+
+    A pass may have left whole ones in the place of shards.
+    """
+    shards = {
+        id(whole): param.sharded_param
+        for module in sharded_modules(models)
+        for group in _param_groups(module)
+        for param in group.fsdp_params
+        if (whole := getattr(param, "_unsharded_param", None)) is not None
+    }
+    for name, each in named_tensors(models).items():
+        if isinstance(each, nn.Parameter):
+            yield name, shards.get(id(each), each)
 
 
 def twin_buffers(models: Sequence[nn.Module]) -> list[tuple[str, torch.Tensor]]:

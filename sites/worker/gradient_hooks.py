@@ -7,16 +7,18 @@ Annotations are evaluated here, not postponed: DDP compares its hook's with its 
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import LocalProtocolError
+from protos.errors import LocalProtocolError, NotSynchronisedError
 from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_gradients import gradients_in, piece_of
 from sites.worker.bucket_order import Agree, Cut, own_cut
@@ -46,8 +48,18 @@ class GradientHook:
             tokens.require()
         self._rounds: deque[Round] = deque(maxlen=MAX_ROUNDS)
         self._latest: Round | None = None
+        self.crossed: set[int] = set()
+        """Ids of the parameters whose gradients cross, as far as rounds have brought them."""
         self.after_round: Callable[[], None] = lambda: None
         """Called at the end of each backward pass that has synchronised."""
+        self._undo: list[Callable[[], None]] = []
+        """Take what was hooked in off again."""
+
+    def close(self) -> None:
+        """Take all hooks off, between two backward passes."""
+        for each in self._undo:
+            each()
+        self._undo.clear()
 
     def finish(self, *_: object) -> None:
         """End a round that is still open: what an optimizer calls before each step."""
@@ -58,6 +70,10 @@ class GradientHook:
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes accumulate gradients, and nothing crosses."""
+        raise NotImplementedError
+
+    def parameters_now(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the parameters that the models have now, new ones too, with their names."""
         raise NotImplementedError
 
     def norm(self) -> float:
@@ -83,6 +99,41 @@ class GradientHook:
         rounds = [*self._rounds]
         self._rounds.clear()
         return rounds
+
+
+class CommHook:
+    """Stands in a DistributedDataParallel, which takes a hook once, for what takes its buckets."""
+
+    _all: ClassVar["WeakKeyDictionary[DistributedDataParallel, CommHook]"] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        """Take no bucket yet."""
+        self.take: Callable[[GradBucket], torch.futures.Future[torch.Tensor]] = _refuse_bucket
+
+    @classmethod
+    def of(cls, model: DistributedDataParallel) -> "CommHook":
+        """Return the one that stands in a model; put it there if there is none."""
+        hook = cls._all.get(model)
+        if hook is None:
+            hook = cls()
+            model.register_comm_hook(None, hook.reduce)
+            cls._all[model] = hook
+        return hook
+
+    def reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Hand over a bucket; what DDP calls for each, in order."""
+        return self.take(bucket)
+
+    def close(self) -> None:
+        """Refuse all further buckets."""
+        self.take = _refuse_bucket
+
+
+def _refuse_bucket(_: GradBucket) -> NoReturn:
+    raise LocalProtocolError(
+        "a backward pass goes through a DistributedDataParallel that site.synchronize was given "
+        "before, and not when it was called again: use the new one, or give it all of them"
+    )
 
 
 class HeldBuckets:
@@ -144,14 +195,10 @@ class ReplicaHook(GradientHook):
         self._pipeline = pipeline
         self._exactness = exactness
         self._models = models
-        self._names = {
-            each: f"{index}.{name}" if len(models) > 1 else name
-            for index, model in enumerate(models)
-            for name, each in model.module.named_parameters()
-        }
+        self._names = {each: name for name, each in self.parameters_now()}
         for model in models:
             named = ((self._names[each], each) for each in model.module.parameters())
-            model.register_forward_pre_hook(KindCheck(named))
+            self._undo.append(model.register_forward_pre_hook(KindCheck(named)).remove)
         self._used: MaybeUsed | None = None
         if any(each.find_unused_parameters for each in models):
             self._used = MaybeUsed(self._names, models)
@@ -162,6 +209,7 @@ class ReplicaHook(GradientHook):
         exactness.check([*self._names.values()])
         if is_summed:
             self._zeroed = ZeroedCheck(self._names)
+            self._undo.append(self._zeroed.close)
         self._layouts: dict[tuple[int, ...], int] = {}
         self._agree = agree
         self._cuts: list[Cut | None] = [None for _ in models]
@@ -176,9 +224,23 @@ class ReplicaHook(GradientHook):
         self._holds = [False for _ in models]
         """By model, whether this round's buckets are not DDP's, from one on."""
 
+    def hook_in(self) -> None:
+        """Have the models hand over their buckets."""
+        for index, model in enumerate(self._models):
+            comm_hook = CommHook.of(model)
+            comm_hook.take = partial(self.reduce, index)
+            self._undo.append(comm_hook.close)
+
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return all parameters with their names."""
+        """Return all parameters that were there at first, with their names."""
         return ((name, each) for each, name in self._names.items())
+
+    def parameters_now(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the parameters that the models have now, new ones too, with their names."""
+        for index, model in enumerate(self._models):
+            prefix = f"{index}." if len(self._models) > 1 else ""
+            for name, each in model.module.named_parameters():
+                yield prefix + name, each
 
     @property
     def buckets(self) -> Cut:
@@ -213,7 +275,7 @@ class ReplicaHook(GradientHook):
         ]
 
     def reduce(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start a bucket's average over all sites; what DDP calls for each, in order.
+        """Start a bucket's average over all sites, in the order of DDP's.
 
         `model` is the number of the model that it is of.
         """
@@ -242,6 +304,7 @@ class ReplicaHook(GradientHook):
             self._used.note(parameters, grads)
         names = [self._names[each] for each in parameters]
         self._crossed.update(names)
+        self.crossed.update(map(id, parameters))
         order, place = self._cuts[model], len(self._buckets[model])
         if order is not None and (self._holds[model] or order[place : place + 1] != [names]):
             self._holds[model] = True
@@ -353,9 +416,15 @@ class OptimizerHook(GradientHook):
     """Averages all gradients of an optimizer's parameters, once a step, before the step."""
 
     def __init__(
-        self, average: TensorAverage, tokens: TokenCount, optimizer: torch.optim.Optimizer
+        self,
+        average: TensorAverage,
+        tokens: TokenCount,
+        optimizer: torch.optim.Optimizer,
+        equalise: Callable[[Sequence[tuple[str, torch.Tensor]]], bool],
     ) -> None:
         """Check the parameters.
+
+        `equalise` gives all sites the first one's values of such, and says whether any differed.
 
         Raises:
             TypeError: one of them cannot be averaged.
@@ -363,10 +432,41 @@ class OptimizerHook(GradientHook):
         super().__init__(tokens, is_summed=False)
         self._average = average
         self._optimizer = optimizer
-        for name, parameter in self.parameters():
+        self._equalise = equalise
+        self._known: dict[int, torch.Tensor] = {}
+        """Parameters that all sites have alike, by id."""
+        self._note(self.parameters())
+
+    def _note(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        for name, parameter in named:
             problem = why_not_averaged(parameter)
             if problem is not None:
                 raise TypeError(f"site.average_gradients: parameter {name} is {problem}")
+            self._known[id(parameter)] = parameter
+
+    def equalise(self) -> None:
+        """Give all sites the first one's parameters."""
+        self._equalise(self.parameters())
+
+    def _check_new(self) -> None:
+        """Refuse parameters that have come since, and that ranks have computed with unlike.
+
+        Raises:
+            NotSynchronisedError: and what to do.
+        """
+        new = [(name, each) for name, each in self.parameters() if id(each) not in self._known]
+        if not new:
+            return
+        self._note(new)
+        if self._equalise(new):
+            name, parameter = new[0]
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            raise NotSynchronisedError(
+                f"the optimizer has got {name} {[*parameter.shape]}{more} after "
+                "site.average_gradients, with other values at other ranks: call "
+                "site.broadcast(model), or site.average_gradients again, before the first forward "
+                "pass with what is new"
+            )
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Return all parameters with the names that the optimizer knows, else their places."""
@@ -389,6 +489,7 @@ class OptimizerHook(GradientHook):
                 "gradients that would not be averaged: compute them before optimizer.step()"
             )
         check_no_scaler()
+        self._check_new()
         trained = [(name, each) for name, each in self.parameters() if each.requires_grad]
         grads = [_gradient(name, each) for name, each in trained]
         is_used = torch.tensor([float(each.grad is not None) for _, each in trained])

@@ -31,9 +31,8 @@ class InitialState:
     """Compares, and where needed copies, the tensors of one rank."""
 
     pipeline: BucketPipeline
-    site_index: int
-    rank: int
-    """Inside the site."""
+    is_first: bool
+    """This is the rank whose tensors are everybody's: the first one of the first site."""
     device: torch.device
 
     def equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> bool:
@@ -104,7 +103,7 @@ class InitialState:
 
     def _hear_first(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
         """Write the numbers of the first site's first rank over everybody's."""
-        self._average(buckets, layout, 1.0 if self.site_index == self.rank == 0 else 0.0)
+        self._average(buckets, layout, 1.0 if self.is_first else 0.0)
 
     def _average(self, buckets: Sequence[torch.Tensor], layout: int, weight: float) -> None:
         """Average numbers over all ranks of all sites, in place: a round of its own."""

@@ -49,8 +49,15 @@ class ZeroedCheck:
         self._parameters = [each for each in parameters if each.requires_grad]
         self.is_due = False
         """A round has ended, and no backward pass has begun."""
-        for each in self._parameters:
+        self._handles = [
             each.register_hook(self._check)  # type: ignore[no-untyped-call] # before it is added
+            for each in self._parameters
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for each in self._handles:
+            each.remove()
 
     def _check(self, _: torch.Tensor) -> None:
         if self.is_due:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -45,8 +46,8 @@ class LoneHook(ShardHook):
         """Stages of a pipeline that are watched, by id."""
         check = KindCheck(self._trained.items())
         for each in models:
-            each.register_forward_pre_hook(check)
-            each.register_forward_pre_hook(self._find_stage)
+            self._undo.append(each.register_forward_pre_hook(check).remove)
+            self._undo.append(each.register_forward_pre_hook(self._find_stage).remove)
 
     def held(self) -> list[Held]:
         """Return what this rank tells the others of its site."""
@@ -114,7 +115,9 @@ class LoneHook(ShardHook):
         if stage is None or id(stage) in self._stages:
             return
         self._stages.add(id(stage))
-        stage.perform_reduce_grad = self._reducer(stage, module, stage.perform_reduce_grad)
+        own = stage.perform_reduce_grad
+        self._undo.append(partial(setattr, stage, "perform_reduce_grad", own))
+        stage.perform_reduce_grad = self._reducer(stage, module, own)
 
     def _reducer(
         self,

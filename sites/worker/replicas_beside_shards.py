@@ -7,7 +7,7 @@ of this site holds all of each tensor.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -22,7 +22,7 @@ from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
 from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
 from sites.worker.collectives import Ranks
 from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import GradientHook, HeldBuckets, no_sync_of
+from sites.worker.gradient_hooks import CommHook, GradientHook, HeldBuckets, no_sync_of
 from sites.worker.left_gradients import ZeroedCheck
 from sites.worker.parameter_kinds import KindCheck
 from sites.worker.refusals import check_in_backward
@@ -62,6 +62,7 @@ class ReplicaBesideShardsHook(GradientHook):
         self._names = {each: bare_name(name) for name, each in parameters}
         if is_summed:
             self._zeroed = ZeroedCheck(self._names)
+            self._undo.append(self._zeroed.close)
         for each, name in self._names.items():
             if not each.is_contiguous():
                 raise TypeError(
@@ -88,10 +89,11 @@ class ReplicaBesideShardsHook(GradientHook):
         self._held = HeldBuckets()
         self._arrived: dict[str, torch.Tensor] = {}
         """Where in DDP's buckets a gradient lies, flat."""
-        model.register_forward_pre_hook(
-            KindCheck((name, each) for each, name in self._names.items())
-        )
-        model.register_comm_hook(None, self.reduce)
+        named = [(name, each) for each, name in self._names.items()]
+        self._undo.append(model.register_forward_pre_hook(KindCheck(named)).remove)
+        comm_hook = CommHook.of(model)
+        comm_hook.take = self.reduce
+        self._undo.append(comm_hook.close)
 
     def held(self) -> list[Held]:
         """Return what this rank tells the others of its site."""
@@ -106,6 +108,7 @@ class ReplicaBesideShardsHook(GradientHook):
         self._cuts = [*zip(cuts, sharing, strict=True)]
         parameters = {name: each for each, name in self._names.items()}
         self._used = MaybeUsed({parameters[name]: name for name in flags.names}, [self._model])
+        self.crossed |= {id(parameters[name]) for cut in cuts for name in cut.names}
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes accumulate gradients, and nothing crosses."""
@@ -115,10 +118,15 @@ class ReplicaBesideShardsHook(GradientHook):
         """Return each gradient that there is."""
         return [each.grad for each in self._names if each.grad is not None]
 
+    def parameters_now(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the parameters that the model has now, new ones too, with their names."""
+        for name, each in reversed([*self._model.module.named_parameters()]):
+            yield bare_name(name), each
+
     def shard_in(self, _: Sequence[torch.Tensor]) -> None:
         """Nothing is a shard here."""
 
-    def reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Hold one of DDP's buckets; submit the agreed ones that it completes.
 
         Raises:

@@ -15,6 +15,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -34,6 +35,7 @@ from sites.worker.fully_sharded import (
     awaits_callback,
     groups_of,
     named_tensors,
+    parameters_now,
     sharded_modules,
     states_of,
     tell_reduced,
@@ -99,6 +101,7 @@ class ShardHook(GradientHook):
             if isinstance(each, nn.Parameter) and each.requires_grad:
                 self._check(name, each)
                 self._trained[name] = each
+        self.crossed |= {id(each) for each in self._trained.values()}
         most = max((each.ranks for each in self._groups.values()), key=len, default=())
         self.data_ranks: Ranks = data_ranks or most or (dist.get_rank(),)
         self._is_counted_alike = False
@@ -165,9 +168,10 @@ class ShardHook(GradientHook):
 
     def _hook_in(self, models: Sequence[nn.Module]) -> None:
         """Have this rank's parameters tell of their gradients, and weigh ranks by tokens."""
-        tell_reduced(models, self._note_reduced)
+        self._undo.append(tell_reduced(models, self._note_reduced))
         for name, parameter in self._trained.items():
-            parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
+            handle = parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
+            self._undo.append(handle.remove)
         if not self._is_summed:
             self._weigh_means()
 
@@ -179,6 +183,8 @@ class ShardHook(GradientHook):
         for each in {id(each.module): each for each in self._groups.values()}.values():
             if each.module is not None and each.is_weighed:
                 comm = WeightedReduceScatter(self._weigh, each.num_replicas)
+                own = each.record._reduce_scatter_comm
+                self._undo.append(partial(each.module.set_custom_reduce_scatter, own))
                 each.module.set_custom_reduce_scatter(comm)  # type: ignore[arg-type] # by its methods
         for name, parameter in self._trained.items():
             group = self._groups[id(parameter)]
@@ -205,6 +211,10 @@ class ShardHook(GradientHook):
         """Return what this rank holds of each gradient that there is: views."""
         grads = [each.grad for each in self._trained.values()]
         return [local_of(each) for each in grads if each is not None]
+
+    def parameters_now(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the parameters that the models have now, new ones too, with their names."""
+        return parameters_now(self._models)
 
     def finish(self, *_: object) -> None:
         """End a round that is still open: what an optimizer calls before each step."""

@@ -41,42 +41,44 @@ class ShardedState:
         self.groups = {participants(each.parts(agreed.here)) for each in self._cuts}
         """The ranks that share a bucket, of all buckets."""
 
-    def hashes(self, *, parameters_only: bool) -> ParameterHashes:
-        """Hash each tensor, all of it, in the agreed order. A collective of the site.
+    def hashes(self, tensors: Mapping[str, torch.Tensor]) -> ParameterHashes:
+        """Hash tensors, all of each, those agreed on in their order. A collective of the site.
 
         What this rank holds is hashed as it is here; for what it has nothing of, such as another
         pipeline stage's, it says what the first rank says that has it.
         """
-        law = [each for each in self._law if not (parameters_only and each.kind == "buffer")]
-        own = {each.name: hash_of(self._own[each.name]) for each in law if each.name in self._own}
+        agreed = [each.name for each in self._law]
+        own = {name: hash_of(tensors[name]) for name in agreed if name in tensors}
+        own |= {name: hash_of(each) for name, each in tensors.items() if name not in own}
         if self._agreed.here.is_split:
             told: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
             dist.all_gather_object(told, own)
             for each in told:
                 own = each | own
-        names = tuple(each.name for each in law)
+        known = [name for name in agreed if name in own]
+        names = (*known, *(name for name in own if name not in set(known)))
         return ParameterHashes(names, tuple(own[each] for each in names))
 
-    def digest(self) -> ParameterHashes | None:
+    def digest(self, now: Mapping[str, torch.Tensor]) -> ParameterHashes | None:
         """Return hashes of all parameters for the sites to compare; None: others tell.
 
-        Where ranks of the site hold copies that are not equal, those who do speak, and the others
-        would only repeat what they heard of one of them. A collective of the site.
+        `now` are those that this rank has by now. Where ranks of the site hold copies that are not
+        equal, those who do speak, and the others would only repeat what they heard of one of them.
+        A collective of the site.
         """
-        hashes = self.hashes(parameters_only=True)
+        hashes = self.hashes(now)
         holders = self._agreed.here.holders
         if all(len(ranks) == 1 for each in holders.values() for _, ranks in each.groups):
             return hashes
-        own = {
-            name: hash_of(local_of(self._own[name])) for name in hashes.names if name in self._own
-        }
+        own = {name: hash_of(local_of(now[name])) for name in holders if name in now}
         told: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(told, own)
         disputing = {
             rank
             for name in hashes.names
+            if name in holders
             for _, ranks in holders[name].groups
-            if len({told[each][name] for each in ranks}) > 1
+            if len({told[each].get(name) for each in ranks}) > 1
             for rank in ranks
         }
         return hashes if not disputing or dist.get_rank() in disputing else None
@@ -87,15 +89,14 @@ class ShardedState:
         Raises:
             IsthmusError: the exchange failed.
         """
-        combined = self.hashes(parameters_only=False).combined.to_bytes(8, "little")
+        combined = self.hashes(self._own).combined.to_bytes(8, "little")
         layout = layout_of_labels(each.label for each in self._law)
         if initial.all_sites_have(combined, layout):
             return False
         flats = {name: local_of(each).contiguous().view(-1) for name, each in self._own.items()}
-        is_first = initial.site_index == initial.rank == 0
         for start in range(0, len(self._cuts), BLOCKS_IN_FLIGHT // 2):
             group = self._cuts[start : start + BLOCKS_IN_FLIGHT // 2]
-            self._cross(initial.pipeline, group, flats, 1.0 if is_first else 0.0)
+            self._cross(initial.pipeline, group, flats, 1.0 if initial.is_first else 0.0)
         for name, flat in flats.items():
             local = local_of(self._own[name])
             if local.data_ptr() != flat.data_ptr():

@@ -12,12 +12,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from protos import metrics
 from protos.checkpoint.manifest import Manifest
@@ -30,6 +32,7 @@ from sites.worker.bucket_copy import CudaTransfer, Transfer
 from sites.worker.bucket_order import Cut, agree_on_cut
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives, local_rank
+from sites.worker.crossing_check import CrossingCheck, places_of
 from sites.worker.data_part import part_of
 from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
@@ -51,7 +54,7 @@ from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.step_watch import StepWatch
 from sites.worker.tensor_average import TensorAverage
-from sites.worker.tensor_hashes import hashes_of
+from sites.worker.tensor_hashes import ParameterHashes, hashes_of
 from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
 from topology.batch_rule import FullBatch
 from topology.job import Checkpoint, Job
@@ -82,7 +85,7 @@ class Site:
 
     name: str
     index: int
-    """Position among the sites; 0's initial parameters are everybody's."""
+    """Position among the sites; the first one's initial parameters are everybody's."""
     num_sites: int
     rank: int
     """Inside the site."""
@@ -149,12 +152,15 @@ class Site:
         self._hook: GradientHook | None = None
         self._shard_hook: ShardHook | ReplicaBesideShardsHook | None = None
         self._step_watch: StepWatch | None = None
+        self._crossing: CrossingCheck | None = None
         self._settlement: Settlement | None = None
         """With the other sites, where tensors are sharded."""
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         """What `synchronize` or `average_gradients` was given; the first one's steps count."""
+        self._former: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """What they were given before they were called again."""
         self._rates: tuple[Sequence[torch.optim.Optimizer], Sequence[object]] = (), ()
         self._entry: EntryState | None = None
         self._checkpoints: Checkpoints | None = None
@@ -167,6 +173,14 @@ class Site:
         self._marks = 0
         """The epoch that the next gradients begin, for a site follows or enters; 0: none."""
         self._returns = returns
+        self._awaits_state = returns
+        """It comes back, and `checkpoint` has not brought the others' state yet."""
+        self._undo: list[Callable[[], None]] = []
+        """Take off what `synchronize` or `average_gradients` has hooked in."""
+        self._unsaved = False
+        """The model was synchronised anew, and `checkpoint` not called again."""
+        self._saving: list[RemovableHandle] = []
+        """Hooks in the optimizers that are saved."""
         later = {*spec.site_names} - {*spec.first_sites}
         self._later = tuple(at for at, name in enumerate(welcome.sites) if name in later)
         """Sites that the run does not begin with, by index."""
@@ -218,12 +232,18 @@ class Site:
         loss: Literal["mean", "sum"] = "mean",
         beside_shards: bool = False,
     ) -> None:
-        """Train `model` together with all other sites from now on. Once, from every rank.
+        """Train `model` together with all other sites from now on. From every rank.
 
         Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad`
         is, after each synchronised backward pass, the average over all ranks of all sites, weighted
         by their tokens, and each `optimizer.step()` is one step of the run. With
         `exchange.schedule: off` all of this holds for the ranks of this site alone.
+
+        Once, with all that is to be synchronised; and again wherever other parameters are to be
+        trained: a layer was thawed or added, adapters were put in, or it is another model. That is
+        between two steps, the same two at all sites, with a wrapper made anew. What it was given
+        before is not synchronised any more, steps count on, and `checkpoint`, if it was called, is
+        called again next.
 
         Args:
             model: a DistributedDataParallel, or what `fully_shard` was called on, whatever else
@@ -248,7 +268,7 @@ class Site:
             TypeError: another model, or not an optimizer.
             ValueError: another `loss`.
             ConfigError: parameters are to cross exactly that the model does not have.
-            RuntimeError: called before.
+            RuntimeError: called before, and no step has been taken since.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
         models = [*model] if isinstance(model, Sequence) else [model]
@@ -260,6 +280,7 @@ class Site:
             raise ValueError(f"site.synchronize: loss: want mean or sum, got {loss!r}")
         is_summed = loss == "sum"
         self._steps.begin("synchronize")
+        self._end_synchronised()
         self._optimizers = optimizers
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
         if replicas:
@@ -269,27 +290,30 @@ class Site:
             self._synchronize_shards(models, optimizers, data_mesh, is_summed=is_summed)
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
+        """Train the parameters of `optimizer` together with all other sites. From every rank.
 
+        Once; and again between two steps where another optimizer takes its place, as `synchronize`.
         This is for a loop without DistributedDataParallel. From now on each `optimizer.step()` is
         one step of the run. It first averages `p.grad` over all ranks of all sites, weighted by
         their tokens, so gradients that were accumulated cross once. All sites get the first site's
-        values of these parameters; `broadcast(model)` does that for buffers, too.
+        values of these parameters; `broadcast(model)` does that for buffers, too, and for what the
+        optimizer gets later, before the first forward pass with it.
 
         Raises:
             TypeError: not an optimizer, or a parameter cannot be averaged.
             ConfigError: parameters are to cross exactly that it does not have, or has no names of.
-            RuntimeError: `synchronize` or this was called before.
+            RuntimeError: `synchronize` or this was called before, and no step has been taken since.
             IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
         """
         check_optimizer("site.average_gradients", optimizer)
-        hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
+        hook = OptimizerHook(self._open_average(), self._tokens, optimizer, self._equalise)
         self._exactness.check([name for name, _ in hook.parameters()])
         self._steps.begin("average_gradients")
+        self._end_synchronised()
         self._optimizers = [optimizer]
-        if not self._returns:
-            self._equalise(hook.parameters())
-        optimizer.register_step_pre_hook(hook.before_step)
+        if not self._awaits_state:
+            hook.equalise()
+        self._undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
         self._steps.follow(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def all_reduce(
@@ -324,14 +348,21 @@ class Site:
                 "hold other elements: average what full_tensor() returns; gradients of a model "
                 "that is synchronised are averaged by its backward pass"
             )
-        named = [(str(index), each) for index, each in enumerate(tensors)]
         if self._step_watch is not None:
             self._step_watch.note_average(exact=exact)
-        self._open_average().average(named, tokens, exact=exact)
+        if self._crossing is not None:
+            self._crossing.note_average(tensors)
+        self._average_all(tensors, tokens, exact=exact)
         if not (self._has_averaged or self._steps.has_begun):
             self._has_averaged = True
             if self.rank == 0:
                 self.record(metrics.FIRST_AVERAGE, 0, {})
+
+    def _average_all(
+        self, tensors: Sequence[torch.Tensor], tokens: float = 1.0, *, exact: bool = True
+    ) -> None:
+        named = [(str(index), each) for index, each in enumerate(tensors)]
+        self._open_average().average(named, tokens, exact=exact)
 
     @property
     def grad_norm(self) -> float:
@@ -426,7 +457,7 @@ class Site:
             IsthmusError: names, shapes or dtypes differ, or the exchange failed.
         """
         if isinstance(state, nn.Module):
-            if self._returns:
+            if self._awaits_state:
                 return  # `checkpoint` brings the others' state
             named = [*state.named_parameters(), *state.named_buffers()]
         else:
@@ -457,7 +488,7 @@ class Site:
 
         def average() -> None:
             if self._steps.num_steps % every == 0:
-                self.all_reduce(buffers, exact=True)
+                self._average_all(buffers)
 
         self._before_step_end = average
 
@@ -480,7 +511,8 @@ class Site:
         """Go on from the run's checkpoint, if it has one, and save from now on as the job says.
 
         Once, from every rank, after `synchronize` or `average_gradients`, and after `sampler` if
-        there is one. Saves model, optimizer, scheduler, extras, the place in the data and the
+        there is one; and again after each further one of these two calls: then it loads nothing.
+        Saves model, optimizer, scheduler, extras, the place in the data and the
         global random number generators: after optimizer steps at the job's `checkpoint.every`, and
         at the end. Without a `checkpoint` section nothing is saved; a site that was lost comes back
         by this call in any case. Outside a run it does nothing.
@@ -517,13 +549,21 @@ class Site:
         more = [each for each in named.values() if isinstance(each, torch.optim.Optimizer)]
         watched = list(dict.fromkeys([*self._optimizers, *optimizers, *more]))
         self._check_all_saved(optimizers, [*named.values()])
+        if self._unsaved:
+            before, objects_before = self._rates
+            scale_learning_rates(
+                [each for each in watched if all(each is not one for one in before)],
+                [each for each in named.values() if all(each is not one for one in objects_before)],
+                self.learning_rate_scale,
+            )
         self._rates = watched, [*named.values()]
         is_alone = self.num_sites == 1 and self.job.checkpoint is None
         if is_alone or self.job.exchange.schedule == "off":
             return 0
-        if self._pipeline is None or self._entry is not None:
+        if self._pipeline is None or (self._entry is not None and not self._unsaved):
             raise RuntimeError(
-                "site.checkpoint: call it once, after site.synchronize or site.average_gradients"
+                "site.checkpoint: call it once, after site.synchronize or site.average_gradients, "
+                "and again only where one of these was called again"
             )
         from sites.checkpoint.entry_state import EntryState
         from sites.checkpoint.exchange_state import ExchangeState
@@ -538,6 +578,13 @@ class Site:
         )
         state = TrainingState(models, optimizers, is_split=self._is_split)
         objects = RunObjects(state, named, exchange)
+        if self._entry is not None:
+            self._entry.replace(state, objects)
+            if self._checkpoints is not None:
+                self._checkpoints.replace(state, objects, exchange)
+            self._watch_saved(watched)
+            self._unsaved = False
+            return self._steps.num_steps
         reports = _EntryReports(self._link, self.record)
         self._entry = EntryState(state, objects, self._entry_data_state, self._lists, reports)
         if self.rank == 0:
@@ -546,16 +593,25 @@ class Site:
             self._checkpoints = self._make_checkpoints(
                 self.job.checkpoint, state, objects, exchange
             )
-            self._checkpoints.watch(watched)
-        publish = self._entry.publish
-        for each in watched:
-            each.register_step_pre_hook(lambda *_: publish())
+        self._watch_saved(watched)
         self._go_on(self._entry, self._checkpoints)
+        self._awaits_state = False
         self._pipeline.before_gradients = self._mark
         if self._checkpoints is not None:
             self._checkpoints.start(self._agreed, self._steps.num_steps)
             self._steps.listen(self._checkpoints.after_step)
         return self._steps.num_steps
+
+    def _watch_saved(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Have what is to be saved copied before one of these optimizers steps, and no other."""
+        assert self._entry is not None
+        publish = self._entry.publish
+        for handle in self._saving:
+            handle.remove()
+        self._saving = []
+        if self._checkpoints is not None:
+            self._saving += self._checkpoints.watch(optimizers)
+        self._saving += [each.register_step_pre_hook(lambda *_: publish()) for each in optimizers]
 
     def _check_all_saved(
         self, optimizers: Sequence[torch.optim.Optimizer], others: Sequence[object]
@@ -707,11 +763,20 @@ class Site:
         """Return the largest of a number of steps over all ranks of all sites."""
         taken = torch.zeros(NOTICE_STEPS + 1, device=self.device)
         taken[min(steps, NOTICE_STEPS)] = 1.0
-        self.all_reduce([taken], exact=True)
+        self._average_all([taken])
         return int(taken.nonzero().max())
 
     def _end_step(self, _: int) -> None:
-        """Follow an optimizer step: who took part in it, and what that means for the data."""
+        """Follow an optimizer step: who took part in it, and what that means for the data.
+
+        Raises:
+            RuntimeError: what is saved is not what is trained.
+        """
+        if self._unsaved:
+            raise RuntimeError(
+                "site.checkpoint: call it again where site.synchronize or site.average_gradients is "
+                "called again, right after it: it would save the model of before"
+            )
         self._before_step_end()
         self._link.missing_sites.end_step()
         if self._sampler is not None:
@@ -764,7 +829,7 @@ class Site:
     def _agreed(self, value: float) -> float:
         """Return the mean of a number over all ranks of all sites, the same at each."""
         mean = torch.tensor([value], dtype=torch.float32, device=self.device)
-        self.all_reduce([mean], exact=True)
+        self._average_all([mean])
         return float(mean)
 
     def _record_checkpoint(self, step: int, write_s: float, num_bytes: int, stall_s: float) -> None:
@@ -891,8 +956,10 @@ class Site:
         self._link.leave(has_averaged=has_averaged)
         self._end()
 
-    def _stepped(self, *_: object) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Tell, once, of an optimizer that takes steps of which other sites know nothing."""
+        if self._crossing is not None:
+            self._crossing.after_any_step(optimizer)
         # The hook stays until the end: torch goes through all hooks while this one runs.
         is_first, self._has_stepped = not self._has_stepped, True
         if is_first and self._must_average and self.rank == 0 and self._pipeline is None:
@@ -913,6 +980,21 @@ class Site:
             self._pipeline.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _end_synchronised(self) -> None:
+        """End what was synchronised until now, between two steps: something else is."""
+        if self._checkpoints is not None:
+            self._checkpoints.flush()
+        if self._entry is not None:
+            self._entry.publish()
+        for each in self._undo:
+            each()
+        self._undo.clear()
+        for optimizer in self._optimizers:
+            self._former.add(optimizer)
+        self._hook = self._replica_hook = self._shard_hook = None
+        self._settlement = self._step_watch = self._crossing = None
+        self._unsaved = self._entry is not None
 
     def _synchronize_replicas(
         self,
@@ -938,11 +1020,17 @@ class Site:
             is_summed=is_summed,
         )
         self._hook = self._replica_hook = hook
-        for index, model in enumerate(models):
+        for model in models:
             self.broadcast(model.module)
-            model.register_comm_hook(index, hook.reduce)
+        hook.hook_in()
+        if not self._awaits_state and (others := _others(hook, optimizers)):
+            self._equalise(others)
         self._watch_steps(hook, hook.parameters(), optimizers)
-        self._steps.follow(optimizers[0], lambda: hashes_of(hook.parameters()), hook.take_rounds)
+        self._steps.follow(
+            optimizers[0],
+            lambda: hashes_of([*hook.parameters_now(), *_others(hook, optimizers)]),
+            hook.take_rounds,
+        )
 
     def _synchronize_shards(
         self,
@@ -1014,13 +1102,19 @@ class Site:
             ranks_per_gateway=self._welcome.ranks_per_gateway or self.world_size,
         )
         self._exactness.check([each.name for each in settlement.tensors.entries])
-        if not self._returns:
+        if not self._awaits_state:
             settlement.tell(pipeline, self.device)
             settlement.state.equalise(self._initial_state())
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(hook.finish)
+            self._undo.append(optimizer.register_step_pre_hook(hook.finish).remove)
         self._watch_steps(hook, hook.own.items(), optimizers)
-        self._steps.follow(optimizers[0], lambda: settlement.state.digest(), hook.take_rounds)
+
+        def hashes() -> ParameterHashes | None:
+            # A pipeline's ranks have unlike optimizers.
+            others = [] if settlement.tensors.is_split else _others(hook, optimizers)
+            return settlement.state.digest(dict([*hook.parameters_now(), *others]))
+
+        self._steps.follow(optimizers[0], hashes, hook.take_rounds)
 
     def _watch_steps(
         self,
@@ -1032,9 +1126,21 @@ class Site:
         self._step_watch = watch = StepWatch(
             named,
             optimizers,
-            is_due=lambda: self._must_average and not self._members.follows,
+            is_due=self._is_due,
         )
         hook.after_round = watch.note_round
+        self._crossing = crossing = CrossingCheck(
+            hook.parameters_now,
+            hook.crossed,
+            optimizers,
+            is_due=self._is_due,
+            former=self._former,
+        )
+        self._undo += [hook.close, watch.close, crossing.close]
+
+    def _is_due(self) -> bool:
+        """Whether gradients are to cross now."""
+        return self._must_average and not self._members.follows
 
     # ---------------------------------------------------------------- what averages
 
@@ -1088,24 +1194,35 @@ class Site:
             )
         return self._average
 
-    def _equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Give every rank of every site the first site's values.
+    def _equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> bool:
+        """Give every rank of every site the first site's values; return whether any differed.
 
         With `schedule: off`, those of this site alone, its own first rank's.
 
         Raises:
             IsthmusError: names, shapes or dtypes differ, or the exchange failed.
         """
-        self._initial_state().equalise(named)
+        return self._initial_state().equalise(named)
 
     def _initial_state(self) -> InitialState:
         is_off = self.job.exchange.schedule == "off"
         return InitialState(
             self._open(),
-            site_index=0 if is_off else self.index,
-            rank=self.rank,
+            is_first=self.rank == 0 and (is_off or self.index == self._first_site()),
             device=self.device,
         )
+
+    def _first_site(self) -> int:
+        """Return which site's state is everybody's: the first of those that take part.
+
+        Once sites may be lost or come back, an average tells all the same. A collective then.
+        """
+        if self._steps.num_steps == 0 and not self._has_averaged:
+            return next(at for at in range(self.num_sites) if at not in self._later)
+        takes_part = torch.zeros(self.num_sites, device=self.device)
+        takes_part[self.index] = 1.0
+        self._average_all([takes_part])
+        return int(takes_part.nonzero().min())
 
     def _make_encoder(self) -> ShardEncoder | None:
         """Return what encodes on this rank's device, if that is wanted and the gateway takes it."""
@@ -1161,6 +1278,19 @@ def _scale_scheduler(scheduler: object, scale: float) -> None:
         rates = getattr(scheduler, name)
         scaled = [each * scale for each in rates] if isinstance(rates, list) else rates * scale
         setattr(scheduler, name, scaled)
+
+
+def _others(
+    hook: GradientHook, optimizers: Sequence[torch.optim.Optimizer]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return what optimizers hold beside the models' parameters, by place."""
+    known = {id(each) for _, each in hook.parameters_now()}
+    return [
+        (f"optimizer {index}: {place}", each)
+        for index, optimizer in enumerate(optimizers)
+        for place, each in places_of(optimizer)
+        if id(each) not in known
+    ]
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from protos import metrics
 from protos.errors import LocalProtocolError
@@ -104,22 +105,32 @@ class StepLog:
         self._now_s = now_s
         self._start_s = now_s()
         self._values: dict[str, float] = {}
-        self.has_begun = False
-        """Something is synchronised, whose optimizer's steps are the run's."""
+        self._begun_at: int | None = None
+        """After how many steps something was synchronised, the last time; None: nothing is."""
+        self._hook: RemovableHandle | None = None
+        """In the optimizer whose steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
         self.num_steps = 0
         self._last_round = -1
         """In which the gradients of the latest step crossed; -1: they have not."""
 
     def begin(self, caller: str) -> None:
-        """Claim the run's steps for what one method of the site synchronises.
+        """Claim the run's steps for what one method of the site synchronises from now on.
 
         Raises:
-            RuntimeError: another one has.
+            RuntimeError: another one has, and no step has been since.
         """
-        if self.has_begun:
-            raise RuntimeError(f"site.{caller}: a model is synchronised already")
-        self.has_begun = True
+        if self._begun_at == self.num_steps:
+            raise RuntimeError(
+                f"site.{caller}: a model is synchronised already, and has not taken a step: give "
+                "site.synchronize all models and all optimizers at once"
+            )
+        self._begun_at = self.num_steps
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something is synchronised."""
+        return self._begun_at is not None
 
     def resume(self, num_steps: int) -> None:
         """Go on counting after steps that a checkpoint has."""
@@ -136,11 +147,13 @@ class StepLog:
         hashes: Hashes,
         take_rounds: Callable[[], list[Round]],
     ) -> None:
-        """Count the optimizer's steps from now on, and send the digest of what they begin with.
+        """Count this optimizer's steps from now on, and send the digest of what all begin with.
 
         `hashes` are of all that sites are to hold alike; `take_rounds` returns the latest ones.
         """
-        if not self._returns:
+        if self._hook is not None:
+            self._hook.remove()
+        if self.num_steps == 0 and not self._returns:
             self._send_digest(hashes)
         self._start_s = self._now_s()
 
@@ -150,7 +163,7 @@ class StepLog:
             for listener in self._listeners:
                 listener(self.num_steps)
 
-        optimizer.register_step_post_hook(end_step)
+        self._hook = optimizer.register_step_post_hook(end_step)
 
     def end_step(self, rounds: Sequence[Round]) -> None:
         """Count a step that synchronised in `rounds`, and make its record."""

@@ -61,9 +61,16 @@ class StepWatch:
         """Rounds in the step of a line search that goes on; None: none does."""
         self._has_averaged_loss = False
         """Since the latest round the script has averaged something."""
-        for each in optimizers:
-            each.register_step_pre_hook(self._before_step)
+        self._handles = [each.register_step_pre_hook(self._before_step) for each in optimizers]
+        self._handles += [
             each.register_step_post_hook(partial(self._after_step, each is optimizers[0]))
+            for each in optimizers
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for each in self._handles:
+            each.remove()
 
     def note_average(self, *, exact: bool) -> None:
         """Note that the script averages tensors; those that are not exact may be gradients."""
@@ -162,7 +169,8 @@ class StepWatch:
                     "backward pass since its last step has averaged over the sites. Call the "
                     "wrapped model, not model.module or torch.func.functional_call of it, and "
                     "backward(), not torch.autograd.grad; leave no_sync for the last backward pass "
-                    "before each step; or see site.average_gradients"
+                    "before each step; give DistributedDataParallel find_unused_parameters=True "
+                    "where a pass leaves parameters out; or see site.average_gradients"
                 )
 
 

@@ -1,7 +1,16 @@
 """All cases of the conformance suite, once their modules are imported."""
 
 from tests.conformance.case import CASES as CASES
-from tests.conformance.cases import checkpoints, data, lone, loops, models, optimizers, wrappers
+from tests.conformance.cases import (
+    changes,
+    checkpoints,
+    data,
+    lone,
+    loops,
+    models,
+    optimizers,
+    wrappers,
+)
 
-GROUPS = (loops, optimizers, models, lone, wrappers, data, checkpoints)
+GROUPS = (loops, optimizers, models, lone, changes, wrappers, data, checkpoints)
 """In the order of the table in docs/integration.md."""

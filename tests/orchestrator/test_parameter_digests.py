@@ -122,3 +122,24 @@ def test_in_every_order_the_one_flipped_rank_is_found(seed: int) -> None:
     assert found is not None, f"{seed=}"
     assert (found.step, found.replicas, found.tensor) == (bad_step, (odd,), "1.weight"), f"{seed=}"
     assert digests.verified_steps == 4, f"{seed=}"
+
+
+def test_a_tensor_that_not_all_have_is_named_with_those_who_lack_it() -> None:
+    digests = DigestComparison({"a": 2, "b": 1, "c": 1})
+    grown = ((1, 2, 3, 4), (*NAMES, "head.weight"))
+    for rank in (0, 1):
+        assert digests.report("a", rank, 10, hash(grown), *grown) is None
+    assert report(digests, "b", 0, 10) is None
+    found = digests.report("c", 0, 10, hash(grown), *grown)
+    assert found is not None
+    assert (found.tensor, found.lacking, found.sites) == ("head.weight", (("b", 0),), ("b",))
+    assert "'head.weight' is not there at site b rank 0, and elsewhere it is" in str(found)
+
+
+def test_tensors_of_other_names_are_told_before_other_values() -> None:
+    digests = DigestComparison({"a": 1, "b": 1})
+    assert report(digests, "a", 0, 10, second=9) is None
+    names = ("embedding", "1.weight", "1.up")
+    found = digests.report("b", 0, 10, hash(names), (1, 2, 3), names)
+    assert found is not None
+    assert (found.tensor, found.lacking) == ("2.weight", (("b", 0),))

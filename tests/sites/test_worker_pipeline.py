@@ -62,7 +62,7 @@ def test_a_lone_rank_gets_its_own_values_back(start: Start) -> None:
 def test_initial_state_waits_for_what_is_only_enqueued(start: Start) -> None:
     exchange = start(SecondSite(), StreamTransfer(Collectives(LONG_S)))
     net = nn.Linear(3, 1)
-    state = InitialState(exchange, site_index=1, rank=0, device=torch.device("cpu"))
+    state = InitialState(exchange, is_first=False, device=torch.device("cpu"))
     assert state.equalise([*net.named_parameters()])
     for each in net.parameters():
         numbers = each.detach().view(torch.int16)

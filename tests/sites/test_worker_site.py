@@ -135,14 +135,14 @@ def test_steps_are_counted_and_logged() -> None:
     with pytest.raises(RuntimeError, match="no completed optimizer step"):
         site.log(loss=1.0)
     site.synchronize(model, optimizer)
+    with pytest.raises(RuntimeError, match="already"):
+        site.synchronize(model, optimizer)
     for step in range(3):
         torch.autograd.backward(model(torch.ones(2, 3)).sum())
         optimizer.step()
         if step == 0:
             site.log(loss=torch.tensor(4.0))
             site.log(late=5)
-    with pytest.raises(RuntimeError, match="already"):
-        site.synchronize(model, optimizer)
     site.leave()
     steps = [(kind, step) for kind, step, _ in link.metrics]
     assert steps == [("step", 1), ("step", 1), ("step", 2), ("step", 3)]
@@ -151,6 +151,23 @@ def test_steps_are_counted_and_logged() -> None:
     assert link.metrics[3][2]["step_s"] > 0.0
     assert link.steps_hashed == [0, 2]
     assert link.has_left
+
+
+def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once() -> None:
+    link = RecordingLink()
+    site = lone_site(link)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    for optimizer in optimizers:
+        site.synchronize(model, optimizer)
+        for _ in range(2):
+            torch.autograd.backward(model(torch.ones(2, 3)).sum())
+            optimizer.step()
+    optimizers[0].step()  # it counts no more
+    site.leave()
+    steps = [step for kind, step, _ in link.metrics if kind == "step"]
+    assert steps == [1, 2, 3, 4]
+    assert link.steps_hashed == [0, 2, 4]
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tests.conformance.case import AVERAGE, BOTH, DDP, FSDP2, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
-from tests.conformance.world import OUTPUTS, F, World, loss_of, net
+from tests.conformance.world import OUTPUTS, WIDTH, F, World, loss_of, net
 
 
 def train(world: World, **options: Any) -> Any:
@@ -199,8 +199,7 @@ def two_models_one_loss(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError|TypeError|LAYOUT_MISMATCH", r"1\.|second|not synchronised"),
-    broken="what synchronize was not given is nobody's business",
+    Refused("NOT_SYNCHRONISED", r"parameter 6 of group 0 \[3, 3\]"),
 )
 def forgotten_model(world: World) -> Any:
     """A second wrapped model that `synchronize` is not given, in the same optimizer"""
@@ -212,6 +211,70 @@ def forgotten_model(world: World) -> Any:
         F.mse_loss(second(first(inputs)), targets).backward()
         optimizer.step()
     return [first, second]
+
+
+@case(DDP, Refused("NOT_SYNCHRONISED", r"parameter 0 of group 1 \[3\]"))
+def loss_with_parameters(world: World) -> Any:
+    """A loss that has parameters, in the same optimizer, which nothing wraps"""
+    model, scales = world.wrap(net()), nn.Parameter(torch.ones(OUTPUTS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.add_param_group({"params": [scales]})
+    world.start(model, optimizer)
+    for inputs, targets in world.batches(STEPS):
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs) * scales, targets).backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP)
+def loss_with_parameters_averaged_by_hand(world: World) -> Any:
+    """A loss that has parameters, whose gradients the script averages by `site.all_reduce`"""
+    model, scales = world.wrap(net()), nn.Parameter(torch.ones(OUTPUTS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.add_param_group({"params": [scales]})
+    world.start(model, optimizer)
+    for inputs, targets in world.batches(STEPS):
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs) * scales, targets).backward()
+        world.site.all_reduce([scales.grad], exact=True)
+        optimizer.step()
+    return [model, nn.ParameterList([scales])]
+
+
+@case(DDP)
+def probe_of_each_rank(world: World) -> Any:
+    """A small model beside the large one, of each rank's own, with an optimizer of its own"""
+    model, probe = world.wrap(net()), nn.Linear(OUTPUTS, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = torch.optim.SGD(probe.parameters(), lr=0.1)
+    world.start(model, optimizer)
+    for inputs, targets in world.batches(STEPS):
+        optimizer.zero_grad()
+        outputs = model(inputs)
+        F.mse_loss(outputs, targets).backward()
+        optimizer.step()
+        own.zero_grad()
+        probe(outputs.detach()).square().mean().backward()
+        own.step()
+    return model
+
+
+@case(DDP)
+def gan_with_one_optimizer(world: World) -> Any:
+    """Two models that take turns, and one optimizer of both, whose old gradients stay"""
+    maker, critic = world.wrap(nn.Linear(WIDTH, OUTPUTS)), world.wrap(nn.Linear(OUTPUTS, 1))
+    optimizer = torch.optim.SGD([*maker.parameters(), *critic.parameters()], lr=0.1)
+    world.start([maker, critic], optimizer)
+    for step, (inputs, targets) in enumerate(world.batches(STEPS)):
+        if step % 2:
+            critic.zero_grad()
+            critic(targets).square().mean().backward()
+        else:
+            maker.zero_grad()
+            F.mse_loss(maker(inputs), targets).backward()
+        optimizer.step()
+    return [maker, critic]
 
 
 # ---------------------------------------------------------------- precision
