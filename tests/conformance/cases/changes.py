@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.conformance.case import AVERAGE, BOTH, DDP, FSDP2, STEPS, Refused, case
+from tests.conformance.case import AVERAGE, BOTH, DDP, FSDP2, LONE, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
 from tests.conformance.cases.models import Adapted, Growing
 from tests.conformance.world import HIDDEN, OUTPUTS, F, World, loss_of, net
@@ -160,7 +160,7 @@ def another_optimizer_averages(world: World) -> Any:
     return model
 
 
-@case(BOTH)
+@case((*BOTH, *LONE))
 def another_optimizer_of_the_same_wrapper(world: World) -> Any:
     """Another optimizer of the same wrapped model, and `synchronize` again"""
     model = world.wrap(net())
@@ -174,7 +174,7 @@ def another_optimizer_of_the_same_wrapper(world: World) -> Any:
     return model
 
 
-@case(BOTH)
+@case((*BOTH, *LONE))
 def another_model(world: World) -> Any:
     """Another model after the first one, with an optimizer of its own"""
     models = [world.wrap(net()), world.wrap(nn.Sequential(filled(nn.Linear(6, OUTPUTS))))]
@@ -204,7 +204,7 @@ def assigned_and_synchronized_again(world: World) -> Any:
     return wrapped
 
 
-@case(DDP)
+@case((*DDP, *LONE))
 def head_of_other_size(world: World) -> Any:
     """A head of another size in the place of the first one, and `synchronize` again"""
     model = net()

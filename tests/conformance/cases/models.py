@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.case import AVERAGE, BOTH, DDP, EQUAL, STEPS, Refused, case
+from tests.conformance.case import AVERAGE, BOTH, DDP, EQUAL, LONE, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
 from tests.conformance.world import HIDDEN, OUTPUTS, WIDTH, F, World, loss_of, net
 
@@ -42,11 +42,7 @@ def frozen(world: World) -> Any:
     return train(world, model)
 
 
-@case(
-    BOTH,
-    Refused(NOT_SYNCHRONISED, r"0\.weight"),
-    quick=True,
-)
+@case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"0\.weight"), quick=True)
 def thawed_later(world: World) -> Any:
     """A layer that is thawed after `synchronize`"""
     model = net()
@@ -63,7 +59,7 @@ def thawed_later(world: World) -> Any:
     return wrapped
 
 
-@case(BOTH, quick=True)
+@case((*BOTH, *LONE), quick=True)
 def thawed_and_synchronized_again(world: World) -> Any:
     """A layer that is thawed, and `synchronize` again with a new wrapper"""
     model = net()
@@ -223,10 +219,7 @@ class Growing(nn.Module):
         return self.head(self.body(inputs))
 
 
-@case(
-    BOTH,
-    Refused(NOT_SYNCHRONISED, r"head"),
-)
+@case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"head"))
 def added_layer(world: World) -> Any:
     """A layer and a parameter group added after `synchronize`"""
     model = Growing()
