@@ -103,6 +103,8 @@ class EntryState:
         self._live: Tensors = {}
         """Tensors of this rank's part that are yet to be copied."""
         self._copies: Tensors = {}
+        self._problem: Exception | None = None
+        """Why what is yet to be copied is not all that there is."""
         self._told_s = float("-inf")
 
     def replace(self, state: TrainingState, objects: RunObjects) -> None:
@@ -118,7 +120,11 @@ class EntryState:
         if self._writer is not None:
             self._writer.wait_settled()
         rank, num_ranks = self._local_rank, self._num_local_ranks
-        self._state.refresh()
+        self._problem = None
+        try:
+            self._state.refresh()
+        except TypeError as error:  # an optimizer has got what cannot be saved: training goes on
+            self._problem = error
         tensors = self._state.tensors()
         common = {path: each for path, each in tensors.items() if self._state.is_common(path)}
         self._open_group()
@@ -207,7 +213,7 @@ class EntryState:
             return
         live, self._live = self._live, {}
         copies, self._copies = self._copies, {}
-        problem: Exception | None = None
+        problem = self._problem
         try:
             for path, each in live.items():
                 self._say_waiting()
