@@ -1206,9 +1206,10 @@ class Site:
 
     def _initial_state(self) -> InitialState:
         is_off = self.job.exchange.schedule == "off"
+        first_site = self.index if is_off else self._first_site()
         return InitialState(
             self._open(),
-            is_first=self.rank == 0 and (is_off or self.index == self._first_site()),
+            is_first=self.rank == 0 and self.index == first_site,
             device=self.device,
         )
 
