@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sites
 
-KILLED_AT, GROWS_AT, LAST_STEPS = 10, 20, 40
+KILLED_AT, GROWS_AT = 10, 20
 
 folder, kind, fate = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+last_steps = 40 if fate == "lost" else 800  # by then it has learnt all, and takes part
 site = sites.join()
 torch.manual_seed(site.global_rank)
 body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
@@ -45,7 +46,7 @@ is_back = torch.zeros(1)
 while step < stops_at:
     is_time = step == GROWS_AT if fate == "lost" else bool(is_back > 0)
     if is_time and stops_at == sys.maxsize:
-        stops_at = step + LAST_STEPS
+        stops_at = step + last_steps
         head = nn.Linear(8, 3)  # other values at each site: those of one are everybody's
         if kind == "fsdp":
             fully_shard(head)
