@@ -30,6 +30,7 @@ from sites.worker.refusals import check_in_backward, check_no_scaler
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
+from sites.worker.unreduced import ReducedCheck
 from sites.worker.used_flags import MaybeUsed
 
 MAX_ROUNDS = 1024
@@ -199,6 +200,8 @@ class ReplicaHook(GradientHook):
         for model in models:
             named = ((self._names[each], each) for each in model.module.parameters())
             self._undo.append(model.register_forward_pre_hook(KindCheck(named)).remove)
+        self.reduced = ReducedCheck(models, self._names)
+        """What refuses steps with gradients that have not crossed."""
         self._used: MaybeUsed | None = None
         if any(each.find_unused_parameters for each in models):
             self._used = MaybeUsed(self._names, models)
@@ -305,6 +308,7 @@ class ReplicaHook(GradientHook):
         names = [self._names[each] for each in parameters]
         self._crossed.update(names)
         self.crossed.update(map(id, parameters))
+        self.reduced.note_crossed(names)
         order, place = self._cuts[model], len(self._buckets[model])
         if order is not None and (self._holds[model] or order[place : place + 1] != [names]):
             self._holds[model] = True

@@ -1026,6 +1026,7 @@ class Site:
         if not self._awaits_state and (others := _others(hook, optimizers)):
             self._equalise(others)
         self._watch_steps(hook, hook.parameters(), optimizers)
+        hook.watch_reduced(optimizers)
         self._steps.follow(
             optimizers[0],
             lambda: hashes_of([*hook.parameters_now(), *_others(hook, optimizers)]),

@@ -1,0 +1,71 @@
+"""Notices backward passes of which DistributedDataParallel reduces nothing.
+
+After a forward pass DDP waits for one backward pass. What a second one through the same graph adds
+to gradients stays at this rank, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from protos.errors import LocalProtocolError
+
+_SAMPLED = 8
+"""Parameters of an optimizer that are watched, from all over."""
+
+
+class ReducedCheck:
+    """Refuses to step with gradients that have not been reduced. Watches some parameters."""
+
+    def __init__(
+        self, models: Sequence[DistributedDataParallel], names: Mapping[torch.Tensor, str]
+    ) -> None:
+        """Watch nothing yet. `names` are those of the models' parameters."""
+        self._names = names
+        self._owners = {each: model for model in models for each in model.module.parameters()}
+        self._added: set[str] = set()
+        """Names of parameters whose gradients have changed in a backward pass, and not crossed."""
+        self._watched: set[str] = set()
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check before each of its steps."""
+        groups = (group["params"] for group in optimizer.param_groups)
+        own = [each for params in groups for each in params if each in self._owners]
+        own = [each for each in own if each.requires_grad]
+        sample = own[:: max(1, -(-len(own) // _SAMPLED))]
+        for each in sample:
+            name = self._names[each]
+            if name not in self._watched:
+                self._watched.add(name)
+                each.register_post_accumulate_grad_hook(self._noter(name, self._owners[each]))
+        names = [self._names[each] for each in sample]
+        optimizer.register_step_pre_hook(lambda *_: self._check(names))
+
+    def note_crossed(self, names: Iterable[str]) -> None:
+        """The gradients of these are reduced, whatever they hold."""
+        self._added.difference_update(names)
+
+    def _noter(self, name: str, model: DistributedDataParallel) -> Callable[[torch.Tensor], None]:
+        def note(_: torch.Tensor) -> None:
+            if not torch.compiler.is_compiling() and model.require_backward_grad_sync:
+                self._added.add(name)
+
+        return note
+
+    def _check(self, names: Sequence[str]) -> None:
+        """Refuse a step.
+
+        Raises:
+            LocalProtocolError: and what to do.
+        """
+        name = next((each for each in names if each in self._added), None)
+        if name is not None:
+            raise LocalProtocolError(
+                f"a backward pass has added to the gradient of {name}, and "
+                "DistributedDataParallel has not reduced it: it was a second one through the same "
+                "forward pass (retain_graph), or the second of two after two forward passes. Add "
+                "the losses up and call backward once, or let all but the last be under no_sync"
+            )
