@@ -28,6 +28,8 @@ class ReducedCheck:
         self._owners = {each: model for model in models for each in model.module.parameters()}
         self._added: set[str] = set()
         """Names of parameters whose gradients have changed in a backward pass, and not crossed."""
+        self._crossed: set[str] = set()
+        """Those that have crossed since the latest step."""
         self._watched: set[str] = set()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
@@ -46,7 +48,9 @@ class ReducedCheck:
 
     def note_crossed(self, names: Iterable[str]) -> None:
         """The gradients of these are reduced, whatever they hold."""
-        self._added.difference_update(names)
+        watched = self._watched.intersection(names)
+        self._added -= watched
+        self._crossed |= watched
 
     def _noter(self, name: str, model: DistributedDataParallel) -> Callable[[torch.Tensor], None]:
         def note(_: torch.Tensor) -> None:
@@ -56,16 +60,17 @@ class ReducedCheck:
         return note
 
     def _check(self, names: Sequence[str]) -> None:
-        """Refuse a step.
+        """Refuse a step with gradients of which some have crossed; step_watch.py has the others.
 
         Raises:
             LocalProtocolError: and what to do.
         """
-        name = next((each for each in names if each in self._added), None)
+        name = next((each for each in names if each in self._added & self._crossed), None)
+        self._crossed.difference_update(names)
         if name is not None:
             raise LocalProtocolError(
                 f"a backward pass has added to the gradient of {name}, and "
                 "DistributedDataParallel has not reduced it: it was a second one through the same "
-                "forward pass (retain_graph), or the second of two after two forward passes. Add "
-                "the losses up and call backward once, or let all but the last be under no_sync"
+                "forward pass (retain_graph), the second of two after two forward passes, or one past "
+                "the wrapper (model.module). Add the losses up and call backward once"
             )
