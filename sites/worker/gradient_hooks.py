@@ -200,8 +200,8 @@ class ReplicaHook(GradientHook):
         for model in models:
             named = ((self._names[each], each) for each in model.module.parameters())
             self._undo.append(model.register_forward_pre_hook(KindCheck(named)).remove)
-        self.reduced = ReducedCheck(models, self._names)
-        """What refuses steps with gradients that have not crossed."""
+        self._reduced = ReducedCheck(models, self._names)
+        self._undo.append(self._reduced.close)
         self._used: MaybeUsed | None = None
         if any(each.find_unused_parameters for each in models):
             self._used = MaybeUsed(self._names, models)
@@ -277,6 +277,11 @@ class ReplicaHook(GradientHook):
             for model in self._models
         ]
 
+    def watch_reduced(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Refuse their steps with gradients of which a part has not crossed."""
+        for each in optimizers:
+            self._reduced.watch(each)
+
     def reduce(self, model: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start a bucket's average over all sites, in the order of DDP's.
 
@@ -308,7 +313,7 @@ class ReplicaHook(GradientHook):
         names = [self._names[each] for each in parameters]
         self._crossed.update(names)
         self.crossed.update(map(id, parameters))
-        self.reduced.note_crossed(names)
+        self._reduced.note_crossed(names)
         order, place = self._cuts[model], len(self._buckets[model])
         if order is not None and (self._holds[model] or order[place : place + 1] != [names]):
             self._holds[model] = True

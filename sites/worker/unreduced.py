@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from protos.errors import LocalProtocolError
 
@@ -31,6 +32,7 @@ class ReducedCheck:
         self._crossed: set[str] = set()
         """Those that have crossed since the latest step."""
         self._watched: set[str] = set()
+        self._handles: list[RemovableHandle] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Check before each of its steps."""
@@ -42,9 +44,17 @@ class ReducedCheck:
             name = self._names[each]
             if name not in self._watched:
                 self._watched.add(name)
-                each.register_post_accumulate_grad_hook(self._noter(name, self._owners[each]))
+                note = self._noter(name, self._owners[each])
+                self._handles.append(each.register_post_accumulate_grad_hook(note))
         names = [self._names[each] for each in sample]
-        optimizer.register_step_pre_hook(lambda *_: self._check(names))
+        handle = optimizer.register_step_pre_hook(lambda *_: self._check(names))
+        self._handles.append(handle)
+
+    def close(self) -> None:
+        """Watch no more."""
+        for each in self._handles:
+            each.remove()
+        self._handles.clear()
 
     def note_crossed(self, names: Iterable[str]) -> None:
         """The gradients of these are reduced, whatever they hold."""
