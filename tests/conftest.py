@@ -31,7 +31,7 @@ settings.load_profile("isthmus")
 
 FEW_SEEDS = 3
 """A run without `--all` takes so many seeds of a test."""
-FEW_SLOW_SEEDS = 2
+FEW_SLOW_SEEDS = 1
 """A run without `--all` takes so many seeds of a slow test."""
 RUNS = "tests/multiprocess/"
 SHARED = ("tests/topology/", "tests/fuzz/", "tests/conformance/")

@@ -78,7 +78,7 @@ def pods(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_as_the_schemas_want_it(version: str, nodes: int) -> None:
     for made in objects(text() if nodes == 1 else of_two_nodes()):

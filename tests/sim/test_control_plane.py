@@ -50,7 +50,7 @@ def carry_out(seed: int, mutant: str = "") -> Counter[str]:
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=[pytest.mark.exhaustive] if first >= NUM_SEEDS // 2 else [])
+        pytest.param(first, marks=[pytest.mark.exhaustive] if first >= NUM_SEEDS // 4 else [])
         for first in range(0, NUM_SEEDS, PER_TEST)
     ],
 )

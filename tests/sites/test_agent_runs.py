@@ -190,6 +190,7 @@ def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code:
     play(story)
 
 
+@pytest.mark.exhaustive
 def test_one_of_a_nodes_gateways_is_named_by_its_number(tmp_path: Path) -> None:
     async def story() -> None:
         started = scene(tmp_path, "wait", nodes=2, ranks=2, gateways=2)
@@ -293,7 +294,12 @@ def test_a_signal_stops_the_run_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [("fail", "PEER_LOST"), ("garbage", "INTERNAL"), ("exit", "GATEWAY_EXITED")]
+    ("fault", "code"),
+    [
+        ("fail", "PEER_LOST"),
+        ("garbage", "INTERNAL"),
+        pytest.param("exit", "GATEWAY_EXITED", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_what_a_gateway_says_is_passed_on(tmp_path: Path, fault: str, code: str) -> None:
     async def story() -> None:

@@ -204,7 +204,9 @@ def test_the_rank_with_a_nan_in_one_parameter_is_named_and_no_other(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("rank", ["site0-rank1", "site1-rank2"])
+@pytest.mark.parametrize(
+    "rank", ["site0-rank1", pytest.param("site1-rank2", marks=pytest.mark.exhaustive)]
+)
 def test_of_sharded_gradients_the_site_is_named(tmp_path: Path, rank: str) -> None:
     told = reports(tmp_path, ("fsdp2", "tp"), "", rank)
     own = [each for each in told if each[2]["step"] == 2 and not each[2]["values"]["averaged"]]

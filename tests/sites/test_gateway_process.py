@@ -60,7 +60,9 @@ def test_a_run_from_configure_to_end_of_file(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.sock"))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive), signal.SIGSTOP]
+)
 def test_a_dead_or_frozen_gateway_is_suspected(tmp_path: Path, how: signal.Signals) -> None:
     """Of a frozen one, the kernel still accepts connections, and nothing answers."""
     with ExitStack() as stack:

@@ -219,7 +219,15 @@ def configs_of(folder: Path, **changes: Any) -> list[GatewayConfig]:  # noqa: AN
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [0, 1, 5], ids=["before any round", "after one", "later"])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        pytest.param(5, marks=pytest.mark.exhaustive),
+    ],
+    ids=["before any round", "after one", "later"],
+)
 def test_a_half_open_connection_holds_up_a_round_for_two_thirds_at_most(
     tmp_path: Path, rounds: int
 ) -> None:
@@ -271,7 +279,11 @@ def test_a_peer_that_answers_and_takes_no_frame_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", [True, False], ids=["reads", "reads nothing"])
+@pytest.mark.parametrize(
+    "reads",
+    [pytest.param(True, marks=pytest.mark.exhaustive), False],
+    ids=["reads", "reads nothing"],
+)
 def test_a_peer_that_never_acknowledges_on_a_connection_gets_the_frame_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:

@@ -106,7 +106,9 @@ def test_a_lost_gateway_ends_its_ranks_and_is_suspected_by_the_others(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "program", [programs.train, train_sharded, train_plain], ids=lambda p: p.__name__
+    "program",
+    [programs.train, train_sharded, pytest.param(train_plain, marks=pytest.mark.exhaustive)],
+    ids=lambda p: p.__name__,
 )
 def test_under_a_codec_that_rounds_sites_stay_equal(
     tmp_path: Path, program: Callable[[Path, str], None]

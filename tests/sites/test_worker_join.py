@@ -181,6 +181,7 @@ class TestLeaving:
         assert steps == [1, 2]
         assert gateways.problems == []
 
+    @pytest.mark.exhaustive
     def test_a_crash_is_no_leave(self, tmp_path: Path) -> None:
         code = "import sites; site = sites.join(); raise ValueError(site.name)"
         ended, gateways = run_as_rank(tmp_path, "-c", code)

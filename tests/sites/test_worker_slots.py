@@ -141,7 +141,12 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("ranks_per_site", "codec"), [((1, 1), "int8"), ((1, 1), "fp32"), ((2, 1), "bf16")]
+    ("ranks_per_site", "codec"),
+    [
+        pytest.param((1, 1), "int8", marks=pytest.mark.exhaustive),
+        pytest.param((1, 1), "fp32", marks=pytest.mark.exhaustive),
+        ((2, 1), "bf16"),
+    ],
 )
 def test_bits_are_those_of_copied_tensors(
     tmp_path: Path, ranks_per_site: tuple[int, int], codec: str

@@ -161,6 +161,7 @@ def test_sites_that_the_batch_is_too_small_for_are_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_many_sites_those_go_that_the_batch_has_no_sequences_for() -> None:
     speeds = [4e8 if index % 3 else 1e8 for index in range(12)]
     links = [(one, other, 1e9, 0.001) for other in range(12) for one in range(other)]

@@ -315,7 +315,8 @@ def test_many_sites_are_planned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [pytest.param(1e9, marks=pytest.mark.exhaustive), 2e10])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rate", [1e9, 2e10])
 def test_moving_sequences_finds_what_trying_all_spreads_does(rate: float) -> None:
     world = sites_of_nodes([4, 2], [(0, 1, rate, 0.01)], speeds=[1e14, 7e13])
     job = described_job(dataclasses.replace(MODEL, global_batch=400), sites="all")
