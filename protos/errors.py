@@ -20,6 +20,12 @@ class LocalProtocolError(IsthmusError):
     code = "INTERNAL"
 
 
+class ScriptError(IsthmusError):
+    """The script does what cannot be right with several sites; the message has the way out."""
+
+    code = "SCRIPT_FAILED"
+
+
 class RemoteProtocolError(IsthmusError):
     """The peer broke the contract: a bad or foreign message, detected and dropped."""
 

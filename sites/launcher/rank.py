@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import sites
-from protos.errors import IsthmusError, LocalProtocolError
+from protos.errors import IsthmusError, LocalProtocolError, ScriptError
 from protos.failure import reason_of
 from sites.launcher.outages import causes, is_outage, is_signal_status
 from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
@@ -31,6 +31,8 @@ _LOST_SIBLING = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited"
 )
 """What Gloo and NCCL say when another rank of the collective has gone."""
+_NO_EXCHANGE = (LocalProtocolError, ScriptError)
+"""Errors of ours that do not say that the exchange has failed: bugs, and mistakes of the script."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -148,10 +150,10 @@ def _exchange_error(error: BaseException) -> IsthmusError | type[IsthmusError] |
     """
     for each in causes(error):
         if isinstance(each, IsthmusError):
-            return None if isinstance(each, LocalProtocolError) else each
+            return None if isinstance(each, _NO_EXCHANGE) else each
     if isinstance(error, RuntimeError):
         for kind in IsthmusError.__subclasses__():
-            if kind is not LocalProtocolError and f"{kind.__name__}: " in str(error):
+            if kind not in _NO_EXCHANGE and f"{kind.__name__}: " in str(error):
                 return kind
     return None
 

@@ -21,6 +21,7 @@ from protos.errors import (
     PeerLostError,
     RankLostError,
     RemoteProtocolError,
+    ScriptError,
 )
 from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
@@ -341,7 +342,8 @@ def error_for(code: str, message: str, site: str = "") -> IsthmusError:
         if kind.code == code:
             return kind(message, site)
     for other in IsthmusError.__subclasses__():
-        if other.code == code and other is not LocalProtocolError:  # It is not this process's bug.
+        # It is neither this process's bug nor its script's mistake.
+        if other.code == code and other not in (LocalProtocolError, ScriptError):
             return other(message)
     error = IsthmusError(message)
     error.code = code

@@ -31,6 +31,7 @@ from protos.errors import (
     NoTokensError,
     RankLostError,
     RemoteProtocolError,
+    ScriptError,
 )
 from protos.failure import reason_of
 from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
@@ -470,7 +471,7 @@ class BucketPipeline:
         enters = self.before_gradients() if is_gradient else 0
         previous = self._open.round
         if previous is not None and previous.num_finished < len(previous.buckets):
-            raise LocalProtocolError(
+            raise ScriptError(
                 "an average over sites began before the previous one, a backward pass say, "
                 "was complete"
             )
@@ -533,7 +534,7 @@ class BucketPipeline:
         current = self._open.current
         index = len(current.buckets)
         if index == MAX_BUCKETS:
-            raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: make them larger")
+            raise ScriptError(f"more than {MAX_BUCKETS} buckets: make them larger")
         slot_index = self._free_slot(current, index)
         numel = sum(each.numel() for each in pieces) if route is None else route.numel
         slot = self._slots.get(slot_index, numel, route, pieces)
@@ -719,11 +720,11 @@ def check_alike(current: Round) -> None:
     """Compare a rank's tokens with the site's, where all ranks have to have counted as many.
 
     Raises:
-        LocalProtocolError: they have not.
+        ScriptError: they have not.
     """
     num_ranks = len(current.counted_by or ())
     if current.is_counted_alike and current.site_weight != num_ranks * current.tokens:
-        raise LocalProtocolError(
+        raise ScriptError(
             f"this rank counted {current.tokens:g} tokens, and {num_ranks} ranks of its site "
             f"{current.site_weight:g}: experts that ranks share, and what fully_shard replicates, "
             "are reduced with equal weights, so each rank has to count as many"

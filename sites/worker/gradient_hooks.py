@@ -18,7 +18,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import LocalProtocolError, NotSynchronisedError
+from protos.errors import NotSynchronisedError, ScriptError
 from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_gradients import gradients_in, piece_of
 from sites.worker.bucket_order import Agree, Cut, own_cut
@@ -131,7 +131,7 @@ class CommHook:
 
 
 def _refuse_bucket(_: GradBucket) -> NoReturn:
-    raise LocalProtocolError(
+    raise ScriptError(
         "a backward pass goes through a DistributedDataParallel that site.synchronize was given "
         "before, and not when it was called again: use the new one, or give it all of them"
     )
@@ -401,10 +401,10 @@ def check_is_outermost(num_models: int) -> None:
     the last part ends the round. Of several, nobody knows whether the outer pass brings more.
 
     Raises:
-        LocalProtocolError: there are several, and this pass is nested.
+        ScriptError: there are several, and this pass is nested.
     """
     if num_models > 1 and is_nested():
-        raise LocalProtocolError(
+        raise ScriptError(
             "several models are synchronised, and gradients come from a backward pass inside "
             "another one, as of reentrant activation checkpointing: give "
             "torch.utils.checkpoint use_reentrant=False"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 from sites.worker.sharding import local_of
 
 
@@ -25,7 +25,7 @@ def check_zeroed(parameters: Iterable[torch.Tensor], *, is_summed: bool = True) 
         is_summed: losses are sums; else parts of a pipeline share these parameters.
 
     Raises:
-        LocalProtocolError: a gradient is not zero.
+        ScriptError: a gradient is not zero.
     """
     grads = [each.grad for each in parameters if each.grad is not None]
     left = [local_of(each).count_nonzero() for each in grads]
@@ -35,7 +35,7 @@ def check_zeroed(parameters: Iterable[torch.Tensor], *, is_summed: bool = True) 
             if is_summed
             else ("site.synchronize", "which parts of a pipeline share: each would add them again")
         )
-        raise LocalProtocolError(
+        raise ScriptError(
             f"{where}: gradients of an earlier backward pass are still there, {why}: call "
             "zero_grad, of every optimizer, before each backward pass that synchronises"
         )

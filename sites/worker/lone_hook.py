@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 from sites.worker.canonical import Held
 from sites.worker.fully_sharded import ShardGroup, lone_groups_of
 from sites.worker.gradient_hooks import is_nested
@@ -57,10 +57,10 @@ class LoneHook(ShardHook):
         """Refuse a round that is still open: what an optimizer calls before each step.
 
         Raises:
-            LocalProtocolError: a nested backward pass began it, and the outer one had no gradient.
+            ScriptError: a nested backward pass began it, and the outer one had no gradient.
         """
         if self._is_open:
-            raise LocalProtocolError(
+            raise ScriptError(
                 "the last gradient came from a backward pass inside another one, as of reentrant "
                 "activation checkpointing, and some parameters have none: give "
                 "torch.utils.checkpoint use_reentrant=False"

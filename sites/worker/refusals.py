@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 
 _NO_BACKWARD = -1
 """What torch calls the graph of a thread in which no backward pass goes on."""
@@ -83,7 +83,7 @@ def check_no_scaler() -> None:
     It looks for infinities in this rank's own gradients, before they are averaged within the step.
 
     Raises:
-        LocalProtocolError: and what to do.
+        ScriptError: and what to do.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -91,7 +91,7 @@ def check_no_scaler() -> None:
         if frame.f_code is not _SCALER_STEP:
             continue
         if frame.f_locals["self"].is_enabled():
-            raise LocalProtocolError(
+            raise ScriptError(
                 "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
                 "within which site.average_gradients averages them: an infinity at one rank would "
                 "have the others wait. Leave average_gradients out, and average the gradients by "
@@ -103,10 +103,10 @@ def check_in_backward() -> None:
     """Refuse a bucket that no backward pass brings: of torch's `Join`, for a rank without data.
 
     Raises:
-        LocalProtocolError: and what to do.
+        ScriptError: and what to do.
     """
     if torch._C._current_graph_task_id() == _NO_BACKWARD:
-        raise LocalProtocolError(
+        raise ScriptError(
             "torch's Join goes on for a rank whose data has ended, while others of its site have "
             "more: it does so for one site only. Leave Join out, and give all ranks as many "
             "batches (site.sampler)"
@@ -136,7 +136,7 @@ class FirstPassCheck:
                 each.register_hook(self._refuse)  # type: ignore[no-untyped-call]
 
     def _refuse(self, _: torch.Tensor) -> None:
-        raise LocalProtocolError(
+        raise ScriptError(
             "DistributedDataParallel has static_graph=True, and its first backward pass is under "
             "no_sync: torch fails there. Let the first pass synchronise, or leave static_graph out"
         )

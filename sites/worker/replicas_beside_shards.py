@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.arguments import check_not_complex
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
@@ -130,7 +130,7 @@ class ReplicaBesideShardsHook(GradientHook):
         """Hold one of DDP's buckets; submit the agreed ones that it completes.
 
         Raises:
-            LocalProtocolError: DDP has no gradient of a parameter that other sites train.
+            ScriptError: DDP has no gradient of a parameter that other sites train.
         """
         if not self._is_backward:
             check_in_backward()
@@ -149,7 +149,7 @@ class ReplicaBesideShardsHook(GradientHook):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             if self._num_submitted < len(self._cuts):
                 names = self._cuts[self._num_submitted][0].names
-                raise LocalProtocolError(
+                raise ScriptError(
                     "DistributedDataParallel does not reduce the gradient of "
                     f"{next(each for each in names if each not in self._arrived)}, which other "
                     "sites train"

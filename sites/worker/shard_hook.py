@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.arguments import check_not_complex
 from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
@@ -319,12 +319,12 @@ class ShardHook(GradientHook):
                 return
             self._begin(name)
             if len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) > 1:
-                raise LocalProtocolError(
+                raise ScriptError(
                     f"parameter {name} has got another hook that runs when its gradient is there (an "
                     "optimizer in backward?), before the other sites' part has come: take it off"
                 )
             if name in self._arrived:
-                raise LocalProtocolError(
+                raise ScriptError(
                     f"the gradient of {name} came twice in one backward pass: synchronise in the "
                     "last micro-batch only (set_requires_gradient_sync)"
                 )
@@ -432,13 +432,13 @@ def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a parameter's gradient, flat: a view.
 
     Raises:
-        LocalProtocolError: it is not laid out as the parameter is.
+        ScriptError: it is not laid out as the parameter is.
     """
     grad = parameter.grad
     assert grad is not None
     local = local_of(grad)
     if local.shape != local_of(parameter).shape or not local.is_contiguous():
-        raise LocalProtocolError(f"the gradient of {name} has another layout than the parameter")
+        raise ScriptError(f"the gradient of {name} has another layout than the parameter")
     return local.view(-1)
 
 

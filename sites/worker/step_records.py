@@ -10,7 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from protos import metrics
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 from sites.local.rank_messages import Digest, Metric, Reduced
 from sites.worker.bucket_pipeline import Bucket, Round
 from sites.worker.gateway_link import Link
@@ -59,11 +59,11 @@ class TokenCount:
         """Return the step's tokens and start anew; 1 in a script that never counts.
 
         Raises:
-            LocalProtocolError: the script counted before other steps, or its loss is a sum, but not
+            ScriptError: the script counted before other steps, or its loss is a sum, but not
                 before this one.
         """
         if self._counted is None and self._must_count:
-            raise LocalProtocolError(
+            raise ScriptError(
                 "count_tokens was called for earlier steps, or losses are sums that need it "
                 '(loss="sum"), but not before this backward pass: its gradient would weigh 1 token'
             )

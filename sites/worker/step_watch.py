@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from protos.errors import LocalProtocolError, RoundWithoutStepError, StepWithoutRoundError
+from protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
 from sites.worker.sharding import is_sharded, local_of
 
 MAX_UNCOUNTED = 4
@@ -82,7 +82,7 @@ class StepWatch:
 
         Raises:
             RoundWithoutStepError: parameters change from round to round, and no step is counted.
-            LocalProtocolError: a line search goes by this rank's own loss.
+            ScriptError: a line search goes by this rank's own loss.
         """
         self._num_rounds += 1
         if self._is_due():
@@ -95,7 +95,7 @@ class StepWatch:
             return
         self._num_evaluations += 1
         if self._num_evaluations > 1 and not self._has_averaged_loss:
-            raise LocalProtocolError(
+            raise ScriptError(
                 "LBFGS evaluates its closure as often as this rank's own loss wants, which may be "
                 "another number at another rank: average the loss over all ranks in the closure "
                 "(site.all_reduce([loss], exact=True) of its detached copy, which it returns), or "
@@ -131,7 +131,7 @@ class StepWatch:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if torch._C._current_graph_task_id() != -1:
-            raise LocalProtocolError(
+            raise ScriptError(
                 f"{type(optimizer).__name__} steps in the backward pass: a parameter has a hook for "
                 "that, which runs before the other sites' part has come: take it off, and step "
                 "after the backward pass"

@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 
 _SAMPLED = 8
 """Parameters of an optimizer that are watched, from all over."""
@@ -73,12 +73,12 @@ class ReducedCheck:
         """Refuse a step with gradients of which some have crossed; step_watch.py has the others.
 
         Raises:
-            LocalProtocolError: and what to do.
+            ScriptError: and what to do.
         """
         name = next((each for each in names if each in self._added & self._crossed), None)
         self._crossed.difference_update(names)
         if name is not None:
-            raise LocalProtocolError(
+            raise ScriptError(
                 f"a backward pass has added to the gradient of {name}, and "
                 "DistributedDataParallel has not reduced it: it was a second one through the same "
                 "forward pass (retain_graph), the second of two after two forward passes, or one past "

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from protos.errors import LocalProtocolError
+from protos.errors import ScriptError
 from sites.worker.sharding import whole_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
@@ -102,7 +102,7 @@ def test_an_outer_pass_that_brings_no_gradient_is_refused_by_name() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer)
     backward(model(torch.ones(2, 3, requires_grad=True)).sum())
-    with pytest.raises(LocalProtocolError, match=r"some parameters have none: .*use_reentrant"):
+    with pytest.raises(ScriptError, match=r"some parameters have none: .*use_reentrant"):
         optimizer.step()
     site.leave()
 
@@ -119,7 +119,7 @@ def test_of_several_models_it_is_refused_by_name(wrap: Callable[[Model], nn.Modu
         assert site._hook is not None
         assert len(site._hook._rounds) == 1
     else:
-        with pytest.raises(LocalProtocolError, match="use_reentrant=False"):
+        with pytest.raises(ScriptError, match="use_reentrant=False"):
             backward(models[1](models[0](values)).sum())
     site.leave()
 

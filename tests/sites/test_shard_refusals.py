@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import LayoutMismatchError, LocalProtocolError
+from protos.errors import LayoutMismatchError, ScriptError
 from sites.worker.canonical import Entry, Held, SiteTensors, check_alike
 from sites.worker.holdings import Dealt, Holding
 from sites.worker.shard_hook import ShardHook
@@ -52,9 +52,7 @@ def test_a_gradient_that_comes_twice_is_named() -> None:
     weight.grad = torch.zeros_like(weight)
     (told,) = weight._post_accumulate_grad_hooks.values()
     told(weight)  # as a pipeline's schedule does that reduces after each micro-batch
-    with pytest.raises(
-        LocalProtocolError, match=r"gradient of 0.weight came twice in one backward"
-    ):
+    with pytest.raises(ScriptError, match=r"gradient of 0.weight came twice in one backward"):
         told(weight)
     site.leave()
 
@@ -70,7 +68,7 @@ def test_an_optimizer_in_backward_is_refused_before_and_after() -> None:
     site = lone_site(RecordingLink())
     site.synchronize(model, optimizer)
     weight.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
-    with pytest.raises(LocalProtocolError, match=r"parameter 0.weight has got another hook"):
+    with pytest.raises(ScriptError, match=r"parameter 0.weight has got another hook"):
         backward(model(torch.ones(2, 3)).sum())
     site.leave()
 
@@ -139,7 +137,7 @@ def test_a_sum_needs_its_tokens() -> None:
     assert bias is not None
     assert whole_of(bias).tolist() == [1.0], "the mean over tokens"
     optimizer.zero_grad()
-    with pytest.raises(LocalProtocolError, match=r"losses are sums that need it"):
+    with pytest.raises(ScriptError, match=r"losses are sums that need it"):
         backward(model(torch.ones(4, 3)).sum())
     site.leave()
 
@@ -163,7 +161,7 @@ def test_sums_are_not_added_to_what_an_earlier_pass_left(*, is_sharded: bool) ->
     bias = [*model.parameters()][-1].grad
     assert bias is not None
     assert whole_of(bias).tolist() == [1.0], "the mean over tokens, of all micro-batches"
-    with pytest.raises(LocalProtocolError, match=r"earlier backward pass .* call zero_grad, of"):
+    with pytest.raises(ScriptError, match=r"earlier backward pass .* call zero_grad, of"):
         learn()
     site.leave()
 
@@ -178,7 +176,7 @@ def test_what_parts_of_a_pipeline_share_is_not_added_again() -> None:
     hook = site._shard_hook
     assert isinstance(hook, ShardHook)
     hook._tied = {"0.bias"}
-    with pytest.raises(LocalProtocolError, match=r"a pipeline share: each would add them again"):
+    with pytest.raises(ScriptError, match=r"a pipeline share: each would add them again"):
         backward(model(torch.ones(4, 3)).sum())
     site.leave()
 

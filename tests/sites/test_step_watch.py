@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from protos.errors import LocalProtocolError, RoundWithoutStepError, StepWithoutRoundError
+from protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
 from sites.worker.step_watch import MAX_UNCOUNTED, StepWatch
 
 Optimizer = torch.optim.SGD
@@ -147,7 +147,7 @@ def test_a_step_in_the_backward_pass_is_refused() -> None:
     model, optimizer, _, _ = watched()
     *_, weight, _ = model.parameters()
     weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())  # type: ignore[no-untyped-call]
-    with pytest.raises(LocalProtocolError, match="SGD steps in the backward pass"):
+    with pytest.raises(ScriptError, match="SGD steps in the backward pass"):
         model(torch.ones(1, 3)).sum().backward()
 
 
@@ -169,7 +169,7 @@ def test_a_line_search_goes_by_a_loss_of_all_ranks(averages: bool) -> None:
     if averages:
         optimizer.step(closure)
     else:
-        with pytest.raises(LocalProtocolError, match=r"as often as this rank's own loss wants"):
+        with pytest.raises(ScriptError, match=r"as often as this rank's own loss wants"):
             optimizer.step(closure)
 
 

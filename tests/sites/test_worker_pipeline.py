@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
+from protos.errors import (
+    DeadlineExceededError,
+    IsthmusError,
+    LocalProtocolError,
+    NoTokensError,
+    ScriptError,
+)
 from sites.local.rank_messages import Reduce, Reduced, ReductionTimes
 from sites.worker.bucket_copy import Sizes, Transfer, write_pieces
 from sites.worker.bucket_pipeline import BucketPipeline
@@ -151,7 +157,7 @@ def test_a_round_begins_after_the_last_one(start: Start) -> None:
     exchange = start(DeafLink())
     exchange.begin(1.0)
     exchange.submit([torch.ones(3)], layout=0)
-    with pytest.raises(LocalProtocolError, match="before the previous one, a backward pass say"):
+    with pytest.raises(ScriptError, match="before the previous one, a backward pass say"):
         exchange.begin(1.0)
 
 

@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
 def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
-    # Rounds 0 to 2 made the models equal; DDP rebuilds one bucket into several after round 3.
-    saved, gateways = run(tmp_path, programs.train, swap_from_round=4)
+    # Rounds 0 to 2 made the models equal. DDP rebuilds one bucket into several after round 3, and
+    # round 4 compares how sites did that.
+    saved, gateways = run(tmp_path, programs.train, swap_from_round=5)
     net = programs.build(seed=0)
     initial = net.state_dict()
     for name in NAMES:
@@ -112,8 +113,9 @@ def test_forgotten_tokens_are_named(tmp_path: Path) -> None:
 def test_what_the_gateway_says_ends_backward(
     tmp_path: Path, message: dict[str, str] | None, kind: str
 ) -> None:
-    # Round 3 is the second step's: the seeds are equal, so only rounds 0 and 1 came before.
-    saved, _ = run(tmp_path, programs.backward_until_error, fail_at=(3, 1, message))
+    # Round 4 is the second step's: the seeds are equal, so only rounds 0 and 1 came before the
+    # first step, and after it the one that compares DDP's buckets.
+    saved, _ = run(tmp_path, programs.backward_until_error, fail_at=(4, 1, message))
     for name in NAMES:
         assert saved[name]["type"] == kind
         assert saved[name]["text"] == (

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from protos.errors import LocalProtocolError, PeerLostError, StaleGenerationError
+from protos.errors import LocalProtocolError, PeerLostError, ScriptError, StaleGenerationError
 from protos.limits import CONTROL_MESSAGE_BYTES
 from sites.local.rank_messages import error_for
 from sites.worker.initial_state import _write_back, numbers_of
@@ -99,7 +99,7 @@ def test_tokens_add_up_until_taken() -> None:
     tokens.add(0)
     tokens.add(4)
     assert tokens.take() == 7.0
-    with pytest.raises(LocalProtocolError, match="not before this backward"):
+    with pytest.raises(ScriptError, match="not before this backward"):
         tokens.take()
     tokens.add(0)
     assert tokens.take() == 0.0
@@ -115,4 +115,5 @@ def test_errors_named_by_another_process_get_their_type() -> None:
     bug = error_for("INTERNAL", "theirs")
     assert not isinstance(bug, LocalProtocolError)
     assert (bug.code, str(bug)) == ("INTERNAL", "theirs")
+    assert not isinstance(error_for("SCRIPT_FAILED", "theirs"), ScriptError)
     assert error_for("GATEWAY_EXITED", "gone").code == "GATEWAY_EXITED"

@@ -255,7 +255,7 @@ def synchronized_one_by_one(world: World) -> Any:
 @case(
     BOTH,
     {
-        "ddp": Refused("LocalProtocolError", "was given before"),
+        "ddp": Refused("ScriptError", "was given before"),
         "fsdp2": Refused("NOT_SYNCHRONISED", r"parameter 0 of group 0"),
     },
 )

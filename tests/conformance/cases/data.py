@@ -120,7 +120,7 @@ def summed_losses(world: World) -> Any:
     return model
 
 
-@case(BOTH, Refused("LocalProtocolError", "count_tokens was called for earlier steps"))
+@case(BOTH, Refused("ScriptError", "count_tokens was called for earlier steps"))
 def forgotten_tokens(world: World) -> Any:
     """Tokens that are counted in the first step only"""
     model = world.wrap(net())

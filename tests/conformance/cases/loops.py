@@ -258,7 +258,7 @@ def early_stopping(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError", "has not reduced it: it was a second one through the same"),
+    Refused("ScriptError", "has not reduced it: it was a second one through the same"),
     quick=True,
     steps=None,
 )
@@ -311,7 +311,7 @@ def retained_graph_and_zeroed(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError", "the second of two after two forward passes"),
+    Refused("ScriptError", "the second of two after two forward passes"),
     steps=None,
 )
 def two_forwards_two_backwards(world: World) -> Any:

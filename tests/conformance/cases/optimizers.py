@@ -421,7 +421,7 @@ def ema(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError", "LBFGS evaluates its closure as often"),
+    Refused("ScriptError", "LBFGS evaluates its closure as often"),
     steps=None,
     within_s=15,
 )
@@ -471,7 +471,7 @@ def lbfgs_on_averages(world: World) -> Any:
 @case(
     BOTH,
     {
-        "ddp": Refused("LocalProtocolError", "steps in the backward pass"),
+        "ddp": Refused("ScriptError", "steps in the backward pass"),
         "fsdp2": Refused("TypeError", "has a hook that runs when its gradient"),
     },
     steps=None,

@@ -43,7 +43,7 @@ def static_graph(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError", "static_graph=True, and its first backward pass"),
+    Refused("ScriptError", "static_graph=True, and its first backward pass"),
     steps=None,
 )
 def static_graph_and_accumulation(world: World) -> Any:
@@ -101,7 +101,7 @@ def join_of_even_inputs(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("LocalProtocolError", "torch's Join goes on"),
+    Refused("ScriptError", "torch's Join goes on"),
     steps=None,
     ranks=(2, 1),
     within_s=12,
@@ -336,7 +336,7 @@ def grad_scaler_and_inf(world: World) -> Any:
 
 @case(
     AVERAGE,
-    Refused("LocalProtocolError", "a GradScaler decides by this rank's own gradients"),
+    Refused("ScriptError", "a GradScaler decides by this rank's own gradients"),
     steps=None,
 )
 def grad_scaler_on_averages(world: World) -> Any:
