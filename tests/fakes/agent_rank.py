@@ -86,7 +86,7 @@ def act(action: str, gateway: socket.socket) -> None:
 
 
 def _tell_gone() -> None:
-    written = GONE.with_suffix(".new")
+    written = GONE.with_suffix(f".{RANK}")
     written.write_text(str(os.getpid()))
     written.rename(GONE)
 

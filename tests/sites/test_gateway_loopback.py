@@ -158,8 +158,9 @@ def test_a_rank_that_does_not_read_hears_why_its_gateway_ends(tmp_path: Path) ->
         rank.send(op="dance")
         assert members[0].gateway.wait_ended(DEADLINE_S)
         told = [each["op"] for each in iter(rank.receive, {})]
-        assert told[-1] == "failed"
-        assert set(told[:-1]) == {"reduced"}
+        # Buckets that were under way may still come after it.
+        assert told.count("failed") == 1
+        assert set(told) == {"reduced", "failed"}
 
 
 def test_ranks_that_leave_early_have_joined(tmp_path: Path) -> None:
