@@ -36,7 +36,13 @@ def order_failures(
         for failure in failures
     ]
     if marked and all(failure.is_collateral for failure in marked):
-        marked = [*_early_ends(marked, site, left_s or {}), *marked]
+        killed = _killed_first(marked, left_s or {})
+        marked = [
+            dataclasses.replace(each, is_collateral=False) if each is killed else each
+            for each in marked
+        ]
+        if killed is None:
+            marked = [*_early_ends(marked, site, left_s or {}), *marked]
     rest = sorted(marked, key=lambda failure: (failure.is_collateral, failure.at_s))
     if not rest:
         return []
@@ -67,6 +73,27 @@ def _has_lost_a_rank(failure: Failure) -> bool:
     return _is_exit(failure) and _LOST_A_RANK.search(failure.message) is not None
 
 
+def _killed_first(victims: Sequence[Failure], left_s: Mapping[int, float]) -> Failure | None:
+    """Return the end by a signal of the rank that went before those which lost it; None: no such.
+
+    A launcher takes a SIGTERM for torchrun's, once it has seen another rank fail.
+    """
+    gone_s = _gone_s(victims, left_s)
+    first = min(gone_s, key=gone_s.__getitem__, default=None)
+    if not any(_has_lost_a_rank(each) and each.rank != first for each in victims):
+        return None
+    return next((each for each in victims if each.rank == first and each.exit_code < 0), None)
+
+
+def _gone_s(victims: Sequence[Failure], left_s: Mapping[int, float]) -> dict[int, float]:
+    """Return when ranks left or went away, by rank."""
+    gone_s = dict(left_s)
+    for each in victims:
+        if _is_gone(each):
+            gone_s.setdefault(each.rank, each.at_s)
+    return gone_s
+
+
 def _early_ends(
     victims: Sequence[Failure], site: str, left_s: Mapping[int, float]
 ) -> list[Failure]:
@@ -77,10 +104,7 @@ def _early_ends(
     """
     ended = {each.rank for each in victims if _is_exit(each) and each.rank >= 0}
     lost_a_rank = [each for each in victims if _has_lost_a_rank(each)]
-    gone_s = dict(left_s)
-    for each in victims:
-        if _is_gone(each):
-            gone_s.setdefault(each.rank, each.at_s)
+    gone_s = _gone_s(victims, left_s)
     first = min(gone_s.keys() - ended, key=gone_s.__getitem__, default=None)
     if first is None or not lost_a_rank:
         return []

@@ -116,6 +116,25 @@ def test_a_rank_that_was_done_is_no_cause_of_what_others_do(
     assert all(each.rank != 0 for each in order_failures(failures, "a", left_s))
 
 
+TERMINATED = failure("rank 0 was killed by SIGTERM", 5.1, code="RANK_KILLED", exit_code=-15,
+                     rank=0, is_collateral=True)  # fmt: skip
+
+
+def test_a_sigterm_that_others_suffered_from_is_the_cause() -> None:
+    first, *rest = order_failures([GONE, VICTIM, TERMINATED], "a")
+    assert (first.code, first.rank, first.is_collateral) == ("RANK_KILLED", 0, False)
+    assert all(each.is_collateral for each in rest)
+    assert len(rest) == 2
+
+
+def test_a_sigterm_after_another_rank_had_gone_is_torchruns() -> None:
+    gone = dataclasses.replace(GONE, rank=2)
+    first = order_failures([gone, VICTIM, TERMINATED], "a")[0]
+    assert (first.code, first.rank) == ("SCRIPT_FAILED", 2)
+    lost_site = failure("PeerLostError: site b", 5.0, exit_code=75, rank=1, is_collateral=True)
+    assert all(each.is_collateral for each in order_failures([lost_site, GONE, TERMINATED], "a"))
+
+
 def test_the_agent_waits_for_a_word_about_the_rank_that_others_lost() -> None:
     assert awaits_cause([VICTIM], {})
     assert awaits_cause([VICTIM], {1: 4.0})
