@@ -20,7 +20,7 @@ from topology.epoch import Epoch
 Event = run_events.Event | run_events.AgentCame | run_events.AgentMissed | membership.Event
 Send = membership.SendSettle | membership.SendResume | membership.SendCancel
 Outcome = membership.LoseSite | membership.EndsEarly | membership.EndRun | EndChange
-"""What the run hears of its epochs."""
+"""What follows for the run from a change of its epochs."""
 Action = run_events.Action | Send | EpochBegun | EndChange
 """The last two are for whoever plans again: an epoch that has begun, what came of other trees."""
 

@@ -104,7 +104,7 @@ class _Site:
     is_done: bool = False
     """Its ranks are done with the job; its gateways wait until all are."""
     last_round: int = -1
-    """Of its ranks that are done; -1: not known."""
+    """The last round of its ranks, once they are done; -1: not known."""
     has_ended_early: bool = False
     """It is done, and others go on, or do so no more because of that."""
     is_successful: bool = False
@@ -788,17 +788,16 @@ class RunMachine:
         return [RecordEvent("site.done", site.name, {"round": event.round})]
 
     def _ended_early(self, event: run_events.SiteEndedEarly, now_s: float) -> list[Action]:
-        """Say at once that a site is done while others go on; end the run where that is wanted."""
+        """Note that a site is done while others go on, or end the run where that is wanted."""
         site, failure = self._sites[event.site], self._topology.failure
         if not self.is_going_on:
             return []
         site.has_ended_early = True
         ended = self._steps.early_end(event.site, event.round, event.by, event.by_round)
-        fewest = failure.min_sites
         if failure.ends_on_early_end:
             why = f"{ended}; failure.on_early_end is end"
-        elif event.num_left < fewest:
-            why = f"{ended}; {event.num_left} sites would go on, want at least {fewest}"
+        elif event.num_left < failure.min_sites:
+            why = f"{ended}; {event.num_left} sites would go on, want at least {failure.min_sites}"
         else:
             detail = {"round": event.round, "note": f"{ended}; the others go on without it"}
             return [RecordEvent("site.ended_early", site.name, detail)]

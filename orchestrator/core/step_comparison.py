@@ -74,7 +74,7 @@ class StepComparison:
         return None
 
     def early_end(self, site: str, last_round: int, by: str, by_round: int) -> str:
-        """Say that a site has ended and another is in a later round; by steps, if known."""
+        """Return a sentence: a site has ended, another is in a later round. By steps, if known."""
         last, latest = self._latest.get(site), self._latest.get(by)
         if last is None or last.round > last_round:
             return f"site {site} ended after round {last_round}; site {by} is in round {by_round}"

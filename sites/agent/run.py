@@ -86,7 +86,7 @@ class SiteRun:
         self._last_rounds: dict[int, int] = {}
         """The latest round of their gateway when they did, by rank."""
         self._has_news = asyncio.Event()
-        """Set by each failure, and by each rank that has left."""
+        """Set by each failure, by each rank that has left, and by `stop`."""
         self._grace_s: float | None = None
         self._latest_step = 0
         self._step_times_s: deque[float] = deque(maxlen=_STEP_TIMES)
@@ -177,6 +177,7 @@ class SiteRun:
         """End the run. A second call changes nothing."""
         if self._grace_s is None:
             self._grace_s = grace_s
+            self._has_news.set()
             self._ending.set()
 
     def fail(self, failure: Failure) -> None:
@@ -322,7 +323,9 @@ class SiteRun:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CAUSE_S):
                     # Once all ranks have ended, their launcher has told how.
-                    while awaits_cause(self._failures, self._left_s) and not stages.done():
+                    while awaits_cause(self._failures, self._left_s) and not (
+                        stages.done() or self._grace_s is not None
+                    ):
                         self._has_news.clear()
                         news = asyncio.ensure_future(self._has_news.wait())
                         await asyncio.wait([stages, news], return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,7 @@ import torch
 
 from protos.errors import NotSynchronisedError
 from sites.worker.sharding import local_of
+from sites.worker.torch_calls import has_closure
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _SHOWN = 3
@@ -53,7 +54,7 @@ class CrossingCheck:
         self._other_models: weakref.WeakKeyDictionary[torch.optim.Optimizer, Set[int]] = (
             weakref.WeakKeyDictionary()
         )
-        """Of optimizers that were not given, ids of parameters of models that were not, either."""
+        """By optimizer that was not given, ids of its parameters that no given model has."""
         self._handles = [each.register_step_pre_hook(self._before_step) for each in optimizers]
         self._handles += [each.register_step_post_hook(self._after_step) for each in optimizers]
 
@@ -89,13 +90,13 @@ class CrossingCheck:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if not _has_closure(args, kwargs):
+        if not has_closure(args, kwargs):
             self._refuse(optimizer, self._missing(optimizer))
 
     def _after_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if _has_closure(args, kwargs):  # which has computed the gradients
+        if has_closure(args, kwargs):  # which has computed the gradients
             self._refuse(optimizer, self._missing(optimizer))
         self._averaged_numel = 0
 
@@ -131,10 +132,6 @@ class CrossingCheck:
             "or has come since. At the same step at all sites, wrap the model anew and call "
             "site.synchronize again, with all models and optimizers"
         )
-
-
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(callable(each) for each in (*args, kwargs.get("closure")))
 
 
 def _is_not_zero(parameter: torch.Tensor) -> bool:

@@ -5,12 +5,10 @@ shard_hook.py has the hook of fully_shard.
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from types import FrameType
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -30,6 +28,7 @@ from sites.worker.refusals import check_in_backward, check_no_scaler
 from sites.worker.step_records import TokenCount
 from sites.worker.tensor_average import TensorAverage, first_bucket_of
 from sites.worker.tensor_hashes import layout_of
+from sites.worker.torch_calls import calls, has_closure
 from sites.worker.unreduced import ReducedCheck
 from sites.worker.used_flags import MaybeUsed
 
@@ -413,12 +412,7 @@ def check_is_outermost(num_models: int) -> None:
 
 def is_nested() -> bool:
     """Whether a backward pass is at its end that another one began."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "backward" and "ctx" in frame.f_locals:
-            return True
-        frame = frame.f_back
-    return False
+    return any(each.f_code.co_name == "backward" and "ctx" in each.f_locals for each in calls())
 
 
 class OptimizerHook(GradientHook):
@@ -492,7 +486,7 @@ class OptimizerHook(GradientHook):
         tokens count, and whose site takes part), none has: so the optimizer leaves the parameter
         alone everywhere.
         """
-        if any(callable(each) for each in (*args, kwargs.get("closure"))):
+        if has_closure(args, kwargs):
             raise RuntimeError(
                 "site.average_gradients: optimizer.step was called with a closure, which computes "
                 "gradients that would not be averaged: compute them before optimizer.step()"

@@ -11,10 +11,8 @@ stages that it is through. So a stage is found in the forward pass, and watched.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from sites.worker.parameter_kinds import KindCheck
 from sites.worker.shard_hook import ShardHook, check_undivided
 from sites.worker.sharded_state import held_tensors
 from sites.worker.sharding import is_sharded, local_of
+from sites.worker.torch_calls import call_of
 
 
 class LoneHook(ShardHook):
@@ -108,10 +107,7 @@ class LoneHook(ShardHook):
 
     def _find_stage(self, module: nn.Module, _: object) -> None:
         """Have a stage tell when it is through with a step; a forward pre-hook of its module."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code.co_name != "forward_one_chunk":
-            frame = frame.f_back
-        stage = None if frame is None else frame.f_locals.get("self")
+        stage = call_of("forward_one_chunk").get("self")
         if stage is None or id(stage) in self._stages:
             return
         self._stages.add(id(stage))

@@ -5,18 +5,13 @@ Checks that cost nothing: they read what torch holds.
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from protos.errors import ScriptError
-
-_NO_BACKWARD = -1
-"""What torch calls the graph of a thread in which no backward pass goes on."""
-
+from sites.worker.torch_calls import calls, in_backward
 
 _SCALER_STEP = torch.amp.GradScaler.step.__code__
 _INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"
@@ -85,12 +80,8 @@ def check_no_scaler() -> None:
     Raises:
         ScriptError: and what to do.
     """
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is not _SCALER_STEP:
-            continue
-        if frame.f_locals["self"].is_enabled():
+    for call in calls():
+        if call.f_code is _SCALER_STEP and call.f_locals["self"].is_enabled():
             raise ScriptError(
                 "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
                 "within which site.average_gradients averages them: an infinity at one rank would "
@@ -105,7 +96,7 @@ def check_in_backward() -> None:
     Raises:
         ScriptError: and what to do.
     """
-    if torch._C._current_graph_task_id() == _NO_BACKWARD:
+    if not in_backward():
         raise ScriptError(
             "torch's Join goes on for a rank whose data has ended, while others of its site have "
             "more: it does so for one site only. Leave Join out, and give all ranks as many "

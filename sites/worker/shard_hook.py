@@ -12,11 +12,9 @@ to make good: in its place, a reduce-scatter of ours weighs them. Losses that ar
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -47,6 +45,7 @@ from sites.worker.routes import Route, participants
 from sites.worker.sharded_state import held_pieces, held_tensors
 from sites.worker.sharding import is_sharded, local_of
 from sites.worker.step_records import TokenCount
+from sites.worker.torch_calls import call_of, in_backward
 from sites.worker.used_flags import UsedFlags
 
 
@@ -293,7 +292,7 @@ class ShardHook(GradientHook):
         checked = self._trained if self._is_summed else self._tied
         parameters = [self._trained[name] for name in checked if name != first]
         check_zeroed(parameters, is_summed=self._is_summed)
-        if _in_backward():
+        if in_backward():
             torch.autograd.Variable._execution_engine.queue_callback(self._end_after_others)
         else:
             check_schedule()
@@ -340,7 +339,7 @@ class ShardHook(GradientHook):
 
     def _note_reduced(self, parameters: Set[int]) -> None:
         """Note that fully_shard has reduced a model's part; end the round with the last one."""
-        if _in_backward():
+        if in_backward():
             self._end_after_others()
             return
         if self._is_open or schedule_trains():
@@ -442,11 +441,6 @@ def _flat_gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
     return local.view(-1)
 
 
-def _in_backward() -> bool:
-    """Whether autograd goes through a backward pass, or is at its end; a schedule reduces later."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def check_schedule() -> None:
     """Refuse a pipeline's schedule that divides gradients after they have crossed.
 
@@ -480,10 +474,7 @@ def schedule_trains() -> bool:
 
 def _in_schedule() -> Mapping[str, Any]:
     """Return what is in the call by which a schedule has a stage reduce; {}: there is none."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "perform_reduce_grad":
-        frame = frame.f_back
-    return {} if frame is None else frame.f_locals
+    return call_of("perform_reduce_grad")
 
 
 class WeightedReduceScatter:

@@ -17,6 +17,7 @@ import torch
 
 from protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
 from sites.worker.sharding import is_sharded, local_of
+from sites.worker.torch_calls import has_closure, in_backward
 
 MAX_UNCOUNTED = 4
 """Parameters that change so often from round to round, with no step, change by something else."""
@@ -45,7 +46,7 @@ class StepWatch:
         self._stepped = [
             (name, each) for name, each in named if id(each) in counted and each.requires_grad
         ]
-        self._sample = _spread([each for _, each in self._stepped], _SAMPLED)
+        self._sample = spread([each for _, each in self._stepped], _SAMPLED)
         self._is_due = is_due
         self._num_rounds = 0
         """Since the latest counted step."""
@@ -112,7 +113,7 @@ class StepWatch:
         if not pairs or any(old == now for old, now in pairs):
             self._values.clear()
             return
-        self._values.append([_some_of(each) for each in _spread(self._sample, _COMPARED)])
+        self._values.append([_some_of(each) for each in spread(self._sample, _COMPARED)])
         if len(self._values) < MAX_UNCOUNTED:
             return
         if any(_are_close(*pair) for pair in itertools.combinations(self._values, 2)):
@@ -130,14 +131,14 @@ class StepWatch:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             raise ScriptError(
                 f"{type(optimizer).__name__} steps in the backward pass: a parameter has a hook for "
                 "that, which runs before the other sites' part has come: take it off, and step "
                 "after the backward pass"
             )
-        has_closure = any(callable(each) for each in (*args, kwargs.get("closure")))
-        if has_closure and isinstance(optimizer, torch.optim.LBFGS) and _is_by_loss(optimizer):
+        is_search = isinstance(optimizer, torch.optim.LBFGS) and _is_by_loss(optimizer)
+        if is_search and has_closure(args, kwargs):
             self._num_evaluations = 0
 
     def _after_step(self, is_counted: bool, *_: object) -> None:
@@ -180,7 +181,7 @@ def _is_by_loss(optimizer: torch.optim.LBFGS) -> bool:
     return group["line_search_fn"] is not None or group["tolerance_change"] > 0
 
 
-def _spread(parameters: Sequence[torch.Tensor], most: int) -> Sequence[torch.Tensor]:
+def spread(parameters: Sequence[torch.Tensor], most: int) -> Sequence[torch.Tensor]:
     """Return at most so many of these, from all over."""
     return parameters[:: max(1, -(-len(parameters) // most))]
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from protos.errors import ScriptError
+from sites.worker.step_watch import spread
 
 _SAMPLED = 8
 """Parameters of an optimizer that are watched, from all over."""
@@ -39,13 +40,14 @@ class ReducedCheck:
         groups = (group["params"] for group in optimizer.param_groups)
         own = [each for params in groups for each in params if each in self._owners]
         own = [each for each in own if each.requires_grad]
-        sample = own[:: max(1, -(-len(own) // _SAMPLED))]
+        sample = spread(own, _SAMPLED)
         for each in sample:
             name = self._names[each]
             if name not in self._watched:
                 self._watched.add(name)
                 note = self._noter(name, self._owners[each])
-                self._handles.append(each.register_post_accumulate_grad_hook(note))
+                handle = each.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
         names = [self._names[each] for each in sample]
         handle = optimizer.register_step_pre_hook(lambda *_: self._check(names))
         self._handles.append(handle)

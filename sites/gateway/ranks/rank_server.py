@@ -54,7 +54,7 @@ _JOIN_S = 0.5
 _LAST_WORDS_S = 2.0
 """A rank may take so long to read what was said before its connection ends."""
 _EARLIER_ENDS_S = 1.0
-"""What other ranks said before one went away is read within so long."""
+"""Seconds in which to read what other ranks sent before one of them went away."""
 _PATH_BYTES_MAX: Final = 107
 """The kernel's limit on a Unix socket's path."""
 _DESCRIPTORS_MAX: Final = 4
