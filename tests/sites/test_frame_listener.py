@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from orchestrator.certificates import renew
 from protos.mutual_tls import TlsFiles, TlsSecurity
 from protos.security import LoopbackSecurity
-from sites.gateway.links import frame_listener
+from sites.gateway.links import frame_calls, frame_listener
 from sites.gateway.links.allowance import Allowance
 from sites.gateway.links.frame_calls import FrameCall, Patience, dial
 from sites.gateway.links.frame_listener import FrameListener
@@ -309,12 +311,50 @@ def test_refusals_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
 # ------------------------------------------------------------------------ TLS
 
 
-def test_one_context_serves_all_connections_until_files_change(tmp_path: Path) -> None:
-    certify(tmp_path, "ash", "birch")
+def secured(folder: Path) -> TlsSecurity:
+    certify(folder, "ash", "birch")
     files = TlsFiles(
-        ca=str(tmp_path / "ca.pem"), cert=f"{tmp_path}/{{name}}.pem", key=f"{tmp_path}/{{name}}.key"
+        ca=str(folder / "ca.pem"), cert=f"{folder}/{{name}}.pem", key=f"{folder}/{{name}}.key"
     )
-    security = TlsSecurity(files, "ash.gateway")
+    return TlsSecurity(files, "ash.gateway")
+
+
+def reset(connection: socket.socket) -> None:
+    """Close it so that the other end finds it reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_who_resets_a_connection_before_its_handshake_is_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with listener(security=secured(tmp_path)) as (address, made):
+            for _ in range(3):
+                reset(socket.create_connection(address, DEADLINE_S))
+            made._turn()
+            made._turn()
+            assert made._strangers == {}
+
+    run(story())
+    assert "Exception" not in caplog.text
+
+
+def test_a_connection_that_was_reset_before_its_handshake_is_closed(tmp_path: Path) -> None:
+    context, name = secured(tmp_path).client_tls("birch.gateway")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = socket.create_connection(listening.getsockname(), DEADLINE_S)
+        descriptor = connection.fileno()
+        reset(listening.accept()[0])
+        connection.setblocking(False)
+        with pytest.raises(OSError, match="reset"):
+            frame_calls.tls_socket(context, connection, name)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_one_context_serves_all_connections_until_files_change(tmp_path: Path) -> None:
+    security = secured(tmp_path)
     server, (client, _) = security.server_tls(), security.client_tls("birch.gateway")
     assert security.server_tls() is server
     assert security.client_tls("ash.gateway")[0] is client
@@ -327,11 +367,7 @@ def test_one_context_serves_all_connections_until_files_change(tmp_path: Path) -
 def test_who_shows_no_certificate_costs_no_new_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certify(tmp_path, "ash")
-    files = TlsFiles(
-        ca=str(tmp_path / "ca.pem"), cert=f"{tmp_path}/{{name}}.pem", key=f"{tmp_path}/{{name}}.key"
-    )
-    security = TlsSecurity(files, "ash.gateway")
+    security = secured(tmp_path)
     num_loads = 0
     load = ssl.SSLContext.load_cert_chain
 

@@ -16,6 +16,7 @@ import contextlib
 import socket
 import ssl
 import sys
+import traceback
 import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
@@ -715,9 +716,7 @@ async def _connected(
             if tls is None:
                 return connection
             context, name = tls
-            return await _shaken(
-                context.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
-            )
+            return await _shaken(tls_socket(context, connection, name))
         except OSError as error:
             connection.close()
             failed = error
@@ -725,6 +724,36 @@ async def _connected(
             connection.close()
             raise
     raise failed
+
+
+def tls_socket(
+    context: ssl.SSLContext, connection: socket.socket, server_name: str | None = None
+) -> ssl.SSLSocket:
+    """Put TLS on a connection that does not block; its handshake is still to be done.
+
+    Args:
+        context: of this end.
+        connection: becomes closed; what is returned takes its place.
+        server_name: whom a client wants to reach; None at a server.
+
+    Raises:
+        OSError: the connection has ended, and is closed.
+    """
+    try:
+        return context.wrap_socket(
+            connection,
+            server_side=server_name is None,
+            server_hostname=server_name,
+            do_handshake_on_connect=False,
+        )
+    except OSError as error:
+        # If the peer has reset the connection, CPython has moved the descriptor to a new socket,
+        # and drops that one unclosed: only its frame still holds it.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if isinstance(half_made := frame.f_locals.get("self"), ssl.SSLSocket):
+                half_made.close()
+        connection.close()
+        raise
 
 
 async def _shaken(connection: ssl.SSLSocket) -> ssl.SSLSocket:

@@ -34,7 +34,7 @@ from protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
 from protos.mutual_tls import CertificateError
 from protos.security import Security
 from sites.gateway.links.allowance import Allowance
-from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, last_words
+from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, last_words, tls_socket
 from sites.gateway.links.http2 import Headers, Http2
 
 _log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class FrameListener:
                 if not self._has_room(stranger):
                     connection.close()
                     continue
-                self._strangers[connection.fileno()] = stranger
+                self._strangers[stranger.descriptor] = stranger
                 self._poll.register(connection, select.EPOLLIN)
                 if self._sweeping is None:
                     self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
@@ -211,7 +211,7 @@ class FrameListener:
             self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def _close(self, stranger: _Stranger) -> None:
-        del self._strangers[stranger.socket.fileno()]
+        del self._strangers[stranger.descriptor]
         stranger.socket.close()
 
     def _go_on(self, stranger: _Stranger, events: int) -> None:
@@ -258,7 +258,7 @@ class FrameListener:
             status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
             self._refuse(stranger, status, str(error))
             return
-        del self._strangers[stranger.socket.fileno()]
+        del self._strangers[stranger.descriptor]
         self._poll.unregister(stranger.socket)
         self._known.pop(stranger.host, None)
         self._known[stranger.host] = None
@@ -312,6 +312,8 @@ class _Stranger:
 
     def __init__(self, connection: socket.socket, host: str, now_s: float) -> None:
         self.socket = connection
+        self.descriptor = connection.fileno()
+        """Stays what it was when the connection is closed."""
         self.host = host
         self.since_s = now_s
         """When it came, or was refused."""
@@ -378,9 +380,7 @@ class _Stranger:
                 raise CertificateError(f"the own certificate: {error}") from error
             if context is None:
                 return True
-            self.socket = context.wrap_socket(
-                self.socket, server_side=True, do_handshake_on_connect=False
-            )
+            self.socket = tls_socket(context, self.socket)
         self.wants_to_write = False
         try:
             self.socket.do_handshake()
