@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from orchestrator.run_folder.run_files import write_atomically
-from protos.errors import StateConflictError
-from protos.identities import AGENT, COORDINATOR, GATEWAY, JOINER, OPERATOR, Identity
-from protos.join_tokens import JoinToken
-from protos.mutual_tls import WARN_DAYS, CertificateError, identity_of
-from protos.private_files import make_secret, read_secret
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.errors import StateConflictError
+from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY, JOINER, OPERATOR, Identity
+from isthmus.protos.join_tokens import JoinToken
+from isthmus.protos.mutual_tls import WARN_DAYS, CertificateError, identity_of
+from isthmus.protos.private_files import make_secret, read_secret
 
 CA = "ca"
 CLOCK_SKEW = timedelta(minutes=5)

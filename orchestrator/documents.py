@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protos.limits import DOCUMENT_BYTES
-from protos.mutual_tls import TlsFiles
-from protos.security import use_tls
-from topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from topology.documents.run_documents import DocumentText, joined
-from topology.errors import ConfigError, Problem
-from topology.faults.loading import load_faults
-from topology.faults.script import FaultScript
-from topology.job import Job
-from topology.text.yaml_document import read_with_overrides
-from topology.world import Topology
+from isthmus.protos.limits import DOCUMENT_BYTES
+from isthmus.protos.mutual_tls import TlsFiles
+from isthmus.protos.security import use_tls
+from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
+from isthmus.topology.documents.run_documents import DocumentText, joined
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import FaultScript
+from isthmus.topology.job import Job
+from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.world import Topology
 
 _KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}
 

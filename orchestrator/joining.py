@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from orchestrator.run_folder.run_files import write_atomically
-from protos.errors import StateConflictError
-from protos.identities import AGENT, GATEWAY
-from protos.join_tokens import BadTokenError, JoinToken
-from protos.mutual_tls import CertificateError, TlsSecurity
-from protos.private_files import make_secret
-from protos.security import tls_files
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.errors import StateConflictError
+from isthmus.protos.identities import AGENT, GATEWAY
+from isthmus.protos.join_tokens import BadTokenError, JoinToken
+from isthmus.protos.mutual_tls import CertificateError, TlsSecurity
+from isthmus.protos.private_files import make_secret
+from isthmus.protos.security import tls_files
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from orchestrator.documents import AppliedPlan, Pair, load_pair, mistaken, read_text
-from topology.errors import ConfigError, Problem
-from topology.hashing import plan_hashes
-from topology.job import Job
-from topology.planner.document import PlanFile, overrides_of
-from topology.planner.plan import make_plan
-from topology.text.yaml_document import read_with_overrides
+from isthmus.orchestrator.documents import AppliedPlan, Pair, load_pair, mistaken, read_text
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.hashing import plan_hashes
+from isthmus.topology.job import Job
+from isthmus.topology.planner.document import PlanFile, overrides_of
+from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.text.yaml_document import read_with_overrides
 
 
 def plan_of(pair: Pair) -> dict[str, Any]:

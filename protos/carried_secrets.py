@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from protos.mutual_tls import CertificateError
-from protos.private_files import read_secret
-from protos.security import TLS_VARIABLES, TOKEN_FILE, control_security, tls_files, token_path
+from isthmus.protos.mutual_tls import CertificateError
+from isthmus.protos.private_files import read_secret
+from isthmus.protos.security import (
+    TLS_VARIABLES,
+    TOKEN_FILE,
+    control_security,
+    tls_files,
+    token_path,
+)
 
 
 def carried_secrets(names: Sequence[str], folder: str) -> tuple[dict[str, bytes], dict[str, str]]:

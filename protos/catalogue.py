@@ -241,7 +241,7 @@ _ENTRIES = (
     Entry(
         "NEVER_JOINED",
         "A training script ended without having joined the run.",
-        "Add `site = sites.join()`, and `site.synchronize(model, optimizer)` before the first "
+        "Add `site = isthmus.join()`, and `site.synchronize(model, optimizer)` before the first "
         "step: docs/integration.md.",
         ExitCode.JOB_FAILED,
     ),
@@ -249,7 +249,7 @@ _ENTRIES = (
         "NEVER_SYNCHRONISED",
         "A training script joined the run, and averaged nothing with the other sites.",
         "Add `site.synchronize(model, optimizer)` before the first step. A script that averages "
-        "nothing on purpose says `sites.join(averages=False)`: docs/integration.md.",
+        "nothing on purpose says `isthmus.join(averages=False)`: docs/integration.md.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from protos.catalogue import CATALOGUE
+from isthmus.protos.catalogue import CATALOGUE
 
 SCHEMA_VERSION = 1
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grpc
 
-from protos.errors import (
+from isthmus.protos.errors import (
     ConfigMismatchError,
     CorruptDataError,
     DeadlineExceededError,

@@ -3,7 +3,7 @@
 Each class tells apart who must act. A wrong YAML file never crosses the wire: topology/errors.py.
 """
 
-from protos.failure import Failure, one_line, reason_of
+from isthmus.protos.failure import Failure, one_line, reason_of
 
 
 class IsthmusError(Exception):

@@ -14,7 +14,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protos.control.v1 import control_pb2
+    from isthmus.protos.control.v1 import control_pb2
 
 MESSAGE_CHARS = 500
 """A longer message is cut: it becomes one line of a report."""
@@ -79,7 +79,7 @@ class Failure:
             now_s: On the clock of `at_s`. The message says how long ago it happened, since clocks
                 of two machines have nothing in common. None: it does not say.
         """
-        from protos.control.v1 import control_pb2
+        from isthmus.protos.control.v1 import control_pb2
 
         return control_pb2.Failure(
             code=self.code,

@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 import xxhash
 
-from protos.errors import CorruptDataError, RemoteProtocolError
+from isthmus.protos.errors import CorruptDataError, RemoteProtocolError
 
 HEADER_BYTES = 64
 MAX_PAYLOAD_BYTES = (17 << 20) - HEADER_BYTES

@@ -20,13 +20,13 @@ from typing import Final, Self
 
 import grpc
 
-from protos.control.v1.control_pb2 import JoinRequest
-from protos.control.v1.control_pb2_grpc import CoordinatorStub
-from protos.error_statuses import error_for
-from protos.errors import IsthmusError
-from protos.identities import COORDINATOR, JOINER, Identity
-from protos.mutual_tls import identity_of
-from protos.proxies import proxy_options
+from isthmus.protos.control.v1.control_pb2 import JoinRequest
+from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorStub
+from isthmus.protos.error_statuses import error_for
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.identities import COORDINATOR, JOINER, Identity
+from isthmus.protos.mutual_tls import identity_of
+from isthmus.protos.proxies import proxy_options
 
 _BEGIN: Final = "isthmus-join-"
 _NONCE_BYTES: Final = 12

@@ -1,6 +1,6 @@
 """How large each kind of message may be. gRPC's own limits are set from these, never to -1."""
 
-from protos.frame import MAX_FRAME_BYTES
+from isthmus.protos.frame import MAX_FRAME_BYTES
 
 CONTROL_MESSAGE_BYTES = 64 << 10
 """Session, status, events: everything small and frequent."""

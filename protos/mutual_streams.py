@@ -12,9 +12,9 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable
 
-from protos.identities import Identity
-from protos.mutual_tls import CertificateError, TlsSecurity
-from protos.security import control_security
+from isthmus.protos.identities import Identity
+from isthmus.protos.mutual_tls import CertificateError, TlsSecurity
+from isthmus.protos.security import control_security
 
 HANDSHAKE_S = 10.0
 """Whoever takes longer for the handshake is let go."""

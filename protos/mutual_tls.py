@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from protos.errors import IsthmusError, PermissionDeniedError
-from protos.identities import CALLERS, Identity
-from protos.limits import CONNECTION_LIMITS
-from protos.private_files import UnsafeFileError, read_secret
+from isthmus.protos.errors import IsthmusError, PermissionDeniedError
+from isthmus.protos.identities import CALLERS, Identity
+from isthmus.protos.limits import CONNECTION_LIMITS
+from isthmus.protos.private_files import UnsafeFileError, read_secret
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-from protos.errors import RemoteProtocolError
+from isthmus.protos.errors import RemoteProtocolError
 
 Message = TypeVar("Message")
 

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError
 
 OTHERS = 0o077
 """The permission bits of everybody but the owner."""

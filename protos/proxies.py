@@ -11,8 +11,8 @@ import os
 import re
 from typing import Final
 
-from protos.errors import IsthmusError
-from protos.security import InsecureAddressError, tls_files
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.security import InsecureAddressError, tls_files
 
 PROXY: Final = "ISTHMUS_PROXY"
 """Names the proxy: http://HOST:PORT, or http://USER:PASSWORD@HOST:PORT."""

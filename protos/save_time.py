@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError
 
 SAVE_WITHIN: Final = "ISTHMUS_SAVE_WITHIN"
 """The environment variable of an agent: seconds."""

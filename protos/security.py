@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from protos.errors import IsthmusError, PermissionDeniedError, UnauthenticatedError
-from protos.identities import CALLERS, GATEWAY, OPERATOR
-from protos.limits import CONNECTION_LIMITS
-from protos.mutual_tls import (
+from isthmus.protos.errors import IsthmusError, PermissionDeniedError, UnauthenticatedError
+from isthmus.protos.identities import CALLERS, GATEWAY, OPERATOR
+from isthmus.protos.limits import CONNECTION_LIMITS
+from isthmus.protos.mutual_tls import (
     Caller,
     CertificateError,
     OnRefused,
@@ -37,8 +37,8 @@ from protos.mutual_tls import (
     TlsSecurity,
     caller_of,
 )
-from protos.private_files import UnsafeFileError, make_secret, read_secret
-from protos.user_state import user_state_folder
+from isthmus.protos.private_files import UnsafeFileError, make_secret, read_secret
+from isthmus.protos.user_state import user_state_folder
 
 TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
 """Names the secret's file, where the user's state folder will not do."""
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 Options = Sequence[tuple[str, int | str]]
 _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 if TYPE_CHECKING:
-    from protos.mutual_tls import Handler
+    from isthmus.protos.mutual_tls import Handler
 _METHOD_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 

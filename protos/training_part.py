@@ -9,7 +9,7 @@ import importlib.util
 import re
 from importlib import metadata
 
-from protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError
 
 CURE = "pip install 'isthmus[train]'"
 NEEDED = {

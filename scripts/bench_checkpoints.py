@@ -22,16 +22,16 @@ from statistics import median
 import numpy as np
 import torch
 
-from sites.checkpoint.checkpoints import Checkpoints
-from sites.checkpoint.exchange_state import ExchangeState
-from sites.checkpoint.place import Place
-from sites.checkpoint.run_objects import RunObjects
-from sites.checkpoint.training_state import TrainingState
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import make_optimizer, take_step
-from sites.worker.collectives import ensure_process_group
-from sites.worker.missing_sites import MissingSites
-from topology.job import Checkpoint, Model, Trainer
+from isthmus.sites.checkpoint.checkpoints import Checkpoints
+from isthmus.sites.checkpoint.exchange_state import ExchangeState
+from isthmus.sites.checkpoint.place import Place
+from isthmus.sites.checkpoint.run_objects import RunObjects
+from isthmus.sites.checkpoint.training_state import TrainingState
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import make_optimizer, take_step
+from isthmus.sites.worker.collectives import ensure_process_group
+from isthmus.sites.worker.missing_sites import MissingSites
+from isthmus.topology.job import Checkpoint, Model, Trainer
 
 EVERY = 5
 

@@ -19,17 +19,17 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from protos.frame import Kind
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.residuals import BucketResiduals
-from sites.local.rank_messages import EncodingOffer
-from sites.trainer.corpus import load_corpus
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import make_optimizer, take_step
-from sites.worker.device_codecs import DEVICE_CODECS
-from sites.worker.shard_encoder import ShardEncoder
-from topology.job import Trainer
+from isthmus.protos.frame import Kind
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.reduction.residuals import BucketResiduals
+from isthmus.sites.local.rank_messages import EncodingOffer
+from isthmus.sites.trainer.corpus import load_corpus
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import make_optimizer, take_step
+from isthmus.sites.worker.device_codecs import DEVICE_CODECS
+from isthmus.sites.worker.shard_encoder import ShardEncoder
+from isthmus.topology.job import Trainer
 
 
 def trained_gradient(steps: int) -> Floats:

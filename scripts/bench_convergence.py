@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sites.codecs.codec import Floats
-from sites.codecs.registry import BY_NAME, codec_named
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.codecs.registry import BY_NAME, codec_named
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
     Own,
@@ -33,21 +33,21 @@ from sites.gateway.reduction.chunk_reduction import (
     Send,
     roles,
 )
-from sites.gateway.reduction.residuals import Residuals
-from sites.local.chunk_grid import grid
-from sites.trainer import sampler
-from sites.trainer.corpus import Bytes, Corpus, load_corpus
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import (
+from isthmus.sites.gateway.reduction.residuals import Residuals
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.sites.trainer import sampler
+from isthmus.sites.trainer.corpus import Bytes, Corpus, load_corpus
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import (
     clip_gradients,
     evaluate,
     make_optimizer,
     set_learning_rate,
     token_losses,
 )
-from sites.worker.data_positions import Positions
-from topology.job import CODECS, Exchange, Model, Optimizer, Trainer
-from topology.trees.trees import ReductionPlan, star
+from isthmus.sites.worker.data_positions import Positions
+from isthmus.topology.job import CODECS, Exchange, Model, Optimizer, Trainer
+from isthmus.topology.trees.trees import ReductionPlan, star
 
 SHARES = ((0, 10), (10, 16))
 """Samples of the batch, by site: unequal."""

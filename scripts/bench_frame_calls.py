@@ -22,9 +22,9 @@ from typing import Any
 
 import grpc.aio
 
-from protos.security import LoopbackSecurity
-from sites.gateway.links.frame_calls import FrameCall, Patience, dial
-from sites.gateway.links.frame_listener import FrameListener
+from isthmus.protos.security import LoopbackSecurity
+from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_listener import FrameListener
 
 METHOD = "/isthmus.exchange.v1.Exchange/Push"
 ACK = bytes(32)

@@ -18,21 +18,21 @@ import itertools
 import os
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.core.run_events import SiteNamespace
-from orchestrator.emulator.emulator_child import running_emulator
-from orchestrator.emulator.emulator_config import NetnsConfig
-from orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.orchestrator.emulator.emulator_child import running_emulator
+from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.protos.own_processes import entered
+from isthmus.sites.gateway.config import HELD_BYTES
+from isthmus.topology.channels import FLOWS_MAX
+from isthmus.topology.model.wire_load import chunk_bytes_for
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
-from sites.gateway.config import HELD_BYTES
-from topology.channels import FLOWS_MAX
-from topology.model.wire_load import chunk_bytes_for
 
 
 @contextlib.contextmanager
@@ -64,10 +64,8 @@ def namespaces(setting: Setting) -> Iterator[list[SiteNamespace | None]]:
 
 def _inside(where: SiteNamespace, script: str) -> str:
     """Run a line of shell in a site's namespace; return what it prints."""
-    leash = [sys.executable, "-m", "sites.leash", "-", "--enter", where.user, where.net, "--"]
-    done = subprocess.run(
-        [*leash, "sh", "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
+    command = entered((where.user, where.net), ["sh", "-c", script])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return done.stdout
 
 

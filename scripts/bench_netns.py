@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
-from orchestrator.emulator.emulator_config import NetnsConfig
-from orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
+from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
+from isthmus.orchestrator.emulator.link_shape import LinkShape
 from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
 from tests.fakes.sockets import open_socket
 

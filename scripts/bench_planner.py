@@ -26,12 +26,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from isthmus.topology.cost.compute import num_parameters
+from isthmus.topology.job import Job, LinkCodec, Model, NamedTree, Placed, Reduction
+from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.units import parse_size
+from isthmus.topology.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, randomly_widened
-from topology.cost.compute import num_parameters
-from topology.job import Job, LinkCodec, Model, NamedTree, Placed, Reduction
-from topology.planner.plan import make_plan
-from topology.units import parse_size
-from topology.world import Topology
 
 _STEPS, _SKIPPED = 12, 4
 """Steps that are simulated, and the first of them, which do not count."""
@@ -103,9 +103,9 @@ def planned(seed: int, sites: list[int], num_wider: int) -> list[dict[str, Any]]
 
 def judged_s(job: Job, topology: Topology, decisions: dict[str, Any]) -> float:
     """Return the step that decisions come to, by the simulator."""
-    from topology.documents.placement import placed
-    from topology.simulator.settings import Settings
-    from topology.simulator.simulation import simulate
+    from isthmus.topology.documents.placement import placed
+    from isthmus.topology.simulator.settings import Settings
+    from isthmus.topology.simulator.simulation import simulate
 
     exchange, reduction = decisions["exchange"], decisions["reduction"]
     decided = dataclasses.replace(
@@ -151,7 +151,7 @@ def plans_of(checkout: Path, chosen: argparse.Namespace) -> dict[str, Any]:
         *("--seeds", chosen.seeds, "--sites", chosen.sites, "--wider", str(chosen.wider)),
         "--only-plan",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment = {**os.environ, "PYTHONPATH": str(checkout / ".src")}
     made = subprocess.run(
         command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE
     )

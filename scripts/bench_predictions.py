@@ -22,17 +22,17 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.record.measured_steps import measure
-from orchestrator.plans import as_launched
-from orchestrator.run_folder.home import new_run_id
-from orchestrator.run_folder.run_files import METRICS, read_metrics
-from topology.cost.compute import flops_per_sequence
-from topology.job import Model
-from topology.model.step_model import step_time
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import simulate
+from isthmus.orchestrator.cli.whole_run import run_to_end
+from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.record.measured_steps import measure
+from isthmus.orchestrator.plans import as_launched
+from isthmus.orchestrator.run_folder.home import new_run_id
+from isthmus.orchestrator.run_folder.run_files import METRICS, read_metrics
+from isthmus.topology.cost.compute import flops_per_sequence
+from isthmus.topology.job import Model
+from isthmus.topology.model.step_model import step_time
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import simulate
 
 MODEL = Model(layers=24, heads=4, width=64, context=64)
 SEQUENCES = 8

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
-from orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint
-from orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
+from isthmus.orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint
+from isthmus.orchestrator.emulator.link_shape import LinkShape
 from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
 
 RATES_BITS_PER_S = (10e6, 100e6, 500e6, 1e9)

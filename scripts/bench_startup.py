@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from isthmus.protos.own_processes import own_command
+
 ROOT = Path(__file__).resolve().parent.parent
 HELP_BUDGET_S = 0.25
 
@@ -21,7 +23,7 @@ def measure(arguments: list[str], repeat: int) -> float:
     times_s = []
     for _ in range(repeat):
         began_s = time.perf_counter()
-        command = [sys.executable, "-m", "orchestrator.cli.main", *arguments]
+        command = own_command("isthmus.orchestrator.cli.main", *arguments)
         subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
         times_s.append(time.perf_counter() - began_s)
     return statistics.median(times_s)

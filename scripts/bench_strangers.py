@@ -35,14 +35,14 @@ from pathlib import Path
 import hpack
 import psutil
 
-from orchestrator.certificates import issue, make_authority, names_for
-from protos.mutual_tls import TlsFiles
-from protos.security import exchange_security, use_tls
+from isthmus.orchestrator.certificates import issue, make_authority, names_for
+from isthmus.protos.mutual_tls import TlsFiles
+from isthmus.protos.security import exchange_security, use_tls
+from isthmus.sites.gateway.links.frame_calls import CallError, Patience, dial
+from isthmus.sites.gateway.links.http2 import HEAD_BYTES, Kind
+from isthmus.sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY
 from scripts.bench_gateways import both
 from scripts.gateway_pair import SITES, GatewayChild, RankStandIn, Setting, pair
-from sites.gateway.links.frame_calls import CallError, Patience, dial
-from sites.gateway.links.http2 import HEAD_BYTES, Kind
-from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY
 
 NOBODY = 65534
 NICE = 19

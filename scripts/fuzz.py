@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 INPUT_BYTES_MAX = 4096
-_OURS = ("orchestrator", "protos", "sites", "topology")
+_OURS = ("isthmus",)
 _MEASURED = 16
 """The memory of one input in so many is measured."""
 

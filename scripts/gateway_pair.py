@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from orchestrator.core.run_events import SiteNamespace
-from protos.errors import IsthmusError
-from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
-from sites.local.rank_messages import Reduce, Reduced, Region
-from sites.local.regions import create_region
-from sites.node.gateway_process import MALLOC
-from sites.worker.gateway_link import GatewayLink
-from topology.json_fields import to_json
-from topology.trees.trees import ReductionPlan
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
+from isthmus.sites.local.rank_messages import Reduce, Reduced, Region
+from isthmus.sites.local.regions import create_region
+from isthmus.sites.node.gateway_process import MALLOC
+from isthmus.sites.worker.gateway_link import GatewayLink
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.trees.trees import ReductionPlan
 
 SITES = ("a", "b")
 DEADLINE_S = 120.0
@@ -60,10 +61,9 @@ class GatewayChild:
     """One gateway's process, told and heard as by an agent."""
 
     def __init__(self, config: GatewayConfig, where: SiteNamespace | None, log: IO[bytes]) -> None:
-        enter = [] if where is None else ["--enter", where.user, where.net]
-        leash = [sys.executable, "-m", "sites.leash", str(os.getpid()), *enter, "--"]
+        namespaces = None if where is None else (where.user, where.net)
         self.process = subprocess.Popen(
-            [*leash, sys.executable, "-m", "sites.gateway"],
+            leashed(own_command("isthmus.sites.gateway"), namespaces),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

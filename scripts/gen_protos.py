@@ -12,25 +12,29 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-ROOT = Path(__file__).resolve().parent.parent
+SOURCES = Path(__file__).resolve().parent.parent / ".src"
+"""The folder of the import name: isthmus/protos there is a link to protos/."""
 KINDS = ("python", "grpc_python", "mypy", "mypy_grpc")
 
 
 def generate(into: Path) -> None:
     """Run protoc over every contract.
 
-    The proto path is the repository root, so `import "protos/a/v1/b.proto"`
-    becomes `from protos.a.v1 import b_pb2` and needs no rewriting.
+    The proto path holds `isthmus/protos`, so `import "isthmus/protos/a/v1/b.proto"` becomes
+    `from isthmus.protos.a.v1 import b_pb2` and needs no rewriting.
     """
-    sources = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "protos").rglob("*.proto"))
+    folder = SOURCES / "isthmus" / "protos"
+    sources = sorted(p.relative_to(SOURCES).as_posix() for p in folder.rglob("*.proto"))
     outs = [f"--{kind}_out={'quiet:' if 'mypy' in kind else ''}{into}" for kind in KINDS]
-    if protoc.main(["protoc", f"-I{ROOT}", *outs, *sources]) != 0:
+    if protoc.main(["protoc", f"-I{SOURCES}", *outs, *sources]) != 0:
         raise SystemExit("protoc failed")
 
 
 def modules(root: Path) -> dict[Path, bytes]:
     """Return the generated modules under `root`, by path relative to it."""
-    found = (p for p in (root / "protos").rglob("*_pb2*") if p.suffix in {".py", ".pyi"})
+    found = (
+        p for p in (root / "isthmus" / "protos").rglob("*_pb2*") if p.suffix in {".py", ".pyi"}
+    )
     return {p.relative_to(root): p.read_bytes() for p in found}
 
 
@@ -39,11 +43,11 @@ def main(argv: list[str]) -> int:
     # protoc looks for protoc-gen-mypy on PATH; it lies beside this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if argv != ["--check"]:
-        generate(ROOT)
+        generate(SOURCES)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
-        fresh, committed = modules(Path(scratch)), modules(ROOT)
+        fresh, committed = modules(Path(scratch)), modules(SOURCES)
     stale = sorted(p for p in fresh.keys() | committed.keys() if fresh.get(p) != committed.get(p))
     for path in stale:
         print(f"stale: {path}", file=sys.stderr)

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from topology.documents.schema import SCHEMAS, schema_text  # noqa: E402
+from isthmus.topology.documents.schema import SCHEMAS, schema_text  # noqa: E402
 
 
 def main(argv: list[str]) -> int:

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from sites.trainer.reference import train_alone
-from topology.documents.load import load_job
-from topology.errors import ConfigError
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.errors import ConfigError
 
 
 def main() -> int:

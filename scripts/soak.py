@@ -34,6 +34,8 @@ from typing import Any
 
 import psutil
 
+from isthmus.protos.own_processes import leashed, own_command
+
 SITES = {"a": "127.0.0.2", "b": "127.0.0.3", "c": "127.0.0.4"}
 COORDINATOR = "127.0.0.5"
 DETECT_S = 5.0
@@ -105,7 +107,7 @@ def processes(*words: str) -> list[psutil.Process]:
     for each in psutil.Process().children(recursive=True):
         try:
             command = " ".join(each.cmdline())
-            if all(word in command for word in words) and "sites.leash" not in command:
+            if all(word in command for word in words) and "isthmus.sites.leash" not in command:
                 found.append((each.create_time(), each))
         except psutil.Error:
             continue
@@ -163,10 +165,7 @@ class Deployment:
             self.down_until_s.pop(name, None)
             with self._logs.open("ab") as log:
                 self._running[name] = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                        *(sys.executable, "-m", "orchestrator.cli.main", *command),
-                    ],
+                    leashed(own_command("isthmus.orchestrator.cli.main", *command)),
                     stdout=log,
                     stderr=log,
                     stdin=subprocess.DEVNULL,
@@ -176,7 +175,7 @@ class Deployment:
         """Run a command about the run."""
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "orchestrator.cli.main", *arguments),
+                *own_command("isthmus.orchestrator.cli.main", *arguments),
                 *("--coordinator", f"{COORDINATOR}:7443"),
             ],
             capture_output=True,
@@ -241,16 +240,16 @@ def strike(deployment: Deployment, kind: str, site: str, rng: random.Random) -> 
             for each in whole:
                 kill(each)
         case "gateway" | "rank" | "torchrun":
-            words = {"gateway": "sites.gateway", "torchrun": "sites.launcher.node"}
-            for each in below(agent, words.get(kind, "sites.launcher.rank"))[-1:]:
+            words = {"gateway": "isthmus.sites.gateway", "torchrun": "isthmus.sites.launcher.node"}
+            for each in below(agent, words.get(kind, "isthmus.sites.launcher.rank"))[-1:]:
                 kill(each)
         case "reset-data":
-            for each in below(agent, "sites.gateway"):
+            for each in below(agent, "isthmus.sites.gateway"):
                 reset(each)
         case "reset-control":
             reset(agent)
         case "stopped-rank":
-            for each in below(agent, "sites.launcher.rank")[-1:]:
+            for each in below(agent, "isthmus.sites.launcher.rank")[-1:]:
                 each.suspend()
         case _:
             for each in whole:
@@ -323,7 +322,7 @@ def usage(deployment: Deployment) -> Iterator[tuple[str, str, float]]:
     found["coordinator"] = deployment.coordinator()
     for site in SITES:
         agent = found[f"agent {site}"]
-        for each in below(agent, "sites.gateway") if agent else []:
+        for each in below(agent, "isthmus.sites.gateway") if agent else []:
             found[f"gateway {site}"] = each
     for role, process in found.items():
         if process is None:

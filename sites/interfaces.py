@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from protos.security import is_loopback
+from isthmus.protos.security import is_loopback
 
 
 def address_of(interface: str) -> str:

@@ -1,6 +1,6 @@
 """Run a command that the kernel kills when its parent dies, in namespaces of its own if asked.
 
-Usage: python -m sites.leash PARENT_PID [--enter USER NET] -- COMMAND...
+Usage: python -m isthmus.sites.leash PARENT_PID [--enter USER NET] -- COMMAND...
 
 PARENT_PID `-`: on no leash; only the namespaces are entered. USER and NET are files of namespaces,
 as /proc/PID/ns/net; USER may be empty.
@@ -18,7 +18,7 @@ import sys
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLONE_NEWUSER = 0x10000000  # linux/sched.h
 _CLONE_NEWNET = 0x40000000
-USAGE = "usage: python -m sites.leash PARENT_PID [--enter USER NET] -- COMMAND..."
+USAGE = "usage: python -m isthmus.sites.leash PARENT_PID [--enter USER NET] -- COMMAND..."
 CURE = "is the emulation still up, and yours? Otherwise use the relay (emulator: relay)"
 
 

@@ -1,6 +1,6 @@
 """Run a command that lives no longer than this process's stdin: what a launcher starts at a site.
 
-Usage: python -m sites.tether
+Usage: python -m isthmus.sites.tether
 
 1. It prints GREETING and a line of JSON: versions, so that the other end can refuse.
 2. It reads one line of JSON: {"folder", "files", "env", "command", "silence_s"}. Secrets come this
@@ -30,16 +30,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from protos.private_files import UnsafeFileError, keep_private, private_folder, users_umask
-from protos.save_time import LEAVE_S, SaveTimeError, save_within_s
-from protos.versions import (
+from isthmus.protos.private_files import UnsafeFileError, keep_private, private_folder, users_umask
+from isthmus.protos.save_time import LEAVE_S, SaveTimeError, save_within_s
+from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
     build,
 )
-from sites.leash import die_with_parent
+from isthmus.sites.leash import die_with_parent
 
 GREETING = "isthmus-tether "
 """Begins the line that says that this has started. Login shells may have printed before."""

@@ -12,8 +12,10 @@ from coverage import Coverage
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
-from orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from tests.fakes.reaper import MARK, begin
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # A shell starts background jobs with SIGINT ignored, and every child inherits that. Tests of Ctrl-C
 # would then say something about the shell; with a handler here, children start with the default.
@@ -23,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What processes of one user share as their secret is, in tests, a file of their own.
 os.environ["ISTHMUS_TOKEN_FILE"] = str(
     Path(tempfile.gettempdir(), f"isthmus-tests-{os.getuid()}", "token")
+)
+
+# Children find tests.fakes, too: ours start with -P, without the folder in which they start.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    each for each in (str(ROOT), os.environ.get("PYTHONPATH")) if each
 )
 
 # Every run tries the same examples. They take longer while other tests run beside them.

@@ -1,10 +1,12 @@
-"""The four folders are top-level import names, so prove that they are ours, and fit all Pythons.
+"""One import name, which hides nobody's modules and is hidden by none; code that fits all Pythons.
 
 And what pyproject.toml and constraints.txt say can be installed, or scripts/check_install.py says
 why not.
 """
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
@@ -15,24 +17,87 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-NAMES = ["orchestrator", "protos", "sites", "topology"]
+from isthmus.protos.own_processes import own_command
+
+FOLDERS = ["orchestrator", "protos", "sites", "topology"]
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_other_distribution_owns_our_import_names(name: str) -> None:
-    owners = set(metadata.packages_distributions().get(name, ()))
-    assert owners <= {"isthmus"}, f"{name!r} is also installed by {owners - {'isthmus'}}"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel of the source distribution; return it."""
+    folder = tmp_path_factory.mktemp("dist")
+    uv = [str(Path(sys.executable).with_name("uv")), "build", "--quiet", "--no-build-isolation"]
+    subprocess.run([*uv, "--python", sys.executable, "-o", str(folder), str(ROOT)], check=True)
+    return next(folder.glob("*.whl"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+def test_a_wheel_brings_one_import_name_with_all_modules_and_files(built: Path) -> None:
+    with zipfile.ZipFile(built) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *FOLDERS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = {f"isthmus/{name}" for name in tracked.stdout.split()}
+    assert names == expected | {"isthmus/__init__.py", "isthmus/py.typed"}
+
+
+@pytest.mark.slow
+def test_modules_beside_a_script_are_its_own(built: Path, tmp_path: Path) -> None:
+    for name in ("protos", "sites", "topology", "orchestrator", "scripts"):
+        (tmp_path / f"{name}.py").write_text(f"WHOSE = 'the script, {name}'")
+    (tmp_path / "train.py").write_text(
+        "import isthmus, orchestrator, protos, scripts, sites, topology\n"
+        "print(isthmus.join.__name__, sites.WHOSE, protos.WHOSE, topology.WHOSE)"
+    )
+    done = run_python(built, tmp_path, "train.py")
+    assert done.stdout == "join the script, sites the script, protos the script, topology\n", done
+
+
+@pytest.mark.slow
+def test_what_lies_where_a_process_of_ours_starts_hides_nothing(
+    built: Path, tmp_path: Path
+) -> None:
+    for name in ("queue", "isthmus", "random"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not for you')")
+    done = run_python(built, tmp_path, *own_command("isthmus.sites.facts")[1:])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["facts"]["build"]
+
+
+def run_python(built: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, where the wheel is installed."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(built)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_all_of_our_processes_start_alike() -> None:
+    """By protos/own_processes.py, which says why."""
+    pattern = re.compile(r"""["']-m["'],\s*f?["']isthmus""")
+    for folder in (*FOLDERS, "scripts"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not pattern.search(path.read_text()), path
+
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_nothing_is_raised_where_groups_are_caught(name: str) -> None:
     """Python before 3.11.4 makes a group of what is raised in `except*`, and later ones do not."""
     for path in (ROOT / name).rglob("*.py"):

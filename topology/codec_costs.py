@@ -51,7 +51,7 @@ COSTS = {
     "topk": CodecCost(3.11e9, 20.6e9, 1 / 124.1),
     "topk-zstd": CodecCost(2.85e9, 17.5e9, 1 / 169.3),
 }
-"""The cost of each codec, by its name; one for each of topology.job.CODECS."""
+"""The cost of each codec, by its name; one for each of isthmus.topology.job.CODECS."""
 
 RELATIVE_ERRORS = {
     "fp32": 0.0,

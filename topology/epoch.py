@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from topology.json_fields import json_bytes, json_of, read_json, to_json
-from topology.run_spec import CodedPlan
+from isthmus.topology.json_fields import json_bytes, json_of, read_json, to_json
+from isthmus.topology.run_spec import CodedPlan
 
 Runs = tuple[tuple[int, int], ...]
 """First and last number of chunks in a row; ascending, with a gap between any two."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topology.job import Job
-from topology.world import Site, Topology
+from isthmus.topology.job import Job
+from isthmus.topology.world import Site, Topology
 
 DEVICES: Mapping[str, str] = {
     "v100-16": "V100",

@@ -2,7 +2,7 @@
 
 import math
 
-from topology.world import Location
+from isthmus.topology.world import Location
 
 EARTH_RADIUS_KM = 6371.0088
 """Mean radius of the Earth in kilometres (IUGG)."""

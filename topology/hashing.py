@@ -4,9 +4,9 @@ import dataclasses
 import hashlib
 import json
 
-from topology.job import Job, Trainer
-from topology.json_fields import to_json
-from topology.world import Topology
+from isthmus.topology.job import Job, Trainer
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.world import Topology
 
 
 def topology_hash(topology: Topology) -> str:

@@ -1,15 +1,15 @@
 """A training job as the rest of isthmus sees it.
 
-Made from YAML by topology.documents.load; frozen.
+Made from YAML by topology/documents/load.py; frozen.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from topology.job_environment import Variable
-from topology.json_fields import REQUIRED
-from topology.plan_wishes import PlanWishes
-from topology.workload import DescribedModel, Parallel
+from isthmus.topology.job_environment import Variable
+from isthmus.topology.json_fields import REQUIRED
+from isthmus.topology.plan_wishes import PlanWishes
+from isthmus.topology.workload import DescribedModel, Parallel
 
 ON_SAME_DATA = ("refuse", "warn")
 
@@ -57,7 +57,7 @@ TRAINED_IN = ("fp32", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCodec:
-    """The codec of one link, both ways, with names of sites (see topology.trees.link_codecs)."""
+    """The codec of one link, both ways, with names of sites (see topology/trees/link_codecs.py)."""
 
     between: tuple[str, str]
     codec: str
@@ -93,9 +93,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTree:
-    """A reduction tree as a job writes it, with names of sites (see topology.trees.named_trees).
+    """A reduction tree as a job writes it, with names of sites (see topology/trees/named_trees.py).
 
-    Sites by name; topology.trees.named_trees checks them.
+    Sites by name; topology/trees/named_trees.py checks them.
     """
 
     root: str
@@ -254,8 +254,8 @@ class Job:
     """The settings of a run that measures the links between its sites and trains nothing; None: it
     trains."""
     on_fewer_sites: str = field(default="keep", metadata=REQUIRED)
-    """One of topology.batch_rule.ON_FEWER_SITES: the batch of a run that is resumed with fewer
-    ranks."""
+    """One of `ON_FEWER_SITES` (topology/batch_rule.py): the batch of a run that is resumed with
+    fewer ranks."""
     checkpoint: Checkpoint | None = field(default=None, metadata=REQUIRED)
     """What is kept; None: nothing."""
     placement: tuple[Placed, ...] = ()

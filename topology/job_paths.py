@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import PurePath
 
-from topology.job import Checkpoint, Job
+from isthmus.topology.job import Checkpoint, Job
 
 
 def anchored(job: Job, folder: PurePath) -> Job:

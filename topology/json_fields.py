@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from topology.errors import ConfigError
+from isthmus.topology.errors import ConfigError
 
 T = TypeVar("T")
 
 Keeps = Callable[["dataclasses.Field[Any]", object], bool]
 """A test whether a field with that value is written."""
 REQUIRED = {"required": True}
-"""The `metadata` of a field that a reader must not skip (topology.run_spec)."""
+"""The `metadata` of a field that a reader must not skip (topology/run_spec.py)."""
 OnUnknown = Callable[[str], None]
 """A function that is told the path of each field that the reader does not know."""
 

@@ -1,7 +1,7 @@
 """What is asked about one machine before a run, and what it answers.
 
-`python -m sites.facts` answers on the machine itself. Whoever asks may be of another build: unknown
-fields are skipped on both sides, and what cannot be told is None.
+`python -m isthmus.sites.facts` answers on the machine itself. Whoever asks may be of another build:
+unknown fields are skipped on both sides, and what cannot be told is None.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Script:
     """The place of a syntax error, counted from 1; 0: there is none."""
     column: Count = 0
     joins: bool = True
-    """Whether it, or a module beside it that it imports, calls `sites.join`; True in doubt."""
+    """Whether it, or a module beside it that it imports, calls `isthmus.join`; True in doubt."""
     averages: bool = True
     """Whether one of them averages something over sites, or says that none does; True in doubt."""
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.pairs import Pairs, edge, pairs_of
-from topology.trees.shapes import widest_tree
-from topology.trees.trees import ReductionPlan, Tree, followed
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.trees.pairs import Pairs, edge, pairs_of
+from isthmus.topology.trees.shapes import widest_tree
+from isthmus.topology.trees.trees import ReductionPlan, Tree, followed
 
 
 def plan_for(

@@ -8,17 +8,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import PurePath
 
-from topology.job import Job
-from topology.job_paths import anchored
-from topology.member_plans import plan_for
-from topology.model.reduction_plans import plan_reduction
-from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
-from topology.plan_wishes import Replan
-from topology.run_spec import CodedPlan, RunSpec
-from topology.timeouts import Timeouts
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.small_buckets import gathered_bytes
-from topology.world import Topology
+from isthmus.topology.job import Job
+from isthmus.topology.job_paths import anchored
+from isthmus.topology.member_plans import plan_for
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.small_buckets import gathered_bytes
+from isthmus.topology.world import Topology
 
 
 def decide_run(

@@ -7,8 +7,8 @@ they need neither YAML nor a planner, and sites cannot come to different plans.
 Versions. A site may run an older or a newer build than the coordinator. A reader gives a field that
 is missing its default, and skips a field that it does not know, unless the writer lists it under
 `required`: then it refuses the run by the field's name. A new field whose value changes what sites
-must do alike is declared with `metadata=REQUIRED` (topology.json_fields). The writer lists it only
-where it differs from its default, so runs that do not use it still reach older sites.
+must do alike is declared with `metadata=REQUIRED` (topology/json_fields.py). The writer lists it
+only where it differs from its default, so runs that do not use it still reach older sites.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from topology.errors import ConfigError
-from topology.job import Job
-from topology.job_paths import moved
-from topology.json_fields import REQUIRED, json_bytes, json_of, read_json, to_json
-from topology.plan_wishes import Replan
-from topology.timeouts import Timeouts
-from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job
+from isthmus.topology.job_paths import moved
+from isthmus.topology.json_fields import REQUIRED, json_bytes, json_of, read_json, to_json
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Topology
 
 _LIST = "required"
 """The key of the serialised spec for the paths of such fields, where they are in use."""

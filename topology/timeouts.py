@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.errors import ConfigError, Problem
-from topology.world import Detection
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.world import Detection
 
 SHORTEST_DETECT_S = 0.5
 """Seconds that a user may set at least: on a busy machine a healthy process can be silent for 0.1

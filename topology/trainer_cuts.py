@@ -6,10 +6,10 @@ script is not asked: what it can do, its `workload.at_most` says.
 
 from __future__ import annotations
 
-from topology.cost.compute import VOCABULARY
-from topology.job import Job, Model, Trainer
-from topology.workload import DescribedModel, Parallel
-from topology.world import Site
+from isthmus.topology.cost.compute import VOCABULARY
+from isthmus.topology.job import Job, Model, Trainer
+from isthmus.topology.workload import DescribedModel, Parallel
+from isthmus.topology.world import Site
 
 
 def is_cut(job: Job) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from topology.suggest import one_of, shown
+from isthmus.topology.suggest import one_of, shown
 
 
 class UnitError(ValueError):

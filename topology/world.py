@@ -1,12 +1,12 @@
 """The world as the rest of isthmus sees it: sites and directed links, all figures in base units.
 
-Made from YAML by topology.documents.load; frozen. Rates are bytes per second, times are seconds.
+Made from YAML by topology/documents/load.py; frozen. Rates are bytes per second, times are seconds.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from topology.json_fields import REQUIRED
+from isthmus.topology.json_fields import REQUIRED
 
 EMULATORS = ("auto", "relay", "netns")
 """The kinds of WAN emulation. `relay`: connections pass through user space, on any system. `netns`:
@@ -236,8 +236,8 @@ class Detection:
     """The settings of when something counts as failed."""
 
     detect_within_s: float
-    """Seconds after which a dead process or a silent path is noticed; topology.timeouts derives the
-    short timeouts from it."""
+    """Seconds after which a dead process or a silent path is noticed; topology/timeouts.py derives
+    the short timeouts from it."""
     start_within_s: float
     """Seconds within which every site must be up, or all are rolled back."""
     min_sites: int = 1

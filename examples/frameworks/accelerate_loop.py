@@ -8,13 +8,13 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import sites
-from sites.integrations.accelerate import accumulate_before_crossing
+import isthmus
+from isthmus.sites.integrations.accelerate import accumulate_before_crossing
 
 
 def main() -> None:
     """Train for two passes over the data, two batches a step."""
-    site = sites.join(alone=True)  # 1: before Accelerate, which then finds the site's ranks
+    site = isthmus.join(alone=True)  # 1: before Accelerate, which then finds the site's ranks
     accelerator = Accelerator(cpu=site.device.type == "cpu", gradient_accumulation_steps=2)
     accumulate_before_crossing(accelerator)  # 2: for sites of one rank
     points = torch.randn(1200, 16, generator=torch.Generator().manual_seed(0))

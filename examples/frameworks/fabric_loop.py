@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import sites
+import isthmus
 
 
 def main() -> None:
     """Train for two passes over the data."""
-    site = sites.join(alone=True)  # 1: before Fabric, which then finds the site's ranks
+    site = isthmus.join(alone=True)  # 1: before Fabric, which then finds the site's ranks
     fabric = lightning.Fabric(strategy="ddp", devices=site.world_size)
     fabric.launch()
     points = torch.randn(1200, 16, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 TEXT = torch.tensor(list(b"gradients cross the narrow land between two seas of machines. " * 400))
 LENGTH, BATCH, WIDTH, MICRO_BATCHES, STEPS = 32, 4, 64, 2, 30
@@ -40,7 +40,7 @@ class GPT(nn.Module):
 def main() -> None:
     """Train for thirty steps of two micro-batches."""
     # 1: in place of init_process_group. RANK then counts the ranks of all sites.
-    site = sites.join(alone=True, environment="global")
+    site = isthmus.join(alone=True, environment="global")
     generator = torch.Generator().manual_seed(1337 + int(os.environ.get("RANK", "0")))
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import sites
-from sites.integrations.lightning import Together
+import isthmus
+from isthmus.sites.integrations.lightning import Together
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc] # lightning may not be there
@@ -31,7 +31,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc] # lightning m
 
 def main() -> None:
     """Train for two passes over the data."""
-    site = sites.join(alone=True)  # 1: before the Trainer, which then finds the site's ranks
+    site = isthmus.join(alone=True)  # 1: before the Trainer, which then finds the site's ranks
     points = torch.randn(1200, 16, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(points, (points.sum(1) > 0).long())
     trainer = lightning.Trainer(

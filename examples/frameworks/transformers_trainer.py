@@ -7,8 +7,8 @@ import torch
 import transformers
 from torch.utils.data import Dataset
 
-import sites
-from sites.integrations.transformers import train_together
+import isthmus
+from isthmus.sites.integrations.transformers import train_together
 
 TEXT = (b"gradients cross the narrow land between two seas of machines. " * 400)[:16384]
 LENGTH = 64
@@ -27,7 +27,7 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
 
 def main() -> None:
     """Train for thirty steps."""
-    site = sites.join(alone=True)  # 1: first of all, so that the Trainer finds the site's ranks
+    site = isthmus.join(alone=True)  # 1: first of all, so that the Trainer finds the site's ranks
     config = transformers.GPT2Config(
         n_layer=2, n_head=2, n_embd=64, n_positions=LENGTH, vocab_size=256
     )

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import sites
+import isthmus
 
 NUM_CLASSES = 10
 EPOCHS = 4
@@ -35,7 +35,7 @@ def make_model() -> nn.Module:
 
 def main() -> None:
     """Train for a few passes over the data; one rank of all says how it goes."""
-    site = sites.join(alone=True)  # 1: in place of init_process_group; `alone` allows torchrun
+    site = isthmus.join(alone=True)  # 1: in place of init_process_group; `alone` allows torchrun
 
     model = DistributedDataParallel(make_model().to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

@@ -6,14 +6,14 @@ import importlib
 
 import click
 
-from orchestrator.cli.options import json_option
+from isthmus.orchestrator.cli.options import json_option
 
 SUBCOMMANDS = {
     "scaling": "Run each site by itself, then all together, and divide.",
     "allreduce": "Time the exchange between sites by itself.",
     "recovery": "Let a site fail in each way, and time how long the others stall.",
 }
-"""The subcommand `x` is `command` in the module orchestrator.cli.bench_x."""
+"""The subcommand `x` is `command` in the module isthmus.orchestrator.cli.bench_x."""
 DEFAULT = "scaling"
 
 
@@ -34,7 +34,7 @@ class BenchGroup(click.Group):
         """Import the subcommand of that name."""
         if cmd_name not in SUBCOMMANDS:
             return None
-        found = importlib.import_module(f"orchestrator.cli.bench_{cmd_name}").command
+        found = importlib.import_module(f"isthmus.orchestrator.cli.bench_{cmd_name}").command
         assert isinstance(found, click.Command)
         return found
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.bench_conditions import condition_options, emulator_for
-from orchestrator.cli.bench_folder import tell_outcome
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.bench_conditions import condition_options, emulator_for
+from isthmus.orchestrator.cli.bench_folder import tell_outcome
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import (
     DURATION,
     Parsed,
     all_of,
@@ -22,11 +22,14 @@ from orchestrator.cli.options import (
     set_option,
     timeout_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.emulator.site_namespaces import netns_problem
-from orchestrator.evidence.bench.allreduce_baselines import measure_baseline, require_full_mesh
-from orchestrator.evidence.bench.allreduce_bench import (
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.whole_run import run_to_end
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.evidence.bench.allreduce_baselines import (
+    measure_baseline,
+    require_full_mesh,
+)
+from isthmus.orchestrator.evidence.bench.allreduce_bench import (
     ALLREDUCE,
     BASELINES,
     AllReduce,
@@ -37,14 +40,14 @@ from orchestrator.evidence.bench.allreduce_bench import (
     Question,
     combinations,
 )
-from orchestrator.evidence.bench.allreduce_conditions import Conditions, varying_script
-from orchestrator.evidence.bench.bench_tables import AllReduceTables
-from orchestrator.evidence.view import formats
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import home_folder, new_run_id
-from topology.job import CODECS, TREES
-from topology.units import format_size, parse_size
-from topology.world import EMULATORS, Topology
+from isthmus.orchestrator.evidence.bench.allreduce_conditions import Conditions, varying_script
+from isthmus.orchestrator.evidence.bench.bench_tables import AllReduceTables
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.topology.job import CODECS, TREES
+from isthmus.topology.units import format_size, parse_size
+from isthmus.topology.world import EMULATORS, Topology
 
 MAX_BYTES = 16 << 30
 """Ranks hold the tensor three times, and the host's memory is all there is."""

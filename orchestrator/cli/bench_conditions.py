@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import DURATION, Parsed, all_of
-from orchestrator.documents import load_topology_file
-from orchestrator.emulator.site_namespaces import netns_problem
-from orchestrator.evidence.bench.allreduce_conditions import Conditions
-from topology.documents.load import split_overrides
-from topology.models.topology_model import CONGESTION, MAX_FLOWS, parse_queue
-from topology.units import parse_fraction
-from topology.world import CrossTraffic
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import DURATION, Parsed, all_of
+from isthmus.orchestrator.documents import load_topology_file
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.evidence.bench.allreduce_conditions import Conditions
+from isthmus.topology.documents.load import split_overrides
+from isthmus.topology.models.topology_model import CONGESTION, MAX_FLOWS, parse_queue
+from isthmus.topology.units import parse_fraction
+from isthmus.topology.world import CrossTraffic
 
 MAX_DESCRIBED = 1000.0
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.output import Output
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.sweep_settings import Point
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.sweep_settings import Point
+from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Question,
@@ -23,8 +23,8 @@ from orchestrator.evidence.record.bench_record import (
     Source,
     read_bench,
 )
-from orchestrator.run_folder.state_lock import LOCK, StateLockedError, lock
-from topology.errors import ConfigError, Problem
+from isthmus.orchestrator.run_folder.state_lock import LOCK, StateLockedError, lock
+from isthmus.topology.errors import ConfigError, Problem
 
 
 def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]) -> Bench:

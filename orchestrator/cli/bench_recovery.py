@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.bench_folder import tell_outcome
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.bench_folder import tell_outcome
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import (
     DURATION,
     home_option,
     job_argument,
@@ -19,21 +19,21 @@ from orchestrator.cli.options import (
     set_option,
     timeout_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.bench_tables import RecoveryTables
-from orchestrator.evidence.bench.recovery import (
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.whole_run import run_to_end
+from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.bench.bench_tables import RecoveryTables
+from isthmus.orchestrator.evidence.bench.recovery import (
     KINDS,
     RECOVERY,
     Recovery,
     RecoveryBench,
     RecoveryRuns,
 )
-from orchestrator.evidence.bench.scaling import Ended
-from orchestrator.evidence.view import formats
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
 
 
 @click.command("recovery")

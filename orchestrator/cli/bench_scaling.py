@@ -11,9 +11,9 @@ from typing import Self
 import click
 from rich.text import Text
 
-from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench, tell_outcome
-from orchestrator.cli.display import live_on_stderr
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench, tell_outcome
+from isthmus.orchestrator.cli.display import live_on_stderr
+from isthmus.orchestrator.cli.options import (
     all_of,
     home_option,
     job_argument,
@@ -23,20 +23,25 @@ from orchestrator.cli.options import (
     sweep_option,
     timeout_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.bench_tables import BenchTables
-from orchestrator.evidence.bench.scaling import Ended, Scaling
-from orchestrator.evidence.bench.sweep_settings import Planned, Point, load_points, parse_sweeps
-from orchestrator.evidence.record.bench_record import BENCH, Bench, Question, Run
-from orchestrator.evidence.view import formats
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import home_folder, new_run_id
-from protos.control.v1 import control_pb2
-from topology.hashing import config_hash
-from topology.job import COMPUTES
-from topology.world import EMULATORS
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.whole_run import run_to_end
+from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
+from isthmus.orchestrator.evidence.bench.scaling import Ended, Scaling
+from isthmus.orchestrator.evidence.bench.sweep_settings import (
+    Planned,
+    Point,
+    load_points,
+    parse_sweeps,
+)
+from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, Question, Run
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.hashing import config_hash
+from isthmus.topology.job import COMPUTES
+from isthmus.topology.world import EMULATORS
 
 
 class BenchProgress:

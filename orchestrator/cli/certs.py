@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.certificates import (
+from isthmus.orchestrator.certificates import (
     CA,
     Certificate,
     CertificateExistsError,
@@ -22,14 +22,14 @@ from orchestrator.certificates import (
     renew,
     site_files,
 )
-from orchestrator.cli.options import ADDRESS, json_option
-from orchestrator.cli.output import Output
-from orchestrator.client.coordinator_client import Client
-from orchestrator.documents import load_topology_file
-from protos.control.v1 import control_pb2
-from protos.mutual_tls import NAME, WARN_DAYS, TlsFiles
-from protos.private_files import make_secret
-from protos.security import use_tls
+from isthmus.orchestrator.cli.options import ADDRESS, json_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.documents import load_topology_file
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.mutual_tls import NAME, WARN_DAYS, TlsFiles
+from isthmus.protos.private_files import make_secret
+from isthmus.protos.security import use_tls
 
 DAYS = click.FloatRange(min=0, max=3650, min_open=True)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.output import Output
-from orchestrator.run_folder.home import find_run
-from protos.checkpoint.manifest import Manifest
-from protos.checkpoint.store import StoredCheckpoint, checkpoints_in, newest_good, opened
-from protos.errors import BadCheckpointError, NoCheckpointError
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.run_folder.home import find_run
+from isthmus.protos.checkpoint.manifest import Manifest
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in, newest_good, opened
+from isthmus.protos.errors import BadCheckpointError, NoCheckpointError
 
 
 def named_checkpoints(choice: str, home: Path) -> tuple[str, list[StoredCheckpoint]]:

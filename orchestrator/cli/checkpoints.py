@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,16 +10,17 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.checkpoint_choice import named_checkpoints, newest_good_checkpoint
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import home_option, json_option, out_option
-from orchestrator.cli.output import Output
-from orchestrator.run_folder.home import home_folder
-from protos.checkpoint.manifest import Manifest
-from protos.checkpoint.store import StoredCheckpoint, checkpoint_name
-from protos.errors import BadCheckpointError
-from protos.training_part import require_training_part
-from topology.units import format_size
+from isthmus.orchestrator.cli.checkpoint_choice import named_checkpoints, newest_good_checkpoint
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import home_option, json_option, out_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.run_folder.home import home_folder
+from isthmus.protos.checkpoint.manifest import Manifest
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoint_name
+from isthmus.protos.errors import BadCheckpointError
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.training_part import require_training_part
+from isthmus.topology.units import format_size
 
 choice_argument = click.argument("choice", metavar="[RUN|PATH]", default="")
 
@@ -83,7 +83,7 @@ def export_command(
     require_training_part()
     # In a process of its own: it takes torch, and what runs at sites knows what is in the files.
     done = subprocess.run(
-        [sys.executable, "-m", "sites.checkpoint.export", place, str(out)],
+        own_command("isthmus.sites.checkpoint.export", place, str(out)),
         capture_output=True,
         text=True,
         check=False,

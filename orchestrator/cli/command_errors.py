@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from protos.catalogue import CATALOGUE
-from topology.errors import ConfigError, Problem
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.topology.errors import ConfigError, Problem
 
 Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
@@ -134,7 +134,7 @@ def where(problem: Problem) -> dict[str, Any]:
 def _wire(error: Exception) -> CommandError | None:
     """Return an error of the contracts, unless it says that we have a bug."""
     # Imported here: it brings grpc, which most commands that fail early never needed.
-    from protos.errors import IsthmusError
+    from isthmus.protos.errors import IsthmusError
 
     if isinstance(error, IsthmusError) and error.code != "INTERNAL":
         return CommandError(error.code, str(error))

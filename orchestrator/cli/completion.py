@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from orchestrator.cli.main import COMPLETE_VARIABLE, PROGRAM, cli
-from orchestrator.cli.options import json_option
-from orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.main import COMPLETE_VARIABLE, PROGRAM, cli
+from isthmus.orchestrator.cli.options import json_option
+from isthmus.orchestrator.cli.output import Output
 
 
 @click.command("completion")

@@ -15,16 +15,22 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.output import Output
-from orchestrator.cli.views import exit_code_of, failure_view, outcome_view, reason_code, where_of
-from orchestrator.client.run_reader import read_summary
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.live import LiveTable, plain_line
-from orchestrator.evidence.view.summary import RunSummary
-from orchestrator.interruption import INTERRUPTION
-from protos.catalogue import CATALOGUE
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.views import (
+    exit_code_of,
+    failure_view,
+    outcome_view,
+    reason_code,
+    where_of,
+)
+from isthmus.orchestrator.client.run_reader import read_summary
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.live import LiveTable, plain_line
+from isthmus.orchestrator.evidence.view.summary import RunSummary
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.control.v1 import control_pb2
 
 PLAIN_EVERY_S = 5.0
 """Between two plain lines of a run whose state stays the same."""

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import home_option, json_option, set_option
-from orchestrator.cli.output import Output
-from orchestrator.doctor.examination import Examined, all_findings, examined_of
-from orchestrator.doctor.findings import Finding, Severity
-from orchestrator.documents import load_pair, loaded_topology, protect, read_text
-from orchestrator.run_folder.home import home_folder
-from topology.documents.light import too_quick_links
-from topology.documents.load import split_overrides
-from topology.suggest import did_you_mean, one_of
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import home_option, json_option, set_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.doctor.examination import Examined, all_findings, examined_of
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.orchestrator.documents import load_pair, loaded_topology, protect, read_text
+from isthmus.orchestrator.run_folder.home import home_folder
+from isthmus.topology.documents.light import too_quick_links
+from isthmus.topology.documents.load import split_overrides
+from isthmus.topology.suggest import did_you_mean, one_of
 
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 

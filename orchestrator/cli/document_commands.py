@@ -10,26 +10,26 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import where
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.command_errors import where
+from isthmus.orchestrator.cli.options import (
     job_argument,
     json_option,
     out_option,
     set_option,
     topology_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.doctor.document_checks import is_all_here, pair_problems
-from orchestrator.documents import load_pair, load_topology_file, loaded_topology, read_text
-from orchestrator.plans import plan_of, read_plan
-from orchestrator.run_folder.run_files import write_atomically
-from topology.documents.light import too_quick_links
-from topology.documents.load import document_kind, split_overrides
-from topology.documents.schema import SCHEMAS, schema_text
-from topology.errors import ConfigError, Problem
-from topology.faults.loading import check_faults
-from topology.measured.measured_links import drifts
-from topology.world import Topology
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.doctor.document_checks import is_all_here, pair_problems
+from isthmus.orchestrator.documents import load_pair, load_topology_file, loaded_topology, read_text
+from isthmus.orchestrator.plans import plan_of, read_plan
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.topology.documents.light import too_quick_links
+from isthmus.topology.documents.load import document_kind, split_overrides
+from isthmus.topology.documents.schema import SCHEMAS, schema_text
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.faults.loading import check_faults
+from isthmus.topology.measured.measured_links import drifts
+from isthmus.topology.world import Topology
 
 
 @click.command("validate")
@@ -170,8 +170,8 @@ def plan(
 
     Nothing is started. The job's `plan` section says what may be decided.
     """
-    from orchestrator.evidence.view.plan_view import difference, shown
-    from topology.planner.document import plan_text
+    from isthmus.orchestrator.evidence.view.plan_view import difference, shown
+    from isthmus.topology.planner.document import plan_text
 
     pair = load_pair(job, overrides, topology_path, to_plan=True)
     before = None if other is None else read_plan(other)

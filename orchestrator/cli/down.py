@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import home_option, json_option, set_option
-from orchestrator.cli.output import Output
-from orchestrator.cli.up import bring_down, described
-from orchestrator.documents import load_topology_file
-from orchestrator.launchers.standing import UNKNOWN, folder_of, is_up
-from orchestrator.run_folder.home import home_folder
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import home_option, json_option, set_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.up import bring_down, described
+from isthmus.orchestrator.documents import load_topology_file
+from isthmus.orchestrator.launchers.standing import UNKNOWN, folder_of, is_up
+from isthmus.orchestrator.run_folder.home import home_folder
 
 
 @click.command("down")

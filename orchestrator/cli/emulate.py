@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import (
     ADDRESS,
     faults_option,
     home_option,
@@ -19,14 +19,15 @@ from orchestrator.cli.options import (
     seed_option,
     set_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.run_folder.home import home_folder, is_folder_name
-from protos.security import require_protected
-from topology.world import EMULATORS
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.run_folder.home import home_folder, is_folder_name
+from isthmus.protos.own_processes import entered
+from isthmus.protos.security import require_protected
+from isthmus.topology.world import EMULATORS
 
 if TYPE_CHECKING:
-    from orchestrator.core.run_events import Endpoint
-    from topology.world import Topology
+    from isthmus.orchestrator.core.run_events import Endpoint
+    from isthmus.topology.world import Topology
 
 _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "apply": ()}
 """What may stand beside each option that does something else than to emulate."""
@@ -108,7 +109,7 @@ def command(
     if clean:
         return _clean(output, home_folder(home), arguments)
     if check:
-        from orchestrator.cli.emulate_check import run_check
+        from isthmus.orchestrator.cli.emulate_check import run_check
 
         if len(arguments) > 1:
             raise click.UsageError("--check: at most one TOPOLOGY")
@@ -119,8 +120,8 @@ def command(
     if not arguments:
         raise click.UsageError("want a TOPOLOGY, or one of --enter, --apply, --check, --clean")
     topology, script = _documents(Path(arguments[0]), overrides, faults_path)
-    from orchestrator.cli.emulate_run import run_emulation
-    from orchestrator.emulator.standing import Wanted
+    from isthmus.orchestrator.cli.emulate_run import run_emulation
+    from isthmus.orchestrator.emulator.standing import Wanted
 
     if name is not None and not is_folder_name(name):
         raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
@@ -155,8 +156,8 @@ def _refuse_mixtures(modes: Sequence[str], options: Sequence[str]) -> None:
 
 def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -> tuple[Any, Any]:
     """Return the topology and the fault script; without one, a script without faults."""
-    from orchestrator.documents import load_faults_file, load_topology_file
-    from topology.faults.script import FaultScript, figures_of
+    from isthmus.orchestrator.documents import load_faults_file, load_topology_file
+    from isthmus.topology.faults.script import FaultScript, figures_of
 
     topology = load_topology_file(path, overrides)
     if faults_path is not None:
@@ -166,7 +167,7 @@ def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -
 
 def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
     """Return what --serve names; the second of a site is its gateway 1, and so on."""
-    from orchestrator.core.run_events import Endpoint
+    from isthmus.orchestrator.core.run_events import Endpoint
 
     sites = [site.name for site in topology.sites]
     served: list[Endpoint] = []
@@ -185,7 +186,7 @@ def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
 
 def _enter(output: Output, home: Path, name: str, site: str, arguments: Sequence[str]) -> int:
     """Become a command where a site is."""
-    from orchestrator.emulator.emulations import find
+    from isthmus.orchestrator.emulator.emulations import find
 
     if not arguments:
         raise click.UsageError("--enter: want a command: --enter NAME SITE -- COMMAND...")
@@ -201,14 +202,14 @@ def _enter(output: Output, home: Path, name: str, site: str, arguments: Sequence
     place = sites[site]
     sys.stdout.flush()
     sys.stderr.flush()
-    leash = [sys.executable, "-m", "sites.leash", "-", "--enter", place["user"], place["net"]]
-    os.execv(sys.executable, [*leash, "--", *arguments])  # noqa: S606 - no shell is wanted
+    command = entered((place["user"], place["net"]), arguments)
+    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
 
 
 def _apply(output: Output, home: Path, name: str, arguments: Sequence[str]) -> int:
     """Change an emulation that is up."""
-    from orchestrator.emulator.emulations import FOLDER, find
-    from orchestrator.emulator.standing import request_change
+    from isthmus.orchestrator.emulator.emulations import FOLDER, find
+    from isthmus.orchestrator.emulator.standing import request_change
 
     if len(arguments) != 1:
         raise click.UsageError("--apply: want one change, as 'link: [a, b], rate: 10Mbit/s'")
@@ -221,7 +222,7 @@ def _apply(output: Output, home: Path, name: str, arguments: Sequence[str]) -> i
 
 def _clean(output: Output, home: Path, arguments: Sequence[str]) -> int:
     """Remove what dead emulations left behind, and say what there was."""
-    from orchestrator.emulator.emulations import clean, folders
+    from isthmus.orchestrator.emulator.emulations import clean, folders
 
     if arguments:
         raise click.UsageError("--clean: takes nothing else")

@@ -12,11 +12,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.output import Output
-from orchestrator.core.run_machine import FALLBACK
-from orchestrator.documents import load_topology_file
-from orchestrator.emulator.self_check import (
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.core.run_machine import FALLBACK
+from isthmus.orchestrator.documents import load_topology_file
+from isthmus.orchestrator.emulator.self_check import (
     NUM_DATAGRAMS,
     QUICK_DATAGRAMS,
     Effort,
@@ -27,10 +27,10 @@ from orchestrator.emulator.self_check import (
     scene_of,
     worst,
 )
-from orchestrator.emulator.site_namespaces import netns_problem
-from orchestrator.evidence.view import formats as shown
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.interruption import run_command
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.evidence.view import formats as shown
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.interruption import run_command
 
 FULL = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)
 TABLE_WIDTH = 120

@@ -15,17 +15,17 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.cli.display import live_on_stderr
-from orchestrator.cli.output import Output
-from orchestrator.emulator.backend import Counters
-from orchestrator.emulator.emulations import claimed
-from orchestrator.emulator.standing import Listeners, Standing, Wanted
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.evidence.view.formats import known, show
-from orchestrator.interruption import INTERRUPTION
-from topology.faults.script import TimedChange
-from topology.world import Topology
+from isthmus.orchestrator.cli.display import live_on_stderr
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.emulator.backend import Counters
+from isthmus.orchestrator.emulator.emulations import claimed
+from isthmus.orchestrator.emulator.standing import Listeners, Standing, Wanted
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.evidence.view.formats import known, show
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.topology.faults.script import TimedChange
+from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True)

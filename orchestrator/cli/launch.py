@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.checkpoint_choice import newest_good_checkpoint
-from orchestrator.cli.display import finish, progress
-from orchestrator.cli.doctor import preflight_failed
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.checkpoint_choice import newest_good_checkpoint
+from isthmus.orchestrator.cli.display import finish, progress
+from isthmus.orchestrator.cli.doctor import preflight_failed
+from isthmus.orchestrator.cli.options import (
     ADDRESS,
     RUN_NAME,
     emulation_options,
@@ -25,19 +25,19 @@ from orchestrator.cli.options import (
     timeout_option,
     topology_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.cli.run_submission import submit
-from orchestrator.client.run_reader import reading
-from orchestrator.doctor.document_checks import light_problems, placed_findings
-from orchestrator.doctor.examination import examined_of, quick_findings
-from orchestrator.doctor.findings import Severity
-from orchestrator.documents import Pair, load_faults_file, load_pair
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.launchers.standing import coordinator_of
-from orchestrator.plans import as_launched, with_plan
-from orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
-from protos.control.v1 import control_pb2
-from topology.errors import ConfigError
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.run_submission import submit
+from isthmus.orchestrator.client.run_reader import reading
+from isthmus.orchestrator.doctor.document_checks import light_problems, placed_findings
+from isthmus.orchestrator.doctor.examination import examined_of, quick_findings
+from isthmus.orchestrator.doctor.findings import Severity
+from isthmus.orchestrator.documents import Pair, load_faults_file, load_pair
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.launchers.standing import coordinator_of
+from isthmus.orchestrator.plans import as_launched, with_plan
+from isthmus.orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.errors import ConfigError
 
 
 class _ScriptCommand(click.Command):

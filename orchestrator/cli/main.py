@@ -11,9 +11,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from orchestrator.cli.command_errors import describe
-from orchestrator.cli.output import CLOSED_PIPE, Output, discard_streams
-from orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.cli.command_errors import describe
+from isthmus.orchestrator.cli.output import CLOSED_PIPE, Output, discard_streams
+from isthmus.orchestrator.interruption import INTERRUPTION
 
 # Read when grpc is imported: what it says of a connection beside that, we say in words.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = _PLACES.get(cmd_name, (cmd_name, "command"))
-        found = getattr(importlib.import_module(f"orchestrator.cli.{module}"), attribute)
+        found = getattr(importlib.import_module(f"isthmus.orchestrator.cli.{module}"), attribute)
         assert isinstance(found, click.Command)
         return found
 
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from protos.versions import build
+        from isthmus.protos.versions import build
 
         click.echo(f"{PROGRAM} {build()}")
         ctx.exit()

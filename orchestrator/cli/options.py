@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from orchestrator.run_folder.home import RunChoice, is_folder_name
-from topology.units import parse_duration, parse_rate
-from topology.world import EMULATORS
+from isthmus.orchestrator.run_folder.home import RunChoice, is_folder_name
+from isthmus.topology.units import parse_duration, parse_rate
+from isthmus.topology.world import EMULATORS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

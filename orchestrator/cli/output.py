@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.interruption import INTERRUPTION
-from protos import envelope
-from protos.envelope import finite
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.protos import envelope
+from isthmus.protos.envelope import finite
 
 CLOSED_PIPE = 141
 """128 + SIGPIPE, as a shell reports a program that wrote to a closed pipe."""

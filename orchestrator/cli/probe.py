@@ -12,8 +12,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import (
     ADDRESS,
     DURATION,
     Parsed,
@@ -22,10 +22,10 @@ from orchestrator.cli.options import (
     json_option,
     set_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
-from orchestrator.documents import Pair
-from orchestrator.evidence.link_probe import (
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.link_probe import (
     Direction,
     FileChangedError,
     directions,
@@ -36,18 +36,18 @@ from orchestrator.evidence.link_probe import (
     read_directions,
     replace_text,
 )
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from orchestrator.evidence.view import formats as shown
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.run_folder.home import home_folder, new_run_id
-from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
-from protos.control.v1 import control_pb2
-from topology.job import Probe
-from topology.measured.editing import with_measured
-from topology.measured.measured_links import FAR
-from topology.text.yaml_document import read_document
-from topology.units import format_duration, format_rate
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.evidence.view import formats as shown
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.job import Probe
+from isthmus.topology.measured.editing import with_measured
+from isthmus.topology.measured.measured_links import FAR
+from isthmus.topology.text.yaml_document import read_document
+from isthmus.topology.units import format_duration, format_rate
 
 TABLE_WIDTH = 140
 """Where no terminal sets one."""

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import ADDRESS, BIND, json_option, set_option
-from orchestrator.cli.output import Output
-from orchestrator.coordinator.journal import Journal, JournalReader
-from orchestrator.coordinator.local_agents import AGENT, agent_arguments
-from orchestrator.documents import load_topology_file, protect
-from orchestrator.joining import join
-from protos.errors import NotFoundError
-from protos.proxies import PROXY
-from protos.security import require_protected
-from topology.suggest import did_you_mean, one_of
+from isthmus.orchestrator.cli.options import ADDRESS, BIND, json_option, set_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
+from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
+from isthmus.orchestrator.documents import load_topology_file, protect
+from isthmus.orchestrator.joining import join
+from isthmus.protos.errors import NotFoundError
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.proxies import PROXY
+from isthmus.protos.security import require_protected
+from isthmus.topology.suggest import did_you_mean, one_of
 
 
 @click.command("coordinator")
@@ -70,7 +71,7 @@ def coordinator(
     require_protected(bind.rpartition(":")[0] if bind else described.coordinator.host)
     return _become(
         output,
-        "orchestrator.coordinator",
+        "isthmus.orchestrator.coordinator",
         [
             *("--topology", str(topology), "--state", str(state)),
             *(("--bind", bind) if bind else ()),
@@ -100,7 +101,7 @@ def coordinator(
     "nodes",
     type=ADDRESS,
     multiple=True,
-    help="A machine of the site that runs `python -m sites.node.serve`, which the agent dials. "
+    help="A machine of the site that runs `python -m isthmus.sites.node.serve`, which the agent dials. "
     "Once for each, the agent's own first.",
 )
 @set_option
@@ -165,7 +166,7 @@ def _become(output: Output, module: str, arguments: Sequence[str]) -> int:
 
     With --json, MODULE prints the envelope.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = own_command(module, *arguments)
     if output.as_json:
         command.append("--json")
     sys.stdout.flush()

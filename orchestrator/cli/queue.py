@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import coordinator_option, home_option, json_option
-from orchestrator.cli.output import Output
-from orchestrator.cli.views import run_view
-from orchestrator.client.coordinator_client import Client
-from orchestrator.client.run_reader import TERMINAL
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.formats import visible
-from orchestrator.run_folder.home import find_run, home_folder
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli.options import coordinator_option, home_option, json_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.views import run_view
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.client.run_reader import TERMINAL
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.formats import visible
+from isthmus.orchestrator.run_folder.home import find_run, home_folder
+from isthmus.protos.control.v1 import control_pb2
 
 
 @click.command("queue")

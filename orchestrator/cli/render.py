@@ -10,18 +10,18 @@ from pathlib import Path
 import click
 import yaml
 
-from orchestrator.cli.options import ADDRESS, json_option, set_option
-from orchestrator.cli.output import Output
-from orchestrator.documents import load_topology_file, protect, read_text
-from orchestrator.launchers.commands import folder_at, python_at, save_s
-from orchestrator.rendering import kubernetes
-from orchestrator.rendering.slurm_script import slurm_script
-from orchestrator.run_folder.run_files import write_atomically
-from protos.identities import COORDINATOR
-from protos.save_time import SAVE_WITHIN
-from protos.security import TLS_VARIABLES, tls_files
-from topology.errors import ConfigError, Problem
-from topology.world import Topology
+from isthmus.orchestrator.cli.options import ADDRESS, json_option, set_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.documents import load_topology_file, protect, read_text
+from isthmus.orchestrator.launchers.commands import folder_at, python_at, save_s
+from isthmus.orchestrator.rendering import kubernetes
+from isthmus.orchestrator.rendering.slurm_script import slurm_script
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.identities import COORDINATOR
+from isthmus.protos.save_time import SAVE_WITHIN
+from isthmus.protos.security import TLS_VARIABLES, tls_files
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.world import Topology
 
 
 class _Dumper(yaml.SafeDumper):

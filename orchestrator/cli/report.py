@@ -8,18 +8,23 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import coordinator_option, home_option, json_option, out_option
-from orchestrator.cli.output import Output
-from orchestrator.client.run_reader import read_run_record
-from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
-from orchestrator.evidence.report.markdown import markdown
-from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.run_facts import RunFacts, run_facts
-from orchestrator.run_folder.home import RunChoice, home_folder, is_folder_name
-from orchestrator.run_folder.run_files import write_atomically
-from protos.errors import NotFoundError
-from protos.versions import build
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import (
+    coordinator_option,
+    home_option,
+    json_option,
+    out_option,
+)
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.client.run_reader import read_run_record
+from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
+from isthmus.orchestrator.evidence.report.markdown import markdown
+from isthmus.orchestrator.evidence.report.page import page
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts, run_facts
+from isthmus.orchestrator.run_folder.home import RunChoice, home_folder, is_folder_name
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.errors import NotFoundError
+from isthmus.protos.versions import build
 
 REPORT = "report.html"
 

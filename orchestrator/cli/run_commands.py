@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from orchestrator.cli.options import run_options, timeout_option
-from orchestrator.cli.output import Output
-from orchestrator.cli.views import (
+from isthmus.orchestrator.cli.options import run_options, timeout_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.views import (
     event_line,
     event_view,
     log_line,
@@ -20,13 +20,13 @@ from orchestrator.cli.views import (
     run_line,
     run_view,
 )
-from orchestrator.client.coordinator_client import Client
-from orchestrator.client.run_reader import TERMINAL, RunReader, known_run, reading
-from orchestrator.evidence.view import formats
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import RunChoice, home_folder, run_folders
-from protos import metrics
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.client.run_reader import TERMINAL, RunReader, known_run, reading
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import RunChoice, home_folder, run_folders
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
 
 Item = TypeVar("Item")
 _LOOK_S = 0.2
@@ -46,7 +46,7 @@ def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
         runs = _all_runs(choice)
         text = "\n".join(run_line(run) for run in runs) or "no runs"
         return output.result({"runs": [run_view(run) for run in runs]}, text)
-    from orchestrator.cli.display import print_run  # brings rich
+    from isthmus.orchestrator.cli.display import print_run  # brings rich
 
     with reading(choice) as reader:
         run = _watch(output, reader) if watch else reader.get()
@@ -57,7 +57,7 @@ def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
 
 def _watch(output: Output, reader: RunReader) -> control_pb2.Run:
     """Show the run until it has ended; return it as it is then."""
-    from orchestrator.cli.display import progress
+    from isthmus.orchestrator.cli.display import progress
 
     run = control_pb2.Run()
     if output.as_json:
@@ -142,7 +142,7 @@ def _print_each(
 @click.pass_obj
 def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
     """Wait until RUN, by default the latest, has ended; its outcome is the exit status."""
-    from orchestrator.cli.display import NoteLines, finish
+    from isthmus.orchestrator.cli.display import NoteLines, finish
 
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     notes = NoteLines()
@@ -180,8 +180,8 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
     Raises:
         NoCheckpointError: the run keeps none.
     """
-    from orchestrator.cli.checkpoint_choice import store_of
-    from protos.checkpoint.requests import request_checkpoint, saved_step
+    from isthmus.orchestrator.cli.checkpoint_choice import store_of
+    from isthmus.protos.checkpoint.requests import request_checkpoint, saved_step
 
     run = reader.get()
     store = store_of(run.run_id, home_folder(choice.home))

@@ -9,22 +9,22 @@ import errno
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.client.coordinator_client import Client
-from orchestrator.client.run_reader import wait_launched
-from orchestrator.documents import Pair, passed_on, protect
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
-from orchestrator.run_folder.log_files import last_line
-from protos.checkpoint.store import joined
-from protos.control.v1 import control_pb2
-from topology.job_paths import anchored_checkpoint
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.client.run_reader import wait_launched
+from isthmus.orchestrator.documents import Pair, passed_on, protect
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
+from isthmus.orchestrator.run_folder.log_files import last_line
+from isthmus.protos.checkpoint.store import joined
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.own_processes import own_command
+from isthmus.topology.job_paths import anchored_checkpoint
 
 START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""
@@ -164,7 +164,7 @@ def started_coordinator(
         CommandError: it ended, or was not listening after `start_s`; with its log's last line.
     """
     command = [
-        *(sys.executable, "-m", "orchestrator.coordinator", "--embedded"),
+        *own_command("isthmus.orchestrator.coordinator", "--embedded"),
         *("--topology", str(topology_path)),
         *(word for override in overrides for word in ("--set", override)),
         *("--state", str(folder.path), "--runs", str(folder.path.parent)),

@@ -12,16 +12,16 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import RUN_NAME, Parsed, home_option, json_option
-from orchestrator.cli.output import Output
-from orchestrator.cli.views import run_line
-from orchestrator.client.run_reader import TERMINAL, known_run
-from orchestrator.evidence.view import formats
-from orchestrator.run_folder.home import RunFolder, find_run, home_folder, run_folders
-from orchestrator.run_folder.removal import folders_of, remove, size_of
-from protos.control.v1 import control_pb2
-from topology.units import parse_duration
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import RUN_NAME, Parsed, home_option, json_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.views import run_line
+from isthmus.orchestrator.client.run_reader import TERMINAL, known_run
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.run_folder.home import RunFolder, find_run, home_folder, run_folders
+from isthmus.orchestrator.run_folder.removal import folders_of, remove, size_of
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.units import parse_duration
 
 _DAYS = re.compile(r"(\d{1,5}) ?d")
 DAY_S = 86_400.0

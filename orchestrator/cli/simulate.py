@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import (
+from isthmus.orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import (
     DURATION,
     Parsed,
     all_of,
@@ -26,34 +26,34 @@ from orchestrator.cli.options import (
     set_option,
     sweep_option,
 )
-from orchestrator.cli.output import Output
-from orchestrator.documents import load_faults_file, load_pair
-from orchestrator.evidence.bench.bench_tables import BenchTables
-from orchestrator.evidence.bench.sweep_settings import (
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.documents import load_faults_file, load_pair
+from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
+from isthmus.orchestrator.evidence.bench.sweep_settings import (
     Point,
     load_simulated_points,
     memory_warning,
     parse_sweeps,
 )
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Question,
     Setting,
     write_bench,
 )
-from orchestrator.evidence.simulate.simulated_result import (
+from isthmus.orchestrator.evidence.simulate.simulated_result import (
     further_tables,
     inside_data,
     result,
     setting_runs,
 )
-from orchestrator.evidence.simulate.simulated_run import write_run
-from orchestrator.run_folder.home import home_folder, new_run_id
-from topology.faults.script import TimedChange, expand
-from topology.hashing import config_hash
-from topology.simulator.engine import SimulationError
-from topology.simulator.settings import (
+from isthmus.orchestrator.evidence.simulate.simulated_run import write_run
+from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.topology.faults.script import TimedChange, expand
+from isthmus.topology.hashing import config_hash
+from isthmus.topology.simulator.engine import SimulationError
+from isthmus.topology.simulator.settings import (
     BUCKETS_MAX,
     DISTRIBUTIONS,
     SHARINGS,
@@ -62,8 +62,8 @@ from topology.simulator.settings import (
     Settings,
     Stragglers,
 )
-from topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
-from topology.units import UnitError, parse_fraction
+from isthmus.topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
+from isthmus.topology.units import UnitError, parse_fraction
 
 STEPS, WARMUP_STEPS, CHECKPOINT_EVERY = 20, 5, 100
 """Steps where no option says how many. With rounds, as many whole ones as hold these steps."""

@@ -6,15 +6,15 @@ import time
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import json_option, run_options, timeout_option
-from orchestrator.cli.output import Output
-from orchestrator.cli.run_commands import saved
-from orchestrator.cli.views import run_view
-from orchestrator.client.run_reader import TERMINAL, reading
-from orchestrator.evidence.view import formats
-from orchestrator.run_folder.home import RunChoice
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import json_option, run_options, timeout_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.run_commands import saved
+from isthmus.orchestrator.cli.views import run_view
+from isthmus.orchestrator.client.run_reader import TERMINAL, reading
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.run_folder.home import RunChoice
+from isthmus.protos.control.v1 import control_pb2
 
 site_argument = click.argument("site", metavar="SITE")
 

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import RATE, json_option, out_option, set_option
-from orchestrator.cli.output import Output
-from orchestrator.run_folder.home import JOB, TOPOLOGY
-from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import RATE, json_option, out_option, set_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
+from isthmus.topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 
 MAP_BYTES = 16 << 20
 """Maps carry demands and routes that are passed over."""
@@ -98,9 +98,9 @@ def import_command(
     accelerators_per_node: int | None,
 ) -> int:
     """Turn a map into a topology: node-link JSON (NetworkX, topohub) or GraphML (Topology Zoo)."""
-    from orchestrator.documents import read_text
-    from topology.catalogue.accelerators import catalogue, suggestion
-    from topology.importing.map_import import Wishes, import_topology
+    from isthmus.orchestrator.documents import read_text
+    from isthmus.topology.catalogue.accelerators import catalogue, suggestion
+    from isthmus.topology.importing.map_import import Wishes, import_topology
 
     if accelerator not in catalogue():
         hint = suggestion(accelerator, ()) or "; `isthmus topology accelerators` lists them"
@@ -144,9 +144,9 @@ def presets_command(output: Output) -> int:
 @click.pass_obj
 def accelerators_command(output: Output) -> int:
     """List the accelerators that a topology may name, their figures, and who says so."""
-    from topology.catalogue.accelerators import catalogue
-    from topology.models.topology_model import Dtype
-    from topology.units import format_fraction, format_size
+    from isthmus.topology.catalogue.accelerators import catalogue
+    from isthmus.topology.models.topology_model import Dtype
+    from isthmus.topology.units import format_fraction, format_size
 
     entries = catalogue().values()
     known = [entry.accelerator for entry in entries]
@@ -181,8 +181,8 @@ def accelerators_command(output: Output) -> int:
 @click.pass_obj
 def show_command(output: Output, file: Path, overrides: tuple[str, ...]) -> int:
     """Show the sites and links of FILE as they are used: names followed, round trips derived."""
-    from orchestrator.documents import load_topology_file
-    from topology.documents.load import split_overrides
+    from isthmus.orchestrator.documents import load_topology_file
+    from isthmus.topology.documents.load import split_overrides
 
     own, others = split_overrides(overrides)
     if others:
@@ -229,9 +229,14 @@ def _sites_table(sites: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _links_table(links: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    from topology.units import format_distance, format_duration, format_fraction, format_rate
+    from isthmus.topology.units import (
+        format_distance,
+        format_duration,
+        format_fraction,
+        format_rate,
+    )
 
-    def shown(key: str, form: Any) -> list[str]:  # noqa: ANN401 - one of topology.units
+    def shown(key: str, form: Any) -> list[str]:  # noqa: ANN401 - one of topology/units.py
         return [form(each[key]) if each[key] else "-" for each in links]
 
     return {

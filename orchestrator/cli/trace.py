@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import out_option, run_options
-from orchestrator.cli.output import Output
-from orchestrator.client.run_reader import read_run_record
-from orchestrator.evidence.trace_events import trace
-from orchestrator.run_folder.home import RunChoice
-from orchestrator.run_folder.run_files import strict_json, write_atomically
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import out_option, run_options
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.client.run_reader import read_run_record
+from isthmus.orchestrator.evidence.trace_events import trace
+from isthmus.orchestrator.run_folder.home import RunChoice
+from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomically
 
 TRACE = "trace.json"
 

@@ -6,20 +6,19 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import home_option, json_option, set_option, timeout_option
-from orchestrator.cli.output import Output
-from orchestrator.documents import load_topology_file, protect
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.launchers.slurm import SAVE_S
-from orchestrator.launchers.standing import (
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import home_option, json_option, set_option, timeout_option
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.documents import load_topology_file, protect
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.launchers.slurm import SAVE_S
+from isthmus.orchestrator.launchers.standing import (
     AGAIN,
     COORDINATOR,
     FAILED,
@@ -32,13 +31,14 @@ from orchestrator.launchers.standing import (
     is_up,
     read,
 )
-from orchestrator.run_folder.home import home_folder
-from orchestrator.run_folder.log_files import last_line
-from protos.errors import StateConflictError
-from protos.private_files import private_folder
-from protos.save_time import save_within_s
-from topology.hashing import topology_hash
-from topology.world import Topology
+from isthmus.orchestrator.run_folder.home import home_folder
+from isthmus.orchestrator.run_folder.log_files import last_line
+from isthmus.protos.errors import StateConflictError
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.private_files import private_folder
+from isthmus.protos.save_time import save_within_s
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.world import Topology
 
 POLL_S = 0.1
 DOWN_S = 80.0
@@ -132,7 +132,7 @@ def _start_keeper(
     with (folder / LOG).open("ab") as lines:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "orchestrator.launchers"),
+                *own_command("isthmus.orchestrator.launchers"),
                 *("--topology", str(topology_path.absolute()), "--home", str(home)),
                 *(word for override in overrides for word in ("--set", override)),
             ],

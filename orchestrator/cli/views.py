@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.formats import visible
-from protos.catalogue import CATALOGUE, ExitCode
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.formats import visible
+from isthmus.protos.catalogue import CATALOGUE, ExitCode
+from isthmus.protos.control.v1 import control_pb2
 
 
 def run_view(run: control_pb2.Run) -> dict[str, Any]:

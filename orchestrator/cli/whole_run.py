@@ -8,22 +8,22 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.run_submission import submit
-from orchestrator.cli.views import exit_code_of, reason_code
-from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.client.run_reader import reading
-from orchestrator.coordinator.journal import JournalError
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.scaling import Ended
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import RunChoice, RunFolder
-from orchestrator.run_folder.state_lock import is_abandoned
-from protos.catalogue import CATALOGUE
-from protos.control.v1 import control_pb2
-from protos.errors import DeadlineExceededError, IsthmusError
-from protos.training_part import require_training_part
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.run_submission import submit
+from isthmus.orchestrator.cli.views import exit_code_of, reason_code
+from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.client.run_reader import reading
+from isthmus.orchestrator.coordinator.journal import JournalError
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import RunChoice, RunFolder
+from isthmus.orchestrator.run_folder.state_lock import is_abandoned
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import DeadlineExceededError, IsthmusError
+from isthmus.protos.training_part import require_training_part
 
 STOP_S = 30.0
 """Time that a run has to end once it was told to."""

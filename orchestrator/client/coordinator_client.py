@@ -18,15 +18,15 @@ from typing import Self, TypeVar
 
 import grpc
 
-from orchestrator.interruption import INTERRUPTION, LOOK_S
-from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.error_statuses import error_for
-from protos.errors import DeadlineExceededError, IsthmusError
-from protos.identities import COORDINATOR
-from protos.limits import CONTROL_CHANNEL_BYTES
-from protos.proxies import proxy_options
-from protos.security import control_security, explained, require_protected
-from topology.errors import ConfigError, Problem
+from isthmus.orchestrator.interruption import INTERRUPTION, LOOK_S
+from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
+from isthmus.protos.error_statuses import error_for
+from isthmus.protos.errors import DeadlineExceededError, IsthmusError
+from isthmus.protos.identities import COORDINATOR
+from isthmus.protos.limits import CONTROL_CHANNEL_BYTES
+from isthmus.protos.proxies import proxy_options
+from isthmus.protos.security import control_security, explained, require_protected
+from isthmus.topology.errors import ConfigError, Problem
 
 CALL_S = 10.0
 """A coordinator answers within milliseconds; a stopped one never does."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.coordinator.control_messages import event_message, run_message
-from orchestrator.coordinator.journal import JournalReader
-from orchestrator.run_folder.home import LOG, RunFolder
-from orchestrator.run_folder.log_files import LogReader, last_line
-from protos.control.v1 import control_pb2
-from protos.errors import NotFoundError
-from protos.failure import Failure
+from isthmus.orchestrator.coordinator.control_messages import event_message, run_message
+from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.orchestrator.run_folder.home import LOG, RunFolder
+from isthmus.orchestrator.run_folder.log_files import LogReader, last_line
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import NotFoundError
+from isthmus.protos.failure import Failure
 
 UNLED = (
     "no coordinator leads it now: this is how it was when its coordinator ended, and its sites may "

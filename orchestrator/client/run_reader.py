@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
-from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.coordinator.journal import JournalError
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import (
+from isthmus.orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
+from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.coordinator.journal import JournalError
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.home import (
     SUMMARY,
     RunChoice,
     RunFolder,
@@ -24,11 +24,11 @@ from orchestrator.run_folder.home import (
     home_folder,
     read_object,
 )
-from protos.control.v1 import control_pb2
-from protos.errors import IsthmusError
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import IsthmusError
 
 if TYPE_CHECKING:
-    from orchestrator.evidence.record.run_record import RunRecord
+    from isthmus.orchestrator.evidence.record.run_record import RunRecord
 
 TERMINAL = frozenset(
     {
@@ -241,7 +241,7 @@ def read_run_record(choice: RunChoice) -> RunRecord:
         NotFoundError: there is no such run.
     """
     # Imported here: it brings the documents' models, which most commands about a run do without.
-    from orchestrator.evidence.record.run_record import read_record
+    from isthmus.orchestrator.evidence.record.run_record import read_record
 
     with reading(choice) as reader:
         return read_record(reader.get(), list(reader.events(follow=False)))

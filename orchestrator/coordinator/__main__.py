@@ -1,4 +1,4 @@
-"""`python -m orchestrator.coordinator`: its process, from arguments to exit status."""
+"""`python -m isthmus.orchestrator.coordinator`: its process, from arguments to exit status."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from typing import Any
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from orchestrator.coordinator.active_run import ActiveRun
-from orchestrator.coordinator.control import Control
-from orchestrator.coordinator.journal import Journal, JournalError, JournalGoneError
-from orchestrator.coordinator.local_agents import LocalAgents
-from orchestrator.coordinator.own_log import OwnLines, bound
-from orchestrator.coordinator.run_wan import FaultPlan
-from orchestrator.coordinator.service import CoordinatorService, listen, make_server
-from orchestrator.documents import load_faults_file, load_topology_file, protect
-from orchestrator.interruption import first_signal
-from orchestrator.run_folder.home import ANNOUNCED, LOG
-from orchestrator.run_folder.run_files import write_atomically
-from protos.catalogue import CATALOGUE
-from protos.envelope import failure, success
-from protos.errors import IsthmusError
-from protos.failure import reason_of
-from protos.identities import COORDINATOR
-from protos.private_files import keep_private
-from protos.security import control_security, require_protected
-from topology.documents.placement import restricted
-from topology.errors import ConfigError
-from topology.faults.script import FaultScript
-from topology.timeouts import Timeouts
-from topology.world import Endpoint, Topology
+from isthmus.orchestrator.coordinator.active_run import ActiveRun
+from isthmus.orchestrator.coordinator.control import Control
+from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalGoneError
+from isthmus.orchestrator.coordinator.local_agents import LocalAgents
+from isthmus.orchestrator.coordinator.own_log import OwnLines, bound
+from isthmus.orchestrator.coordinator.run_wan import FaultPlan
+from isthmus.orchestrator.coordinator.service import CoordinatorService, listen, make_server
+from isthmus.orchestrator.documents import load_faults_file, load_topology_file, protect
+from isthmus.orchestrator.interruption import first_signal
+from isthmus.orchestrator.run_folder.home import ANNOUNCED, LOG
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.envelope import failure, success
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import reason_of
+from isthmus.protos.identities import COORDINATOR
+from isthmus.protos.private_files import keep_private
+from isthmus.protos.security import control_security, require_protected
+from isthmus.topology.documents.placement import restricted
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import FaultScript
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import Endpoint, Topology
 
 COMMAND = "coordinator"
 LOG_FORMAT = "%(asctime)s coordinator: %(message)s"

@@ -11,29 +11,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.coordinator.control_messages import (
+from isthmus.orchestrator.coordinator.control_messages import (
     endpoint_messages,
     namespace_message,
     run_message,
 )
-from orchestrator.coordinator.journal import Journal, JournalError
-from orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
-from orchestrator.coordinator.run_epochs import begin_epochs, epoch_message
-from orchestrator.coordinator.run_wan import FaultPlan, RunWan
-from orchestrator.coordinator.submission import Submission
-from orchestrator.core import membership, replan_machine, run_events, run_lead
-from orchestrator.core.clock_watch import ClockWatch
-from orchestrator.core.run_events import RunState
-from orchestrator.core.run_lead import RunLead
-from orchestrator.core.run_machine import DROPPED, RunMachine
-from orchestrator.core.run_metrics import RunMetrics, summarise
-from orchestrator.core.run_view import RecordedEvent, RunView, fold
-from orchestrator.run_folder.log_files import LogWriter
-from orchestrator.run_folder.run_files import METRICS, Failing, RunFiles, read_metrics
-from protos import metrics
-from protos.control.v1 import control_pb2
-from protos.errors import StateConflictError
-from protos.failure import one_line
+from isthmus.orchestrator.coordinator.journal import Journal, JournalError
+from isthmus.orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
+from isthmus.orchestrator.coordinator.run_epochs import begin_epochs, epoch_message
+from isthmus.orchestrator.coordinator.run_wan import FaultPlan, RunWan
+from isthmus.orchestrator.coordinator.submission import Submission
+from isthmus.orchestrator.core import membership, replan_machine, run_events, run_lead
+from isthmus.orchestrator.core.clock_watch import ClockWatch
+from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.run_lead import RunLead
+from isthmus.orchestrator.core.run_machine import DROPPED, RunMachine
+from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.run_view import RecordedEvent, RunView, fold
+from isthmus.orchestrator.run_folder.log_files import LogWriter
+from isthmus.orchestrator.run_folder.run_files import METRICS, Failing, RunFiles, read_metrics
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import StateConflictError
+from isthmus.protos.failure import one_line
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""

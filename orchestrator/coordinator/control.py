@@ -10,25 +10,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.coordinator.active_run import ActiveRun
-from orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
-from orchestrator.coordinator.joins import Joins
-from orchestrator.coordinator.journal import Journal, JournalError
-from orchestrator.coordinator.passed_env import PassedEnv
-from orchestrator.coordinator.run_epochs import settled_from, suspected_from
-from orchestrator.coordinator.run_wan import FaultPlan
-from orchestrator.coordinator.sessions import Connection, Session, Sessions
-from orchestrator.coordinator.submission import Submission, decided, submitted_before
-from orchestrator.core import run_events, run_lead
-from orchestrator.core.leases import Leases
-from orchestrator.core.membership import EntryBegun, Reached
-from orchestrator.core.run_events import RunState
-from orchestrator.core.run_queue import MAX_WAITING, RunQueue, Waiting
-from orchestrator.core.run_view import RecordedEvent
-from orchestrator.run_folder.home import is_folder_name
-from orchestrator.run_folder.run_files import RunFiles
-from protos.control.v1 import control_pb2
-from protos.errors import (
+from isthmus.orchestrator.coordinator.active_run import ActiveRun
+from isthmus.orchestrator.coordinator.control_messages import failure_from, run_message, stall_from
+from isthmus.orchestrator.coordinator.joins import Joins
+from isthmus.orchestrator.coordinator.journal import Journal, JournalError
+from isthmus.orchestrator.coordinator.passed_env import PassedEnv
+from isthmus.orchestrator.coordinator.run_epochs import settled_from, suspected_from
+from isthmus.orchestrator.coordinator.run_wan import FaultPlan
+from isthmus.orchestrator.coordinator.sessions import Connection, Session, Sessions
+from isthmus.orchestrator.coordinator.submission import Submission, decided, submitted_before
+from isthmus.orchestrator.core import run_events, run_lead
+from isthmus.orchestrator.core.leases import Leases
+from isthmus.orchestrator.core.membership import EntryBegun, Reached
+from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.run_queue import MAX_WAITING, RunQueue, Waiting
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.run_folder.home import is_folder_name
+from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import (
     IsthmusError,
     NotFoundError,
     PeerLostError,
@@ -37,12 +37,12 @@ from protos.errors import (
     StaleGenerationError,
     StateConflictError,
 )
-from protos.failure import reason_of
-from protos.versions import build
-from topology.errors import ConfigError
-from topology.hashing import topology_hash
-from topology.timeouts import Timeouts
-from topology.world import GATEWAY_PORTS, Topology
+from isthmus.protos.failure import reason_of
+from isthmus.protos.versions import build
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import GATEWAY_PORTS, Topology
 
 TICK_S = 0.05
 CHECK_S = 1.0

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.run_events import Endpoint, SiteNamespace, StallReported
-from orchestrator.core.run_view import RecordedEvent, RunView
-from orchestrator.core.stall_watch import AbsentRank
-from protos.catalogue import CATALOGUE
-from protos.control.v1 import control_pb2
-from protos.failure import Failure, one_line
+from isthmus.orchestrator.core.run_events import Endpoint, SiteNamespace, StallReported
+from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.orchestrator.core.stall_watch import AbsentRank
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.failure import Failure, one_line
 
 MAX_TEXT = 2000
 """Characters of a site's message that are kept."""

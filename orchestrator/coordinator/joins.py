@@ -12,11 +12,11 @@ import re
 import time
 from pathlib import Path
 
-from orchestrator.run_folder.home import read_object
-from orchestrator.run_folder.run_files import write_atomically
-from protos.errors import PermissionDeniedError, RemoteProtocolError
-from protos.limits import JOIN_BYTES
-from protos.private_files import private_folder
+from isthmus.orchestrator.run_folder.home import read_object
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.errors import PermissionDeniedError, RemoteProtocolError
+from isthmus.protos.limits import JOIN_BYTES
+from isthmus.protos.private_files import private_folder
 
 FOLDER = "joins"
 OFFERS_MAX = 1024

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
-from orchestrator.run_folder.home import JOURNAL
-from orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
-from protos.errors import IsthmusError
-from protos.private_files import private_folder
+from isthmus.orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
+from isthmus.orchestrator.run_folder.home import JOURNAL
+from isthmus.orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.private_files import private_folder
 
 FILE = JOURNAL
 VERSION = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.core.run_machine import RETURNS_WITHIN_S
-from protos.failure import name_exit
-from protos.private_files import users_umask
-from topology.faults.script import Kill, Pause
-from topology.hashing import topology_hash
-from topology.world import Topology
+from isthmus.orchestrator.core.run_machine import RETURNS_WITHIN_S
+from isthmus.protos.failure import name_exit
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.protos.private_files import users_umask
+from isthmus.topology.faults.script import Kill, Pause
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.world import Topology
 
 TERMINATE_S = 5.0
 """Time for an agent to end its site; its processes die with it after that."""
@@ -25,9 +25,9 @@ TERMINATE_S = 5.0
 RESTART_AFTER_S = 1.0
 """An agent that died is started again after this: what is left of it goes meanwhile."""
 
-AGENT = "sites.agent"
+AGENT = "isthmus.sites.agent"
 """The module that runs as an agent."""
-GATEWAY, TORCHRUN = "sites.gateway", "sites.launcher.node"
+GATEWAY, TORCHRUN = "isthmus.sites.gateway", "isthmus.sites.launcher.node"
 """The modules that an agent starts."""
 OnEnd = Callable[[str, str], None]
 """Site, and how its agent ended."""
@@ -81,10 +81,9 @@ class LocalAgents:
         """
 
         async def start_one(site: str) -> asyncio.subprocess.Process:
+            arguments = agent_arguments(topology, site, address, state / "sites" / site)
             self._processes[site] = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                *(sys.executable, "-m", AGENT),
-                *agent_arguments(topology, site, address, state / "sites" / site),
+                *leashed(own_command(AGENT, *arguments)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 umask=users_umask(),
@@ -148,7 +147,7 @@ class LocalAgents:
 
 
 def _victim(agent: psutil.Process, process: str) -> psutil.Process | None:
-    """Return what a fault calls `process` (topology.faults.script.PROCESSES); None: not there.
+    """Return what a fault calls `process` (topology/faults/script.py); None: not there.
 
     Of several gateways, nodes or ranks, the one that was started first.
     """

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.coordinator.active_run import ActiveRun
-from protos.disk import Beginning
+from isthmus.orchestrator.coordinator.active_run import ActiveRun
+from isthmus.protos.disk import Beginning
 
 LOOK_S = 10.0
 """Between two looks at a file's size."""

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Container, Mapping
 from pathlib import Path
 
-from protos.errors import IsthmusError
-from protos.private_files import make_secret, private_folder, read_secret
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.private_files import make_secret, private_folder, read_secret
 
 FOLDER = "passed_env"
 

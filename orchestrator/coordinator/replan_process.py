@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topology.documents.placement import restricted
-from topology.epoch import Epoch
-from topology.errors import ConfigError
-from topology.job import Reduction
-from topology.json_fields import read_json, to_json
-from topology.measured.measured_links import LinkFigures, with_measured
-from topology.planner.reductions import named
-from topology.planner.switch import best_switch, relaunched_s
-from topology.run_decisions import decide_reduction
-from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.trees import among, has_same_turns
-from topology.world import Topology
+from isthmus.topology.documents.placement import restricted
+from isthmus.topology.epoch import Epoch
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Reduction
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.measured.measured_links import LinkFigures, with_measured
+from isthmus.topology.planner.reductions import named
+from isthmus.topology.planner.switch import best_switch, relaunched_s
+from isthmus.topology.run_decisions import decide_reduction
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.trees.trees import among, has_same_turns
+from isthmus.topology.world import Topology
 
 _NICE = 10
 """It may share its machine with ranks."""

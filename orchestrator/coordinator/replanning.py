@@ -10,34 +10,33 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.coordinator.journal import JournalError
-from orchestrator.coordinator.replan_process import Drifted, Question
-from orchestrator.core import replan_machine
-from orchestrator.core.membership import TreesWanted
-from orchestrator.core.replan_machine import (
+from isthmus.orchestrator.coordinator.journal import JournalError
+from isthmus.orchestrator.coordinator.replan_process import Drifted, Question
+from isthmus.orchestrator.core import replan_machine
+from isthmus.orchestrator.core.membership import TreesWanted
+from isthmus.orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,
     ReplanMachine,
     SwitchPlanned,
 )
-from orchestrator.core.run_events import RecordEvent
-from protos import metrics
-from protos.control.v1 import control_pb2
-from protos.failure import reason_of
-from topology.epoch import Epoch
-from topology.json_fields import read_json, to_json
-from topology.run_spec import CodedPlan, RunSpec
-from topology.world import Topology
+from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.failure import reason_of
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.topology.epoch import Epoch
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.world import Topology
 
-MODULE = "orchestrator.coordinator.replan_process"
+MODULE = "isthmus.orchestrator.coordinator.replan_process"
 PLAN_S = 300.0
 """Sixteen sites take half a minute."""
 LINE_BYTES = 4 << 20
@@ -151,8 +150,7 @@ class Replanner:
     async def _read_answers(self, asked: PlanAgain) -> str:
         """Pass on what the process says; return why it said no more, or nothing."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-            *(sys.executable, "-m", MODULE),
+            *leashed(own_command(MODULE)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from orchestrator.coordinator.control_messages import endpoint_messages
-from orchestrator.core import membership
-from orchestrator.core.membership import Limits, Membership, Pair
-from orchestrator.core.run_events import Endpoint
-from orchestrator.core.run_lead import Send
-from protos.control.v1 import control_pb2
-from protos.errors import RemoteProtocolError
-from topology.epoch import Epoch, finished_from_bytes, handovers_to_bytes
-from topology.errors import ConfigError
-from topology.member_plans import plan_for, plan_with_followers
-from topology.run_spec import CodedPlan, RunSpec
+from isthmus.orchestrator.coordinator.control_messages import endpoint_messages
+from isthmus.orchestrator.core import membership
+from isthmus.orchestrator.core.membership import Limits, Membership, Pair
+from isthmus.orchestrator.core.run_events import Endpoint
+from isthmus.orchestrator.core.run_lead import Send
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.topology.epoch import Epoch, finished_from_bytes, handovers_to_bytes
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.member_plans import plan_for, plan_with_followers
+from isthmus.topology.run_spec import CodedPlan, RunSpec
 
 MAX_WHY = 500
 """Characters of a site's reason that are kept."""

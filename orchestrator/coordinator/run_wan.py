@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core import run_events
-from orchestrator.core.run_events import Endpoint
-from orchestrator.emulator.backend import Backend, Counters, EmulatorError
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.run_events import Endpoint
+from isthmus.orchestrator.emulator.backend import Backend, Counters, EmulatorError
+from isthmus.orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
@@ -22,15 +22,15 @@ from orchestrator.emulator.emulator_config import (
     netns_config,
     shapes_of,
 )
-from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
-from orchestrator.emulator.site_namespaces import netns_problem
-from orchestrator.run_folder.home import LOG
-from protos import metrics
-from protos.failure import reason_of
-from topology.errors import ConfigError
-from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
-from topology.timeouts import Timeouts
-from topology.world import Topology
+from isthmus.orchestrator.emulator.fault_player import FaultPlayer, needs_relay
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.run_folder.home import LOG
+from isthmus.protos import metrics
+from isthmus.protos.failure import reason_of
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import Topology
 
 COUNTERS_KEPT_EVERY_S = 5.0
 """They come each second, which would be most of a long run's metrics."""

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from orchestrator.coordinator.control import Control
-from orchestrator.coordinator.control_messages import event_message
-from orchestrator.run_folder.log_files import LogReader
-from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.error_statuses import STATUS
-from protos.errors import (
+from isthmus.orchestrator.coordinator.control import Control
+from isthmus.orchestrator.coordinator.control_messages import event_message
+from isthmus.orchestrator.run_folder.log_files import LogReader
+from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
+from isthmus.protos.error_statuses import STATUS
+from isthmus.protos.errors import (
     IsthmusError,
     PeerLostError,
     PermissionDeniedError,
     RemoteProtocolError,
     StateConflictError,
 )
-from protos.identities import COORDINATOR
-from protos.join_tokens import holder_of
-from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
-from protos.mutual_tls import caller_of
-from protos.security import control_security, require_own_site
-from topology.errors import ConfigError
-from topology.timeouts import Timeouts
-from topology.world import Endpoint
+from isthmus.protos.identities import COORDINATOR
+from isthmus.protos.join_tokens import holder_of
+from isthmus.protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
+from isthmus.protos.mutual_tls import caller_of
+from isthmus.protos.security import control_security, require_own_site
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import Endpoint
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]

@@ -11,17 +11,17 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from protos.control.v1 import control_pb2
-from protos.errors import (
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import (
     ConfigMismatchError,
     IsthmusError,
     PeerLostError,
     RemoteProtocolError,
     StaleGenerationError,
 )
-from protos.limits import CONTROL_MESSAGE_BYTES
-from protos.numbered import Numbered
-from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build, negotiate
+from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
+from isthmus.protos.numbered import Numbered
+from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build, negotiate
 
 WAITING_MESSAGES = 64
 """Answers to heartbeats that may wait: an agent that reads so little is gone."""

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from orchestrator.run_folder.run_files import RunFiles
-from protos.control.v1 import control_pb2
-from protos.errors import ConfigMismatchError, RemoteProtocolError
-from protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
-from topology.documents.load import load_job, load_topology
-from topology.documents.run_documents import DocumentText, load_run
-from topology.errors import ConfigError
-from topology.hashing import topology_hash
-from topology.job import Job, Reduction
-from topology.plan_wishes import Replan
-from topology.planner.document import overrides_of
-from topology.run_decisions import decide_run
-from topology.run_spec import RunSpec
-from topology.world import Topology
+from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
+from isthmus.protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.run_documents import DocumentText, load_run
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.job import Job, Reduction
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.planner.document import overrides_of
+from isthmus.topology.run_decisions import decide_run
+from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from protos.failure import Failure
+from isthmus.protos.failure import Failure
 
 TIE_S = 0.1
 """Between two sites an age is only as exact as a message's journey: closer ones count as equal."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
-from protos import metrics
-from topology.measured.measured_links import LinkFigures, Pair
-from topology.plan_wishes import Replan
-from topology.units import format_duration, format_rate
-from topology.world import Topology
+from isthmus.protos import metrics
+from isthmus.topology.measured.measured_links import LinkFigures, Pair
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.units import format_duration, format_rate
+from isthmus.topology.world import Topology
 
 SAMPLES = 5
 """Measurements of which a figure is the median."""

@@ -36,12 +36,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.core.handovers import share_finished
-from orchestrator.core.run_events import RecordEvent
-from orchestrator.core.run_view import RecordedEvent
-from topology.epoch import Epoch, Finished, Handover, Runs, merged, numbers_of
-from topology.json_fields import read_json, to_json
-from topology.run_spec import CodedPlan
+from isthmus.orchestrator.core.handovers import share_finished
+from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.topology.epoch import Epoch, Finished, Handover, Runs, merged, numbers_of
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.run_spec import CodedPlan
 
 Pair = tuple[str, str]
 """Two sites that are linked, in ascending order."""

@@ -16,14 +16,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core import run_events
-from orchestrator.core.link_watch import LinkChange, LinkWatch
-from orchestrator.core.membership import EndChange, Pair, TreesWanted
-from orchestrator.core.run_events import RecordEvent
-from topology.epoch import Epoch
-from topology.measured.measured_links import LinkFigures
-from topology.run_spec import CodedPlan, RunSpec
-from topology.units import format_duration
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.link_watch import LinkChange, LinkWatch
+from isthmus.orchestrator.core.membership import EndChange, Pair, TreesWanted
+from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.topology.epoch import Epoch
+from isthmus.topology.measured.measured_links import LinkFigures
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.units import format_duration
 
 ATTEMPTS = 3
 """Plans in a row that sites could not go over to, before what they were made for is let be."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orchestrator.core.stall_watch import AbsentRank
-from protos.failure import Failure
+from isthmus.orchestrator.core.stall_watch import AbsentRank
+from isthmus.protos.failure import Failure
 
 
 class RunState(StrEnum):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from orchestrator.core import membership, run_events
-from orchestrator.core.first_failure import first_failure
-from orchestrator.core.membership import EndChange, Membership
-from orchestrator.core.replan_machine import EpochBegun
-from orchestrator.core.run_events import RecordEvent, RunState
-from orchestrator.core.run_machine import DROPPED, RunMachine
-from orchestrator.core.run_view import RecordedEvent
-from topology.epoch import Epoch
+from isthmus.orchestrator.core import membership, run_events
+from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.membership import EndChange, Membership
+from isthmus.orchestrator.core.replan_machine import EpochBegun
+from isthmus.orchestrator.core.run_events import RecordEvent, RunState
+from isthmus.orchestrator.core.run_machine import DROPPED, RunMachine
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.topology.epoch import Epoch
 
 Event = run_events.Event | run_events.AgentCame | run_events.AgentMissed | membership.Event
 Send = membership.SendSettle | membership.SendResume | membership.SendCancel

@@ -23,11 +23,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.core import run_events
-from orchestrator.core.first_failure import first_failure
-from orchestrator.core.non_finite_watch import NonFiniteWatch, NotFinite
-from orchestrator.core.parameter_digests import Difference, DigestComparison
-from orchestrator.core.run_events import (
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.non_finite_watch import NonFiniteWatch, NotFinite
+from isthmus.orchestrator.core.parameter_digests import Difference, DigestComparison
+from isthmus.orchestrator.core.run_events import (
     Action,
     Endpoint,
     RecordEvent,
@@ -35,13 +35,13 @@ from orchestrator.core.run_events import (
     SiteNamespace,
     SiteState,
 )
-from orchestrator.core.run_view import RecordedEvent
-from orchestrator.core.same_data import SameDataWatch
-from orchestrator.core.stall_watch import StallWatch
-from orchestrator.core.step_comparison import StepComparison, StepEnd
-from protos.failure import Failure
-from topology.timeouts import Timeouts
-from topology.world import Topology
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.core.same_data import SameDataWatch
+from isthmus.orchestrator.core.stall_watch import StallWatch
+from isthmus.orchestrator.core.step_comparison import StepComparison, StepEnd
+from isthmus.protos.failure import Failure
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import Topology
 
 DROPPED = "dropped by an operator"
 FALLBACK = (

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.run_view import RecordedEvent, RunView
-from protos import metrics
+from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.protos import metrics
 
 MAX_LOSSES = 4096
 """Points of the curve; a plot shows fewer."""

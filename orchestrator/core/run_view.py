@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.run_events import RunState, SiteState
-from protos.failure import Failure
+from isthmus.orchestrator.core.run_events import RunState, SiteState
+from isthmus.protos.failure import Failure
 
 _SITE_STATES = {
     "site.joined": SiteState.JOINED,

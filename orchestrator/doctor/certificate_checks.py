@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.doctor.findings import Finding, Severity
-from protos.mutual_tls import (
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.protos.mutual_tls import (
     WARN_DAYS,
     CertificateError,
     ForeignCertificateError,
@@ -16,7 +16,7 @@ from protos.mutual_tls import (
     TlsFiles,
     TlsSecurity,
 )
-from protos.private_files import UnsafeFileError
+from isthmus.protos.private_files import UnsafeFileError
 
 _WHY = "without it the others refuse every connection"
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePath
 
-from orchestrator.doctor.examiner import NoAnswerError, examined_here
-from orchestrator.doctor.findings import Finding, Severity
-from orchestrator.doctor.job_checks import job_findings
-from orchestrator.documents import Pair
-from topology.documents.light import too_quick_links
-from topology.errors import Problem
-from topology.job import Job
-from topology.job_paths import anchored, moved
-from topology.machine_facts import Wanted
-from topology.models.topology_model import is_loopback
-from topology.text.yaml_document import read_with_overrides
-from topology.world import Topology
+from isthmus.orchestrator.doctor.examiner import NoAnswerError, examined_here
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.orchestrator.doctor.job_checks import job_findings
+from isthmus.orchestrator.documents import Pair
+from isthmus.topology.documents.light import too_quick_links
+from isthmus.topology.errors import Problem
+from isthmus.topology.job import Job
+from isthmus.topology.job_paths import anchored, moved
+from isthmus.topology.machine_facts import Wanted
+from isthmus.topology.models.topology_model import is_loopback
+from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.world import Topology
 
 
 def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:

@@ -14,37 +14,37 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.client.coordinator_client import Client
-from orchestrator.doctor.certificate_checks import certificate_findings
-from orchestrator.doctor.document_checks import light_problems, wanted_files
-from orchestrator.doctor.examiner import FACTS, HERE, Examiner, NoAnswerError
-from orchestrator.doctor.findings import Finding, Severity, in_order
-from orchestrator.doctor.job_checks import job_findings
-from orchestrator.doctor.machine_checks import (
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.doctor.certificate_checks import certificate_findings
+from isthmus.orchestrator.doctor.document_checks import light_problems, wanted_files
+from isthmus.orchestrator.doctor.examiner import FACTS, HERE, Examiner, NoAnswerError
+from isthmus.orchestrator.doctor.findings import Finding, Severity, in_order
+from isthmus.orchestrator.doctor.job_checks import job_findings
+from isthmus.orchestrator.doctor.machine_checks import (
     Machine,
     bound_hosts,
     machine_findings,
     torch_findings,
 )
-from orchestrator.doctor.path_checks import (
+from isthmus.orchestrator.doctor.path_checks import (
     Tried,
     clock_findings,
     connection_findings,
     route_findings,
     tcp_findings,
 )
-from orchestrator.documents import Pair
-from orchestrator.emulator.site_namespaces import netns_problem
-from protos.checkpoint.store import opened
-from protos.errors import IsthmusError
-from protos.identities import AGENT, COORDINATOR, GATEWAY, OPERATOR
-from protos.private_files import UnsafeFileError, read_secret
-from protos.security import tls_files, token_path
-from topology.errors import Problem
-from topology.job import Job
-from topology.machine_facts import Wanted
-from topology.models.topology_model import is_loopback
-from topology.world import GATEWAY_PORTS, Site, Topology
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.protos.checkpoint.store import opened
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY, OPERATOR
+from isthmus.protos.private_files import UnsafeFileError, read_secret
+from isthmus.protos.security import tls_files, token_path
+from isthmus.topology.errors import Problem
+from isthmus.topology.job import Job
+from isthmus.topology.machine_facts import Wanted
+from isthmus.topology.models.topology_model import is_loopback
+from isthmus.topology.world import GATEWAY_PORTS, Site, Topology
 
 _T = TypeVar("_T")
 ANSWER_S = 60.0
@@ -503,5 +503,5 @@ def _unexamined(site: str | None, reason: str) -> Finding:
         site=site,
         found=f"the machine cannot be examined: {reason}",
         why="the processes of a site are started in the same way",
-        cure="there: python -m sites.facts",
+        cure="there: python -m isthmus.sites.facts",
     )

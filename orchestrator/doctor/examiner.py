@@ -1,4 +1,4 @@
-"""Asks a machine what it is like: `python -m sites.facts --serve`, wherever that is started."""
+"""Asks a machine what it is like, by `python -m isthmus.sites.facts --serve` on that machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from topology.errors import ConfigError
-from topology.json_fields import read_json, to_json
-from topology.machine_facts import Facts, Wanted
-from topology.world import PortRange
+from isthmus.protos.own_processes import own_command
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.machine_facts import Facts, Wanted
+from isthmus.topology.world import PortRange
 
-FACTS = ("-m", "sites.facts", "--serve")
+FACTS = own_command("isthmus.sites.facts", "--serve")[1:]
 """The arguments with which Python answers for its machine."""
 HERE = (sys.executable, *FACTS)
 """The command that answers for this machine. Any other has the same streams."""

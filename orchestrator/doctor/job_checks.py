@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from orchestrator.doctor.findings import Finding, Severity
-from topology.job import Job
-from topology.machine_facts import Facts, Matches, Script
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.topology.job import Job
+from isthmus.topology.machine_facts import Facts, Matches, Script
 
-JOINING = "site = sites.join()\nsite.synchronize(model, optimizer)"
+JOINING = "site = isthmus.join()\nsite.synchronize(model, optimizer)"
 """The two lines that make a script part of a run."""
 
 
@@ -56,7 +56,7 @@ def _script(script: Script, user: str, site: str | None) -> list[Finding]:
                 found=f"the entrypoint {script.path} joins, and never calls site.synchronize()",
                 why="each site would train by itself, and the run fail: NEVER_SYNCHRONISED",
                 cure="add to it, before the first step: site.synchronize(model, optimizer); or, if "
-                "it is to average nothing: sites.join(averages=False)",
+                "it is to average nothing: isthmus.join(averages=False)",
                 path=("entrypoint",),
             )
         ]
@@ -65,7 +65,7 @@ def _script(script: Script, user: str, site: str | None) -> list[Finding]:
             severity=Severity.WARNING,
             kind="script-never-joins",
             site=site,
-            found=f"the entrypoint {script.path} never calls sites.join()",
+            found=f"the entrypoint {script.path} never calls isthmus.join()",
             why="the run waits for each rank to join, until failure.start_within is over",
             cure="add to it: " + JOINING.replace("\n", "; "),
             path=("entrypoint",),

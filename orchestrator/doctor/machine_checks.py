@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.doctor.findings import Finding, Severity
-from protos import versions
-from protos.training_part import CURE
-from topology.channels import FLOWS_MAX, first_channels
-from topology.expected_devices import expected_device, unlike
-from topology.job import Job
-from topology.machine_facts import Facts, Folder
-from topology.units import format_size
-from topology.world import Site, Topology
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.protos import versions
+from isthmus.protos.training_part import CURE
+from isthmus.topology.channels import FLOWS_MAX, first_channels
+from isthmus.topology.expected_devices import expected_device, unlike
+from isthmus.topology.job import Job
+from isthmus.topology.machine_facts import Facts, Folder
+from isthmus.topology.units import format_size
+from isthmus.topology.world import Site, Topology
 
 DISK_LEAST_BYTES = 64 << 20
 """With less than that, a run cannot keep even its journal, its logs and the first metrics."""

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from orchestrator.doctor.findings import Finding, Severity
-from orchestrator.doctor.machine_checks import Machine
-from topology.channels import FLOWS_MAX
-from topology.job import Job
-from topology.units import format_duration, format_size
-from topology.world import GATEWAY_PORTS, Link, PortRange, Topology
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.orchestrator.doctor.machine_checks import Machine
+from isthmus.topology.channels import FLOWS_MAX
+from isthmus.topology.job import Job
+from isthmus.topology.units import format_duration, format_size
+from isthmus.topology.world import GATEWAY_PORTS, Link, PortRange, Topology
 
 SEND_SHARE = 0.75
 """Share of a send buffer's limit that is payload; the rest is the kernel's bookkeeping."""

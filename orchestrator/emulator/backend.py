@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
@@ -22,11 +21,12 @@ from orchestrator.emulator.emulator_config import (
     lead_line,
     read_line,
 )
-from protos.errors import IsthmusError
-from protos.failure import name_exit
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import read_json, to_json
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import name_exit
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import read_json, to_json
 
 STOP_S = 3.0
 APPLY_S = 10.0
@@ -44,10 +44,10 @@ class EmulatorError(IsthmusError):
     code = "EMULATION_FAILED"
 
 
-def command_of(config: RelayConfig | NetnsConfig) -> tuple[str, ...]:
+def command_of(config: RelayConfig | NetnsConfig) -> list[str]:
     """Return the command line of the emulator that `config` is for."""
     module = "relay" if isinstance(config, RelayConfig) else "netns"
-    return (sys.executable, "-m", f"orchestrator.emulator.{module}")
+    return own_command(f"isthmus.orchestrator.emulator.{module}")
 
 
 class Backend:
@@ -84,7 +84,7 @@ class Backend:
             EmulatorError: it ended, or was not up in time; in its own words if it had any.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--", *command_of(config)),
+            *leashed(command_of(config)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from orchestrator.run_folder.home import is_folder_name, read_object
-from orchestrator.run_folder.state_lock import LOCK, is_abandoned
-from protos.errors import IsthmusError, StateConflictError
+from isthmus.orchestrator.run_folder.home import is_folder_name, read_object
+from isthmus.orchestrator.run_folder.state_lock import LOCK, is_abandoned
+from isthmus.protos.errors import IsthmusError, StateConflictError
 
 FOLDER = "emulations"
 STATE = "emulation.json"

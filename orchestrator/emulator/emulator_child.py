@@ -11,11 +11,11 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from orchestrator.core.run_events import SiteNamespace
-from orchestrator.emulator.backend import Backend, EmulatorError
-from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint
-from topology.errors import ConfigError
-from topology.faults.script import Change
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.orchestrator.emulator.backend import Backend, EmulatorError
+from isthmus.orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
 
 UP_WITHIN_S = 20.0
 LinkCounters = Mapping[tuple[str, str], Mapping[str, int]]

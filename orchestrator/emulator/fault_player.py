@@ -8,9 +8,9 @@ import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from orchestrator.emulator.backend import EmulatorError
-from topology.errors import ConfigError
-from topology.faults.script import (
+from isthmus.orchestrator.emulator.backend import EmulatorError
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import (
     Change,
     Fault,
     FaultScript,

@@ -1,6 +1,6 @@
 """One end of an emulated link that `isthmus emulate --check` measures.
 
-`python -m orchestrator.emulator.link_meter` and one of
+`python -m isthmus.orchestrator.emulator.link_meter` and one of
 
     serve HOST                       receives
     echo HOST PORT COUNT             times small messages

@@ -33,8 +33,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from topology.errors import ConfigError
-from topology.faults.script import FIGURES, check_figures
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import FIGURES, check_figures
 
 LOSSES_PER_DECK = 4
 MAX_DECK_PACKETS = 1 << 40
@@ -112,7 +112,7 @@ class LinkShape:
             raise ConfigError(f"queue_bytes: want more than 0, got {self.queue_bytes!r}")
 
     def changed(self, figures: Mapping[str, float]) -> LinkShape:
-        """Return this link with other figures, named as in topology.faults.script.FIGURES."""
+        """Return this link with other figures, named as in topology/faults/script.py."""
         values: dict[str, Any] = {**figures}
         return replace(self, **values)
 

@@ -1,10 +1,10 @@
 """The packet emulator: carries packets from site to site through TUN devices.
 
-`python -m orchestrator.emulator.netns` reads one line of JSON (emulator_config.py) from stdin,
-makes a network namespace for each site, says on stdout how to enter them, then once a second what
-has passed. Further lines of stdin change links. It ends when stdin does, so with its parent too,
-and the namespaces end with it. Exit status 2 and one line on stderr: the configuration is wrong, or
-this machine does not allow it.
+`python -m isthmus.orchestrator.emulator.netns` reads one line of JSON (emulator_config.py) from
+stdin, makes a network namespace for each site, says on stdout how to enter them, then once a second
+what has passed. Further lines of stdin change links. It ends when stdin does, so with its parent
+too, and the namespaces end with it. Exit status 2 and one line on stderr: the configuration is
+wrong, or this machine does not allow it.
 
 One thread and one loop carry the packets. In a turn it reads at most `FRAMES_PER_TURN` of a device
 before it looks at what is due, so no site can keep another waiting. There is one turn each
@@ -29,30 +29,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.run_events import SiteNamespace
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.orchestrator.emulator.emulator_config import (
     NETNS_KINDS,
     NetnsConfig,
     Up,
     check_changes,
 )
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.emulator.owner_pipes import (
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.owner_pipes import (
     Conversation,
     LineReader,
     be_punctual,
     run_emulator,
 )
-from orchestrator.emulator.packet_link import MAX_FRAME_BYTES, PacketLink, parse
-from orchestrator.emulator.site_namespaces import (
+from isthmus.orchestrator.emulator.packet_link import MAX_FRAME_BYTES, PacketLink, parse
+from isthmus.orchestrator.emulator.site_namespaces import (
     NetnsError,
     address_of,
     enter_new_network,
     open_site,
     own_user_namespace,
 )
-from topology.faults.script import Change
-from topology.world import CrossTraffic
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.topology.faults.script import Change
+from isthmus.topology.world import CrossTraffic
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025
@@ -262,14 +263,14 @@ def _cross_traffic(config: NetnsConfig, traffic: CrossTraffic, site: str) -> Ite
     senders = [addresses[link.source] for link in config.links if link.target == site]
     folder = Path(config.cross_traffic_folder)
     folder.mkdir(parents=True, exist_ok=True)
+    command = own_command(
+        "isthmus.sites.bench.cross_traffic",
+        *("--address", addresses[site], "--flows", str(traffic.flows)),
+        *("--to", *to, "--from", *senders, "--congestion", traffic.congestion or ""),
+        *("--out", str(folder / f"{site}.jsonl")),
+    )
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-            *(sys.executable, "-m", "sites.bench.cross_traffic"),
-            *("--address", addresses[site], "--flows", str(traffic.flows)),
-            *("--to", *to, "--from", *senders, "--congestion", traffic.congestion or ""),
-            *("--out", str(folder / f"{site}.jsonl")),
-        ],
+        leashed(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from orchestrator.emulator.emulator_config import Apply, RelayEndpoint, Up, read_line
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import to_json
+from isthmus.orchestrator.emulator.emulator_config import Apply, RelayEndpoint, Up, read_line
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import to_json
 
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0

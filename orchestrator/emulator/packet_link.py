@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.emulator.link_shape import LinkShape, LossDeck
+from isthmus.orchestrator.emulator.link_shape import LinkShape, LossDeck
 
 VNET_BYTES = 10
 MAX_FRAME_BYTES = VNET_BYTES + (1 << 16)

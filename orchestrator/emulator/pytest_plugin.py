@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from orchestrator.emulator.wan_fixture import Wan
+    from isthmus.orchestrator.emulator.wan_fixture import Wan
 
 
 @pytest.fixture
 def wan() -> Iterator[Wan]:
-    """Return an orchestrator.emulator.wan_fixture.Wan, whose processes end with the test."""
-    from orchestrator.emulator.wan_fixture import Wan
+    """Return an emulated WAN (wan_fixture.py), whose processes end with the test."""
+    from isthmus.orchestrator.emulator.wan_fixture import Wan
 
     with Wan() as made:
         yield made

@@ -4,7 +4,7 @@ Of a gateway with several ports next to each other, those that lead there are ne
 too, in the same order: who is told the first finds the others.
 
 It is used in a process's own event loop, `async with Relay(config) as relay`, or as a child
-process, `python -m orchestrator.emulator.relay`. The child reads one line of JSON
+process, `python -m isthmus.orchestrator.emulator.relay`. The child reads one line of JSON
 (emulator_config.py) from stdin, says on stdout where it listens, then once a second what has
 passed. Further lines of stdin change links, at once, or have it lead to gateways that were started
 since; each is answered, and followed by the counters of that moment. The child ends when stdin
@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.emulator.emulator_config import (
     MAX_ENDPOINTS,
     MAX_PORT,
     RelayConfig,
@@ -41,17 +41,17 @@ from orchestrator.emulator.emulator_config import (
     check_changes,
     check_endpoints,
 )
-from orchestrator.emulator.link_shape import LinkShape, Transmitter
-from orchestrator.emulator.owner_pipes import (
+from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
+from isthmus.orchestrator.emulator.owner_pipes import (
     Conversation,
     LineReader,
     be_punctual,
     run_emulator,
 )
-from orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.world import GATEWAY_PORTS
+from isthmus.orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.world import GATEWAY_PORTS
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""

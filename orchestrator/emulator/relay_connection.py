@@ -40,8 +40,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from orchestrator.emulator.link_shape import LinkShape, Passage, Transmitter
-from topology.faults.script import FIGURES
+from isthmus.orchestrator.emulator.link_shape import LinkShape, Passage, Transmitter
+from isthmus.topology.faults.script import FIGURES
 
 _SLACK_S = 0.0005
 """Half the granularity of epoll: what is due this soon goes now, which centres the error on 0."""

@@ -14,25 +14,24 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import statistics
-import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from orchestrator.emulator.backend import Backend, EmulatorError
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.emulator.backend import Backend, EmulatorError
+from isthmus.orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
     shapes_of,
 )
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.evidence.view import formats
-from topology.world import Topology
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.topology.world import Topology
 
 RTT_S, RTT_SHARE = 0.001, 0.02
 """A round trip may be off by this, or by this share of it, whichever is more."""
@@ -233,12 +232,17 @@ class Meter:
         return await self.heard()
 
 
+Namespaces = tuple[str, str] | None
+"""The files of a user and a network namespace."""
+
+
 @contextlib.asynccontextmanager
-async def _running_meter(enter: Sequence[str], *words: object) -> AsyncIterator[Meter]:
-    """Run a meter while the block does; `enter` are words for sites.leash that lead into a site."""
+async def _running_meter(namespaces: Namespaces, *words: object) -> AsyncIterator[Meter]:
+    """Run a meter while the block does, inside namespaces if there are any."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sites.leash", str(os.getpid()), *enter, "--"),
-        *(sys.executable, "-m", "orchestrator.emulator.link_meter", *map(str, words)),
+        *leashed(
+            own_command("isthmus.orchestrator.emulator.link_meter", *map(str, words)), namespaces
+        ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -255,18 +259,18 @@ class Receiver:
     """A site's meter that receives, and where it is reached without the relay."""
 
     meter: Meter
-    enter: Sequence[str]
-    """Words for sites.leash that lead a process to it."""
+    namespaces: Namespaces
+    """Of the site; None: all are in this process's."""
     host: str
     port: int
     datagram_port: int
 
 
 @contextlib.asynccontextmanager
-async def _receiving(host: str, enter: Sequence[str]) -> AsyncIterator[Receiver]:
-    async with _running_meter(enter, "serve", host) as meter:
+async def _receiving(host: str, namespaces: Namespaces) -> AsyncIterator[Receiver]:
+    async with _running_meter(namespaces, "serve", host) as meter:
         ports = await meter.heard()
-        yield Receiver(meter, enter, host, ports["port"], ports["datagram_port"])
+        yield Receiver(meter, namespaces, host, ports["port"], ports["datagram_port"])
 
 
 class Bench:
@@ -304,7 +308,9 @@ class Bench:
         receiver = self._receivers[target]
         place = self._dialled.get((source, target), receiver)
         port = receiver.datagram_port if operation == "datagrams" else place.port
-        return _running_meter(self._receivers[source].enter, operation, place.host, port, *words)
+        return _running_meter(
+            self._receivers[source].namespaces, operation, place.host, port, *words
+        )
 
     async def _rtt(self, pair: Pair) -> Figure:
         async with self._meter(pair.source, pair.target, "echo", ECHOES) as meter:
@@ -420,18 +426,18 @@ async def opened(scene: Scene, *, is_netns: bool) -> AsyncIterator[Bench]:
     receivers: dict[str, Receiver] = {}
     async with contextlib.AsyncExitStack() as stack:
 
-        async def receive_at(site: str, host: str, *enter: str) -> None:
-            receivers[site] = await stack.enter_async_context(_receiving(host, enter))
+        async def receive_at(site: str, host: str, namespaces: Namespaces) -> None:
+            receivers[site] = await stack.enter_async_context(_receiving(host, namespaces))
 
         if is_netns:
             packets = NetnsConfig(sites=scene.sites, links=scene.links)
             emulator = await Backend.start(packets, deadline_s)
             stack.push_async_callback(emulator.close)
             for place in emulator.up.sites:
-                await receive_at(place.site, place.address, "--enter", place.user, place.net)
+                await receive_at(place.site, place.address, (place.user, place.net))
         else:
             for site in scene.sites:
-                await receive_at(site, "127.0.0.1")
+                await receive_at(site, "127.0.0.1", None)
             pairs = {(link.source, link.target) for link in scene.links}
             endpoints = tuple(
                 RelayEndpoint(

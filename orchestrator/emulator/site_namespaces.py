@@ -15,11 +15,11 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.emulator.packet_link import MTU_BYTES
+from isthmus.orchestrator.emulator.packet_link import MTU_BYTES
+from isthmus.protos.own_processes import own_command
 
 CLONE_NEWUSER = 0x10000000  # linux/sched.h
 CLONE_NEWNET = 0x40000000
@@ -108,7 +108,7 @@ def netns_problem() -> str | None:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "orchestrator.emulator.netns"],
+            own_command("isthmus.orchestrator.emulator.netns"),
             input=json.dumps({"sites": ["probe"], "links": []}) + "\n",
             capture_output=True,
             text=True,

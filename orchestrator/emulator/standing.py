@@ -16,27 +16,28 @@ from typing import Any
 
 import psutil
 
-from orchestrator.core.run_events import Endpoint
-from orchestrator.core.run_machine import FALLBACK
-from orchestrator.emulator.backend import APPLY_S, Backend, Counters, EmulatorError
-from orchestrator.emulator.emulations import SOCKET, STATE
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.core.run_events import Endpoint
+from isthmus.orchestrator.core.run_machine import FALLBACK
+from isthmus.orchestrator.emulator.backend import APPLY_S, Backend, Counters, EmulatorError
+from isthmus.orchestrator.emulator.emulations import SOCKET, STATE
+from isthmus.orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     dialled,
     netns_config,
     shapes_of,
 )
-from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
-from orchestrator.emulator.site_namespaces import netns_problem
-from orchestrator.interruption import first_signal
-from orchestrator.run_folder.run_files import write_atomically
-from protos.failure import name_exit
-from topology.errors import ConfigError, Problem
-from topology.faults.loading import load_faults
-from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
-from topology.json_fields import to_json
-from topology.world import Topology
+from isthmus.orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.interruption import first_signal
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos.failure import name_exit
+from isthmus.protos.own_processes import leashed
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.world import Topology
 
 START_S = 30.0
 COMMAND_STOP_S = 5.0
@@ -50,7 +51,7 @@ class Wanted:
 
     topology: Topology
     emulator: str
-    """One of topology.world.EMULATORS."""
+    """One of isthmus.topology.world.EMULATORS."""
     served: tuple[Endpoint, ...] = ()
     """What other sites reach through the relay: any server, one port each."""
     script: FaultScript
@@ -171,7 +172,7 @@ class Standing:
     async def _run_command(self) -> int:
         """Run the command to its end; when cancelled, end it."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--", *self._wanted.command),
+            *leashed(self._wanted.command),
             stdout=sys.stderr.fileno() if self._wanted.is_stdout_taken else None,
             env={**os.environ, ENVIRONMENT: self._folder.name},
         )

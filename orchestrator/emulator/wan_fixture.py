@@ -9,19 +9,23 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from orchestrator.emulator.emulator_child import EmulatorProcess, LinkCounters, running_emulator
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.emulator.emulator_child import (
+    EmulatorProcess,
+    LinkCounters,
+    running_emulator,
+)
+from isthmus.orchestrator.emulator.emulator_config import (
     RelayConfig,
     RelayEndpoint,
     check_changes,
     shapes_of,
 )
-from orchestrator.emulator.fault_player import needs_run
-from orchestrator.emulator.link_shape import LinkShape
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import Change, FaultScript, TimedChange, expand
-from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
+from isthmus.orchestrator.emulator.fault_player import needs_run
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import Change, FaultScript, TimedChange, expand
+from isthmus.topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 STOP_WITHIN_S = 60.0
 

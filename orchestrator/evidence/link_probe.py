@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.documents import Pair, loaded_topology, read_text
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from orchestrator.run_folder.run_files import write_atomically
-from protos import metrics
-from topology.documents.load import load_job
-from topology.job import Probe
-from topology.text.yaml_document import Document
-from topology.units import format_duration, format_fraction, format_rate
-from topology.world import Link, Topology
+from isthmus.orchestrator.documents import Pair, loaded_topology, read_text
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.run_folder.run_files import write_atomically
+from isthmus.protos import metrics
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.job import Probe
+from isthmus.topology.text.yaml_document import Document
+from isthmus.topology.units import format_duration, format_fraction, format_rate
+from isthmus.topology.world import Link, Topology
 
 JOB_NAME = "probe"
 _DIRECTION_S = 90.0

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from orchestrator.evidence.record.run_record import LinkSample, RunRecord
-from orchestrator.evidence.record.step_timelines import PHASES, Span, StepTimeline
+from isthmus.orchestrator.evidence.record.run_record import LinkSample, RunRecord
+from isthmus.orchestrator.evidence.record.step_timelines import PHASES, Span, StepTimeline
 
 TraceEvent = dict[str, Any]
 

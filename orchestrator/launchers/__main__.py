@@ -1,4 +1,4 @@
-"""`python -m orchestrator.launchers`: the keeper's process, which `isthmus up` starts."""
+"""`python -m isthmus.orchestrator.launchers`: the keeper's process, which `isthmus up` starts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.documents import loaded_topology, protect, read_text
-from orchestrator.interruption import first_signal
-from orchestrator.launchers.commands import (
+from isthmus.orchestrator.documents import loaded_topology, protect, read_text
+from isthmus.orchestrator.interruption import first_signal
+from isthmus.orchestrator.launchers.commands import (
     agent_spec,
     coordinator_launcher,
     coordinator_spec,
@@ -22,8 +22,8 @@ from orchestrator.launchers.commands import (
     launcher_of,
     save_s,
 )
-from orchestrator.launchers.keeper import TETHER_S, Keeper, Kept
-from orchestrator.launchers.standing import (
+from isthmus.orchestrator.launchers.keeper import TETHER_S, Keeper, Kept
+from isthmus.orchestrator.launchers.standing import (
     AGAIN,
     COORDINATOR,
     STATE,
@@ -31,13 +31,13 @@ from orchestrator.launchers.standing import (
     folder_of,
     part_of_site,
 )
-from orchestrator.run_folder.state_lock import LOCK, lock
-from protos.errors import IsthmusError
-from protos.private_files import keep_private, private_folder
-from protos.save_time import LEAVE_S
-from topology.errors import ConfigError
-from topology.hashing import topology_hash
-from topology.world import Launcher, Topology
+from isthmus.orchestrator.run_folder.state_lock import LOCK, lock
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.private_files import keep_private, private_folder
+from isthmus.protos.save_time import LEAVE_S
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.world import Launcher, Topology
 
 LISTENING = re.compile(r"listening on (\S+), generation ")
 JOINED = re.compile(r"agent \S+: joined, generation ")
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep what the topology describes until a signal; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.launchers")
+    parser = argparse.ArgumentParser(prog="python -m isthmus.orchestrator.launchers")
     parser.add_argument("--topology", required=True, type=Path)
     parser.add_argument("--home", required=True, type=Path)
     parser.add_argument("--set", action="append", default=[])

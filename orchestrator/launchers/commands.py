@@ -6,17 +6,18 @@ import os
 import sys
 from pathlib import Path
 
-from orchestrator.coordinator.local_agents import AGENT, agent_arguments
-from orchestrator.launchers.launcher import Launcher
-from orchestrator.launchers.local import LocalLauncher
-from orchestrator.launchers.slurm import SAVE_S
-from orchestrator.launchers.tethered import CREDENTIALS, Spec
-from protos.carried_secrets import carried_secrets
-from protos.identities import AGENT as AGENT_ROLE
-from protos.identities import COORDINATOR, GATEWAY
-from protos.save_time import SAVE_WITHIN, SAVE_WITHIN_S, save_within_s
-from topology.world import Launcher as Described
-from topology.world import Site, Topology
+from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
+from isthmus.orchestrator.launchers.launcher import Launcher
+from isthmus.orchestrator.launchers.local import LocalLauncher
+from isthmus.orchestrator.launchers.slurm import SAVE_S
+from isthmus.orchestrator.launchers.tethered import CREDENTIALS, Spec
+from isthmus.protos.carried_secrets import carried_secrets
+from isthmus.protos.identities import AGENT as AGENT_ROLE
+from isthmus.protos.identities import COORDINATOR, GATEWAY
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.save_time import SAVE_WITHIN, SAVE_WITHIN_S, save_within_s
+from isthmus.topology.world import Launcher as Described
+from isthmus.topology.world import Site, Topology
 
 REMOTE_FOLDER = "~/.local/state/isthmus/up"
 REMOTE_PYTHON = "python3"
@@ -38,8 +39,8 @@ def launcher_of(described: Described, name: str, documents: Path, nodes: int) ->
     if described.kind == "local":
         return LocalLauncher(python)
     # Imported here: asyncssh takes a while, and most sites are on this machine.
-    from orchestrator.launchers.slurm import slurm_launcher
-    from orchestrator.launchers.ssh import SshLauncher, absolute
+    from isthmus.orchestrator.launchers.slurm import slurm_launcher
+    from isthmus.orchestrator.launchers.ssh import SshLauncher, absolute
 
     placed = absolute(described, documents)
     if described.kind == "slurm":
@@ -75,7 +76,7 @@ def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Sp
     arguments = agent_arguments(topology, site.name, address, Path("state"), site.launcher.kind)
     return Spec(
         folder=folder_at(topology, site.launcher, site.name, folder / "sites" / site.name),
-        command=[python_at(site.launcher), "-m", AGENT, *arguments],
+        command=own_command(AGENT, *arguments, python=python_at(site.launcher)),
         files=files,
         env={**env, SAVE_WITHIN: f"{save_s(site.launcher):g}"},
         silence_s=topology.failure.coordinator_within_s,
@@ -103,7 +104,7 @@ def coordinator_spec(
     return Spec(
         folder=folder_at(topology, described, COORDINATOR, folder / COORDINATOR),
         command=[
-            *(python_at(described), "-m", "orchestrator.coordinator"),
+            *own_command("isthmus.orchestrator.coordinator", python=python_at(described)),
             *("--topology", f"{CREDENTIALS}/topology.yaml", "--state", "state", "--bind", bind),
             *(word for override in overrides for word in ("--set", override)),
         ],

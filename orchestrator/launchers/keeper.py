@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.launchers.launcher import Launcher, LaunchError, Stream
-from orchestrator.launchers.restarts import Restarts
-from orchestrator.launchers.standing import (
+from isthmus.orchestrator.launchers.launcher import Launcher, LaunchError, Stream
+from isthmus.orchestrator.launchers.restarts import Restarts
+from isthmus.orchestrator.launchers.standing import (
     ENDED,
     FAILED,
     RESTARTING,
@@ -25,11 +25,11 @@ from orchestrator.launchers.standing import (
     Part,
     Standing,
 )
-from orchestrator.launchers.tethered import BEAT_S, Spec, start
-from orchestrator.run_folder.rotated_lines import Limits, PartWriter
-from orchestrator.run_folder.run_files import Failing
-from protos.errors import IsthmusError
-from protos.save_time import LEAVE_S, SAVE_WITHIN_S
+from isthmus.orchestrator.launchers.tethered import BEAT_S, Spec, start
+from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter
+from isthmus.orchestrator.run_folder.run_files import Failing
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN_S
 
 LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 KEPT_LINES = 20

@@ -1,7 +1,7 @@
 """What a launcher answers: start this at the site, give me its stream, end it.
 
-What is started is always `python -m sites.tether`, which lives as long as its stdin. So a launcher
-knows nothing of agents, secrets or topologies, and ending a stream ends what runs there.
+What is started is always `python -m isthmus.sites.tether`, which lives as long as its stdin. So a
+launcher knows nothing of agents, secrets or topologies, and ending a stream ends what runs there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError
 
 
 class LaunchError(IsthmusError):

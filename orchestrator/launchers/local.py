@@ -7,7 +7,7 @@ import contextlib
 import signal
 from collections.abc import Sequence
 
-from orchestrator.launchers.launcher import LaunchError
+from isthmus.orchestrator.launchers.launcher import LaunchError
 
 LINE_BYTES = 64 << 10
 WAIT_S = 5.0

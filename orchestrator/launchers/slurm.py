@@ -8,9 +8,9 @@ then asks for another allocation.
 
 from __future__ import annotations
 
-from orchestrator.launchers.launcher import Launcher
-from orchestrator.launchers.local import LocalLauncher
-from topology.world import Launcher as Described
+from isthmus.orchestrator.launchers.launcher import Launcher
+from isthmus.orchestrator.launchers.local import LocalLauncher
+from isthmus.topology.world import Launcher as Described
 
 SIGNAL_S = 60
 """Before the time limit. Slurm may be up to a minute early."""
@@ -32,6 +32,6 @@ def slurm_launcher(described: Described, site: str, python: str, nodes: int) -> 
     command = allocation(described, site, nodes)
     if described.host is None:
         return LocalLauncher(python, command)
-    from orchestrator.launchers.ssh import SshLauncher
+    from isthmus.orchestrator.launchers.ssh import SshLauncher
 
     return SshLauncher(described, python, command)

@@ -14,9 +14,9 @@ from typing import Any
 
 import asyncssh
 
-from orchestrator.launchers.launcher import LaunchError
-from orchestrator.launchers.local import LINE_BYTES
-from topology.world import Launcher as Described
+from isthmus.orchestrator.launchers.launcher import LaunchError
+from isthmus.orchestrator.launchers.local import LINE_BYTES
+from isthmus.topology.world import Launcher as Described
 
 CONNECT_S = 20.0
 KEEPALIVE_S = 5.0

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.run_folder.home import is_folder_name, read_object
-from orchestrator.run_folder.run_files import strict_json, write_atomically
-from orchestrator.run_folder.state_lock import is_abandoned
-from topology.hashing import topology_hash
-from topology.world import Topology
+from isthmus.orchestrator.run_folder.home import is_folder_name, read_object
+from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomically
+from isthmus.orchestrator.run_folder.state_lock import is_abandoned
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.world import Topology
 
 FOLDER = "up"
 STATE = "keeper.json"

@@ -1,15 +1,17 @@
-"""The near end of `python -m sites.tether`: versions, what to run, and what went wrong."""
+"""The near end of `python -m isthmus.sites.tether`: versions, what to run, and what went wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.launchers.launcher import Launcher, LaunchError, Stream
-from protos.versions import (
+from isthmus.orchestrator.launchers.launcher import Launcher, LaunchError, Stream
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
     EXCHANGE_PROTOCOL_MAX,
@@ -18,7 +20,7 @@ from protos.versions import (
     negotiate,
 )
 
-TETHER = "sites.tether"
+TETHER = "isthmus.sites.tether"
 GREETING = "isthmus-tether "
 """As sites/tether.py has it: the two meet on the wire alone."""
 FOLDER = "{folder}"
@@ -63,7 +65,7 @@ async def start(launcher: Launcher, spec: Spec, greet_s: float) -> Stream:
     Raises:
         LaunchError: it does not start there; with the cure.
     """
-    stream = await launcher.start([launcher.python, "-m", TETHER])
+    stream = await launcher.start(own_command(TETHER, python=launcher.python))
     try:
         async with asyncio.timeout(greet_s):
             check_versions(await _greeted(stream, launcher.python))
@@ -118,6 +120,12 @@ def diagnosed(status: int | None, lines: Sequence[str], python: str) -> LaunchEr
             f"{python}: isthmus is not installed there, or not whole: {last}",
             f"there: {python} -m pip install 'isthmus[train]=={build()}'; or name a Python that has it as "
             "launcher.python",
+        )
+    if re.search(r"nknown option:? -P", last):
+        return LaunchError(
+            "python_missing",
+            f"{python}: is older than Python 3.11: {last}",
+            "install a newer Python there, and name it as launcher.python in the topology",
         )
     if status in {126, 127}:
         return LaunchError(

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protos.identities import AGENT, COORDINATOR, GATEWAY
-from protos.save_time import LEAVE_S, SAVE_WITHIN
-from protos.security import TLS_VARIABLES
-from topology.errors import ConfigError
-from topology.world import Site, Topology
+from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN
+from isthmus.protos.security import TLS_VARIABLES
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.world import Site, Topology
 
 FILES = "/etc/isthmus"
 STATE = "/var/lib/isthmus"
@@ -227,7 +228,7 @@ def _job(
     if site.nodes > 1:
         ports.append((NODE_JOB, NODE_PORT))
         agent += [word for pod in _pods(topology, site) for word in ("--node", pod)]
-        serve = [*("python", "-m", "sites.node.serve", "--site", site.name)]
+        serve = own_command("isthmus.sites.node.serve", "--site", site.name, python="python")
         serve += ["--bind", f"{ANY}:{NODE_PORT}"]
         runs = {
             "command": _by_index(["exec", "isthmus", *agent], ["exec", *serve]),

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.coordinator.local_agents import AGENT, agent_arguments
-from orchestrator.launchers.slurm import SIGNAL_S
-from topology.world import Site, Topology
+from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
+from isthmus.orchestrator.launchers.slurm import SIGNAL_S
+from isthmus.topology.world import Site, Topology
 
 STATE = "state"
 

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator.run_folder.state_lock import is_abandoned, lock
-from protos.errors import NotFoundError, StateConflictError
-from protos.mutual_tls import TlsFiles
-from protos.security import tls_files, use_tls
-from protos.user_state import user_state_folder
+from isthmus.orchestrator.run_folder.state_lock import is_abandoned, lock
+from isthmus.protos.errors import NotFoundError, StateConflictError
+from isthmus.protos.mutual_tls import TlsFiles
+from isthmus.protos.security import tls_files, use_tls
+from isthmus.protos.user_state import user_state_folder
 
 ANNOUNCED = "coordinator.json"
 """Written by a coordinator while it listens: {"address", "pid", "generation"}."""

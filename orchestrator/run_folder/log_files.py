@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.run_folder.rotated_lines import Limits, Part, PartWriter, parts_of
-from protos.control.v1 import control_pb2
-from protos.errors import RemoteProtocolError
-from protos.limits import LOG_LINE_BYTES
+from isthmus.orchestrator.run_folder.rotated_lines import Limits, Part, PartWriter, parts_of
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.limits import LOG_LINE_BYTES
 
 FOLDER = "logs"
 OWN = "coordinator"

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.run_folder.home import RunFolder
+from isthmus.orchestrator.run_folder.home import RunFolder
 
 UP = "up"
 """The folder of HOME with what `isthmus up` keeps of each topology."""

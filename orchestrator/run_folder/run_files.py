@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.run_folder.home import JOB, SPEC, SUMMARY, TOPOLOGY
-from orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
-from protos.envelope import finite
+from isthmus.orchestrator.run_folder.home import JOB, SPEC, SUMMARY, TOPOLOGY
+from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
+from isthmus.protos.envelope import finite
 
 METRICS = "metrics.jsonl"
 METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)

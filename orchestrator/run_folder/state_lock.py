@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError
 
 LOCK = "lock"
 LOCK_ATTEMPTS = 5

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from protos.errors import BadCheckpointError
+from isthmus.protos.errors import BadCheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"

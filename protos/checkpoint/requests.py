@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 
-from protos.checkpoint.store import StoredCheckpoint, checkpoint_name, joined, opened
-from protos.errors import BadCheckpointError
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoint_name, joined, opened
+from isthmus.protos.errors import BadCheckpointError
 
 _REQUEST = "request.json"
 _LOOK_S = 1.0

@@ -17,9 +17,9 @@ from typing import Any
 
 import xxhash
 
-from protos.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, Manifest, StoredFile
-from protos.errors import BadCheckpointError, IsthmusError
-from protos.failure import reason_of
+from isthmus.protos.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, Manifest, StoredFile
+from isthmus.protos.errors import BadCheckpointError, IsthmusError
+from isthmus.protos.failure import reason_of
 
 _NAME = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 4 << 20

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from orchestrator.run_folder.run_files import METRICS, read_metrics
+from isthmus.orchestrator.run_folder.run_files import METRICS, read_metrics
+from isthmus.protos.own_processes import own_command
 
 HERE = Path(__file__).resolve().parent
 RUN_S = 600.0
@@ -74,7 +75,7 @@ def run(home: Path, emulator: str, *arguments: str) -> Run:
     """Run the job to its end and read what it left."""
     home.mkdir(parents=True)
     command = (
-        *(sys.executable, "-m", "orchestrator.cli.main", "launch", str(HERE / "job.yaml")),
+        *own_command("isthmus.orchestrator.cli.main", "launch", str(HERE / "job.yaml")),
         *("--faults", str(HERE / "faults.yaml"), "--emulator", emulator),
         *("--home", str(home), "--json", *arguments),
     )
@@ -88,7 +89,7 @@ def run(home: Path, emulator: str, *arguments: str) -> Run:
 
 def events(home: Path) -> list[dict[str, Any]]:
     """Return the run's events."""
-    command = (sys.executable, "-m", "orchestrator.cli.main", "events", "--home", str(home))
+    command = own_command("isthmus.orchestrator.cli.main", "events", "--home", str(home))
     out = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
     found: list[dict[str, Any]] = json.loads(out)["data"]["events"]
     return found

@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import sites
-from sites.trainer.modelled import ComputeClock
+import isthmus
+from isthmus.sites.trainer.modelled import ComputeClock
 
 LAYERS, WIDTH = 32, 112
 """3.2 million parameters: 12.9 MB of float32 gradients."""
@@ -79,7 +79,7 @@ def _local(parameter: Tensor) -> Tensor:
 
 def main() -> None:
     """Take the job's steps."""
-    site = sites.join()
+    site = isthmus.join()
     degrees = [int(each) for each in sys.argv[1:]]
     tensor = degrees[SITES.index(site.name) % len(degrees)]
     shape = (site.world_size // tensor, tensor)

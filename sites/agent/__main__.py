@@ -1,4 +1,4 @@
-"""`python -m sites.agent`: the command line of a site's agent.
+"""`python -m isthmus.sites.agent`: the command line of a site's agent.
 
 People start `isthmus agent`, which reads the topology and hands over what an agent needs of it.
 Everything else comes with a run's spec.
@@ -20,24 +20,24 @@ from pathlib import Path
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from protos.catalogue import CATALOGUE
-from protos.control.v1.control_pb2 import Hello
-from protos.envelope import failure, success
-from protos.errors import IsthmusError
-from protos.private_files import keep_private, private_folder
-from protos.proxies import PROXY
-from protos.save_time import save_within_s
-from protos.security import require_protected
-from protos.training_part import require_training_part
-from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
-from sites.agent.agent import Agent, CoordinatorSettings, join_within_s
-from sites.agent.logs import OwnLines
-from sites.agent.site_processes import Place
-from sites.node.children import adopt_orphans
-from sites.node.sockets import socket_folder
-from topology.errors import ConfigError
-from topology.timeouts import Timeouts
-from topology.world import LAUNCHERS, Detection
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.control.v1.control_pb2 import Hello
+from isthmus.protos.envelope import failure, success
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.private_files import keep_private, private_folder
+from isthmus.protos.proxies import PROXY
+from isthmus.protos.save_time import save_within_s
+from isthmus.protos.security import require_protected
+from isthmus.protos.training_part import require_training_part
+from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
+from isthmus.sites.agent.agent import Agent, CoordinatorSettings, join_within_s
+from isthmus.sites.agent.logs import OwnLines
+from isthmus.sites.agent.site_processes import Place
+from isthmus.sites.node.children import adopt_orphans
+from isthmus.sites.node.sockets import socket_folder
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import LAUNCHERS, Detection
 
 COMMAND = "agent"
 
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=_host_port,
         metavar="HOST:PORT",
-        help="a node that runs sites.node.serve, for the agent to dial; one a node, its own first",
+        help="a node that runs isthmus.sites.node.serve, for the agent to dial; one a node, its own first",
     )
     parser.add_argument("--join-within", type=float, metavar="S")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from protos.control.v1.control_pb2 import (
+from isthmus.protos.control.v1.control_pb2 import (
     AgentMessage,
     CancelSettle,
     CoordinatorMessage,
@@ -26,17 +26,17 @@ from protos.control.v1.control_pb2 import (
     Start,
     Stop,
 )
-from protos.errors import IsthmusError
-from protos.failure import Failure
-from protos.identities import AGENT
-from protos.save_time import SAVE_WITHIN_S
-from protos.security import control_security
-from sites.agent.coordinator_channel import CoordinatorChannel
-from sites.agent.known_coordinator import KnownCoordinator
-from sites.agent.run import SiteRun
-from sites.agent.session import Dialler, Session, SessionLostError, channel_options
-from sites.agent.site_processes import Place
-from topology.timeouts import Timeouts
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import Failure
+from isthmus.protos.identities import AGENT
+from isthmus.protos.save_time import SAVE_WITHIN_S
+from isthmus.protos.security import control_security
+from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
+from isthmus.sites.agent.known_coordinator import KnownCoordinator
+from isthmus.sites.agent.run import SiteRun
+from isthmus.sites.agent.session import Dialler, Session, SessionLostError, channel_options
+from isthmus.sites.agent.site_processes import Place
+from isthmus.topology.timeouts import Timeouts
 
 _LEAVE_S = 2.0
 """Time for the coordinator to take the last messages."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from protos.control.v1.control_pb2_grpc import CoordinatorStub
-from protos.errors import IsthmusError
-from protos.identities import COORDINATOR
-from protos.security import Options, Security
+from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorStub
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.identities import COORDINATOR
+from isthmus.protos.security import Options, Security
 
 if TYPE_CHECKING:
-    from protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
+    from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
 
 log = logging.getLogger(__name__)
 

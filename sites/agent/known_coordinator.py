@@ -6,7 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from protos.errors import StaleGenerationError
+from isthmus.protos.errors import StaleGenerationError
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from protos.checkpoint.requests import request_checkpoint, saved_step, steps_ahead
-from protos.failure import one_line
+from isthmus.protos.checkpoint.requests import request_checkpoint, saved_step, steps_ahead
+from isthmus.protos.failure import one_line
 
 _LOOK_S = 0.2
 T = TypeVar("T")

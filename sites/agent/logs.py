@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from protos.control.v1.control_pb2 import LogLine, ShipLogsRequest
-from protos.errors import IsthmusError
-from protos.limits import LOG_BATCH_BYTES
-from sites.node.log_files import KEEP_BYTES, Lines
+from isthmus.protos.control.v1.control_pb2 import LogLine, ShipLogsRequest
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.limits import LOG_BATCH_BYTES
+from isthmus.sites.node.log_files import KEEP_BYTES, Lines
 
 RATE_BYTES_PER_S = 1 << 20
 """What all sources of a site together may write."""
@@ -48,7 +48,7 @@ class OwnLines(logging.Handler):
 
 
 class Reader(Protocol):
-    """Reads the log files of a node (`sites.node.node.Node`)."""
+    """Reads the log files of a node (`isthmus.sites.node.node.Node`)."""
 
     async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
         """Return new lines, and how many bytes they were: at most the budget."""

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sites.node.failures import SiteError
-from topology.world import Site
+from isthmus.protos.own_processes import own_command
+from isthmus.sites.node.failures import SiteError
+from isthmus.topology.world import Site
 
-MODULE = "sites.node"
+MODULE = "isthmus.sites.node"
 """The module that runs as a supervisor."""
 SCONTROL_S = 20.0
 
@@ -40,13 +41,13 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
 
     Args:
         site: The site, as the topology describes it.
-        launcher: How the others are started: one of topology.world.LAUNCHERS.
+        launcher: How the others are started: one of isthmus.topology.world.LAUNCHERS.
         dialled: host:port of each node where the agent dials them instead, its own first.
 
     Raises:
         SiteError: Slurm has given another number of nodes, or says nothing.
     """
-    supervisor = [sys.executable, "-m", MODULE]
+    supervisor = own_command(MODULE)
     if dialled:
         return _dialled(site, dialled)
     if launcher == "slurm" and site.nodes > 1:
@@ -66,7 +67,7 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
             NodePlace(
                 host=host,
                 told=host,
-                command=over_ssh(host, site.launcher.options, [python, "-m", MODULE]),
+                command=over_ssh(host, site.launcher.options, own_command(MODULE, python=python)),
                 shares_files=False,
             )
             for host in site.hosts
@@ -78,7 +79,9 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
 
 
 def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
-    """Return nodes that run `python -m sites.node.serve`. Certificates lie there as they do here.
+    """Return nodes that run `python -m isthmus.sites.node.serve`.
+
+    Certificates lie there as they do here.
 
     Raises:
         SiteError: there is another number of them.
@@ -87,7 +90,7 @@ def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
         raise SiteError(
             "LAUNCH_FAILED", f"site {site.name} has {site.nodes} nodes, and --node {len(nodes)}"
         )
-    dial = (sys.executable, "-m", "sites.node.dial", "--site", site.name)
+    dial = own_command("isthmus.sites.node.dial", "--site", site.name)
     return [
         NodePlace(host=each.rpartition(":")[0], told=told, command=(*dial, each), shares_files=True)
         for each, told in zip(nodes, site.hosts or [None] * site.nodes, strict=True)

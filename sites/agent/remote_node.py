@@ -13,15 +13,15 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any, TypeVar
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
-from protos.failure import Failure
-from protos.private_files import users_umask
-from sites.node.children import KILL_S, send, start_leashed, wait_ended
-from sites.node.failures import SiteError, describe_end
-from sites.node.log_files import Lines, LogFiles
-from sites.node.node import Listener
-from sites.node.rank_stacks import RankStack
-from sites.node.stream import (
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
+from isthmus.protos.failure import Failure
+from isthmus.protos.private_files import users_umask
+from isthmus.sites.node.children import KILL_S, send, start_leashed, wait_ended
+from isthmus.sites.node.failures import SiteError, describe_end
+from isthmus.sites.node.log_files import Lines, LogFiles
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.rank_stacks import RankStack
+from isthmus.sites.node.stream import (
     GREETING,
     LINE_BYTES,
     NodeOrder,
@@ -33,8 +33,8 @@ from sites.node.stream import (
     read_line,
     stack_of,
 )
-from sites.silence import Silence, Standstills
-from topology.json_fields import to_json
+from isthmus.sites.silence import Silence, Standstills
+from isthmus.topology.json_fields import to_json
 
 _EXIT_S = 2.0
 """Time between the end of a supervisor's output and that of its process."""

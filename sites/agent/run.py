@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from protos import metrics
-from protos.checkpoint.store import joined
-from protos.control.v1.control_pb2 import (
+from isthmus.protos import metrics
+from isthmus.protos.checkpoint.store import joined
+from isthmus.protos.control.v1.control_pb2 import (
     AgentMessage,
     CancelSettle,
     Digest,
@@ -35,18 +35,18 @@ from protos.control.v1.control_pb2 import (
     SiteRunning,
     Stall,
 )
-from protos.failure import Failure
-from sites.agent.last_checkpoint import save_before_end
-from sites.agent.logs import LogShipper
-from sites.agent.session import Session
-from sites.agent.site_failures import awaits_cause, order_failures
-from sites.agent.site_gateways import EpochChange, Opinions
-from sites.agent.site_processes import Place, SiteProcesses
-from sites.agent.stalls import Stalls
-from sites.node.children import kill_descendants
-from sites.node.failures import SiteError
-from sites.node.node import Listener
-from sites.node.order import SiteOrder, read_order
+from isthmus.protos.failure import Failure
+from isthmus.sites.agent.last_checkpoint import save_before_end
+from isthmus.sites.agent.logs import LogShipper
+from isthmus.sites.agent.session import Session
+from isthmus.sites.agent.site_failures import awaits_cause, order_failures
+from isthmus.sites.agent.site_gateways import EpochChange, Opinions
+from isthmus.sites.agent.site_processes import Place, SiteProcesses
+from isthmus.sites.agent.stalls import Stalls
+from isthmus.sites.node.children import kill_descendants
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.order import SiteOrder, read_order
 
 _STEP_TIMES = 32
 """How many latest steps are remembered: the shortest tells how fast the run may go."""
@@ -291,7 +291,7 @@ class SiteRun:
             raise SiteError(
                 "NEVER_JOINED",
                 f"{script} ended at site {self._place.site} without having joined the run: it "
-                "wants `site = sites.join()`, and `site.synchronize(model, optimizer)` before its "
+                "wants `site = isthmus.join()`, and `site.synchronize(model, optimizer)` before its "
                 "first step",
             ) from None
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from protos import metrics
-from protos.control.v1.control_pb2 import (
+from isthmus.protos import metrics
+from isthmus.protos.control.v1.control_pb2 import (
     AgentMessage,
     CoordinatorMessage,
     Digest,
@@ -39,19 +39,19 @@ from protos.control.v1.control_pb2 import (
     ShipLogsRequest,
     Welcome,
 )
-from protos.error_statuses import error_for
-from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError
-from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
-from protos.numbered import Numbered
-from protos.proxies import proxy_options
-from protos.security import explained
-from sites.agent.coordinator_channel import CoordinatorChannel
-from sites.agent.known_coordinator import KnownCoordinator
-from sites.silence import Silence, Standstills
-from topology.timeouts import Timeouts
+from isthmus.protos.error_statuses import error_for
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError
+from isthmus.protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
+from isthmus.protos.numbered import Numbered
+from isthmus.protos.proxies import proxy_options
+from isthmus.protos.security import explained
+from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
+from isthmus.sites.agent.known_coordinator import KnownCoordinator
+from isthmus.sites.silence import Silence, Standstills
+from isthmus.topology.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
+    from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
 
     Call: TypeAlias = grpc.aio.StreamStreamCall[AgentMessage, CoordinatorMessage]
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from protos.failure import Failure
+from isthmus.protos.failure import Failure
 
 SIMULTANEOUS_S = 0.25
 """Closer together than this, the order in which ends were seen says little on a busy machine."""

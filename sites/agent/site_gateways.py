@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from protos.control.v1.control_pb2 import (
+from isthmus.protos.control.v1.control_pb2 import (
     Reached,
     Resume,
     Resumed,
@@ -13,11 +13,11 @@ from protos.control.v1.control_pb2 import (
     Settled,
     Suspect,
 )
-from sites.node.failures import SiteError
-from topology.epoch import Epoch, Finished, finished_to_bytes, handovers_from_bytes, merged
-from topology.errors import ConfigError
-from topology.json_fields import read_json, to_json
-from topology.run_spec import CodedPlan
+from isthmus.sites.node.failures import SiteError
+from isthmus.topology.epoch import Epoch, Finished, finished_to_bytes, handovers_from_bytes, merged
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.run_spec import CodedPlan
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one line to all of the site's gateways."""

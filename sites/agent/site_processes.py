@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protos.carried_secrets import carried_secrets
-from protos.control.v1.control_pb2 import GatewayEndpoint, Prepare
-from protos.identities import GATEWAY
-from protos.versions import build
-from sites.agent.logs import OwnLines
-from sites.agent.node_launch import NodePlace, node_places
-from sites.agent.remote_node import RemoteNode
-from sites.node.children import kill_descendants
-from sites.node.node import Listener, Node
-from sites.node.order import SiteOrder
-from sites.node.rank_stacks import RankStack
-from sites.node.stream import NodeOrder
-from sites.node.supervisor import Supervisor
+from isthmus.protos.carried_secrets import carried_secrets
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint, Prepare
+from isthmus.protos.identities import GATEWAY
+from isthmus.protos.versions import build
+from isthmus.sites.agent.logs import OwnLines
+from isthmus.sites.agent.node_launch import NodePlace, node_places
+from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.node.children import kill_descendants
+from isthmus.sites.node.node import Listener, Node
+from isthmus.sites.node.order import SiteOrder
+from isthmus.sites.node.rank_stacks import RankStack
+from isthmus.sites.node.stream import NodeOrder
+from isthmus.sites.node.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Place:
     bind_host: str | None
     """What gateways of this machine bind instead of what the topology says."""
     launcher: str
-    """How the site's other nodes are started: one of topology.world.LAUNCHERS."""
+    """How the site's other nodes are started: one of isthmus.topology.world.LAUNCHERS."""
     dialled: tuple[str, ...] = ()
     """host:port of each node where the agent dials them instead, its own first."""
     own_lines: OwnLines

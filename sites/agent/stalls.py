@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from protos.control.v1.control_pb2 import AbsentRank, Stall
-from sites.node.rank_stacks import RankStack
+from isthmus.protos.control.v1.control_pb2 import AbsentRank, Stall
+from isthmus.sites.node.rank_stacks import RankStack
 
 _DOING_CHARS = 400
 _ENDED = "its script has ended, and others of its site are in a later round"

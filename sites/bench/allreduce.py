@@ -12,10 +12,10 @@ import time
 
 import torch
 
-import sites
-from protos import metrics
-from sites.bench.gateways import cpu_s, gateways_of_site
-from sites.bench.tensors import FLOAT_BYTES, digest_of, relative_error, values_of
+import isthmus
+from isthmus.protos import metrics
+from isthmus.sites.bench.gateways import cpu_s, gateways_of_site
+from isthmus.sites.bench.tensors import FLOAT_BYTES, digest_of, relative_error, values_of
 
 
 def main(arguments: list[str]) -> None:
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     numel, count = int(arguments[0]) // FLOAT_BYTES, int(arguments[1])
     is_shared = {"shared": True, "own": False}[arguments[2]]
     idle_s = float(arguments[3])
-    site = sites.join()
+    site = isthmus.join()
     own = values_of(site.global_rank, numel).to(site.device)
     values = site.empty(*own.shape) if is_shared else torch.empty_like(own)
     together = torch.zeros(1, device=site.device)

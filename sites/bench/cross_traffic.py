@@ -1,7 +1,7 @@
 """Bulk TCP flows of somebody else, from and to one emulated site, until it is killed.
 
-Usage: python -m sites.bench.cross_traffic --address OWN --flows N --to ADDRESS.. --from ADDRESS..
-       --congestion NAME --out FILE
+Usage: python -m isthmus.sites.bench.cross_traffic --address OWN --flows N --to ADDRESS..
+       --from ADDRESS.. --congestion NAME --out FILE
 
 Holds N flows to each of the sites `--to`, and takes those of the sites `--from`. A flow that ends
 is dialled again. Each `SAMPLE_S` it appends a line of JSON to FILE: {"at_s", "received_bytes":
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sites.bench.cross_traffic")
+    parser = argparse.ArgumentParser(prog="python -m isthmus.sites.bench.cross_traffic")
     parser.add_argument("--address", required=True, help="this site's")
     parser.add_argument("--flows", type=int, required=True, help="to each other site")
     parser.add_argument("--to", nargs="*", default=[], metavar="ADDRESS")

@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-_AGENT, _GATEWAY = "sites.agent", "sites.gateway"
+_AGENT, _GATEWAY = "isthmus.sites.agent", "isthmus.sites.gateway"
 _SCHEDULED = 2
 """CPUCLOCK_SCHED of linux/posix-timers.h.
 

@@ -1,6 +1,6 @@
 """Runs torch.distributed's Gloo, one process a site: benchmarks compare the exchange with it.
 
-Usage: python -m sites.bench.gloo --rank R --world-size S --store FILE --device NAME
+Usage: python -m isthmus.sites.bench.gloo --rank R --world-size S --store FILE --device NAME
        --size-bytes N --count C --idle SECONDS --timeout SECONDS
 
 Reduces the tensors of the benchmark's script, and prints one line of JSON at the end:
@@ -20,8 +20,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from sites.bench.arguments import baseline_parser
-from sites.bench.tensors import FLOAT_BYTES, digest_of, values_of
+from isthmus.sites.bench.arguments import baseline_parser
+from isthmus.sites.bench.tensors import FLOAT_BYTES, digest_of, values_of
 
 
 def main(arguments: list[str]) -> int:
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = baseline_parser("sites.bench.gloo", __doc__)
+    parser = baseline_parser("isthmus.sites.bench.gloo", __doc__)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--store", required=True, help="a file that all processes see")
     parser.add_argument("--device", required=True, help="network interface")

@@ -1,12 +1,12 @@
 """Sends an all-reduce's bytes over plain TCP: benchmarks compare the exchange with it.
 
-Usage: python -m sites.bench.tcp --rank R --addresses A0 A1 .. --folder F --size-bytes N --count C
-       --idle SECONDS --timeout SECONDS
+Usage: python -m isthmus.sites.bench.tcp --rank R --addresses A0 A1 .. --folder F --size-bytes N
+       --count C --idle SECONDS --timeout SECONDS
 
 One process a site; each sends to the next, the last to the first, over one connection that stays.
 A repetition is 2 (S-1)/S of N bytes over each: what a ring all-reduce sends, and with two sites all
 N bytes each way at once, as in a gather. Nothing is summed. Prints one line of JSON at the end, as
-sites.bench.gloo does. The processes find each other's ports in F.
+sites/bench/gloo.py does. The processes find each other's ports in F.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from sites.bench.arguments import baseline_parser
+from isthmus.sites.bench.arguments import baseline_parser
 
 PIECE_BYTES = 1 << 20
 POLL_S = 0.02
@@ -109,7 +109,7 @@ def _port(path: Path, deadline_s: float) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = baseline_parser("sites.bench.tcp", __doc__)
+    parser = baseline_parser("isthmus.sites.bench.tcp", __doc__)
     parser.add_argument("--addresses", nargs="+", required=True, help="of all sites, by rank")
     parser.add_argument("--folder", type=Path, required=True, help="that all processes see")
     return parser

@@ -24,20 +24,20 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from protos.checkpoint.manifest import Manifest
-from protos.failure import reason_of
-from sites.checkpoint.exchange_state import ExchangeState
-from sites.checkpoint.interval import Interval
-from sites.checkpoint.own_state import generator_states, restore_generators
-from sites.checkpoint.place import Place, asked_path
-from sites.checkpoint.reader import CheckpointReader
-from sites.checkpoint.request_watch import RequestWatch
-from sites.checkpoint.run_objects import RunObjects
-from sites.checkpoint.staging import Staging
-from sites.checkpoint.training_state import Tensors, TrainingState
-from sites.checkpoint.writer import CheckpointWriter, Snapshot
-from sites.worker.missing_sites import MissingSites
-from topology.job import Checkpoint
+from isthmus.protos.checkpoint.manifest import Manifest
+from isthmus.protos.failure import reason_of
+from isthmus.sites.checkpoint.exchange_state import ExchangeState
+from isthmus.sites.checkpoint.interval import Interval
+from isthmus.sites.checkpoint.own_state import generator_states, restore_generators
+from isthmus.sites.checkpoint.place import Place, asked_path
+from isthmus.sites.checkpoint.reader import CheckpointReader
+from isthmus.sites.checkpoint.request_watch import RequestWatch
+from isthmus.sites.checkpoint.run_objects import RunObjects
+from isthmus.sites.checkpoint.staging import Staging
+from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
+from isthmus.sites.checkpoint.writer import CheckpointWriter, Snapshot
+from isthmus.sites.worker.missing_sites import MissingSites
+from isthmus.topology.job import Checkpoint
 
 
 @dataclass(slots=True, kw_only=True)

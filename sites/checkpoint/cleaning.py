@@ -17,9 +17,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from protos.checkpoint.manifest import MANIFEST
-from protos.checkpoint.store import StoredCheckpoint, checkpoints_in
-from sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
+from isthmus.protos.checkpoint.manifest import MANIFEST
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in
+from isthmus.sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
 
 _HALF_WRITTEN = re.compile(r"\.step-(\d{8,})\.g(\d+)")
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sites.checkpoint.entry_writer import (
+from isthmus.sites.checkpoint.entry_writer import (
     EntryWriter,
     Extent,
     Part,
@@ -29,14 +29,14 @@ from sites.checkpoint.entry_writer import (
     Written,
     laid_out,
 )
-from sites.checkpoint.patience import TELL_EVERY_S
-from sites.checkpoint.run_objects import RunObjects
-from sites.checkpoint.training_state import Tensors, TrainingState
-from sites.local.entry_folder import OBJECTS, TENSORS
-from sites.worker.collectives import APART, local_rank
-from sites.worker.member_history import Following
-from sites.worker.sharding import is_sharded, whole_of, write_whole
-from sites.worker.tensor_hashes import as_bytes
+from isthmus.sites.checkpoint.patience import TELL_EVERY_S
+from isthmus.sites.checkpoint.run_objects import RunObjects
+from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
+from isthmus.sites.local.entry_folder import OBJECTS, TENSORS
+from isthmus.sites.worker.collectives import APART, local_rank
+from isthmus.sites.worker.member_history import Following
+from isthmus.sites.worker.sharding import is_sharded, whole_of, write_whole
+from isthmus.sites.worker.tensor_hashes import as_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

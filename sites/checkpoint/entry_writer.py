@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 import torch
 
-from protos.errors import IsthmusError
-from protos.failure import one_line, reason_of
-from sites.checkpoint.patience import TELL_EVERY_S, join_patiently, wait_patiently
-from sites.checkpoint.training_state import Forms, Tensors
-from sites.local.entry_folder import (
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import one_line, reason_of
+from isthmus.sites.checkpoint.patience import TELL_EVERY_S, join_patiently, wait_patiently
+from isthmus.sites.checkpoint.training_state import Forms, Tensors
+from isthmus.sites.local.entry_folder import (
     INDEX,
     OBJECTS,
     TENSORS,

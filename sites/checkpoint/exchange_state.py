@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sites.local.rank_messages import KeepResiduals, OweResiduals
-from sites.worker.gateway_link import Link
-from sites.worker.gradient_hooks import ReplicaHook
-from sites.worker.shard_encoder import ShardEncoder
+from isthmus.sites.local.rank_messages import KeepResiduals, OweResiduals
+from isthmus.sites.worker.gateway_link import Link
+from isthmus.sites.worker.gradient_hooks import ReplicaHook
+from isthmus.sites.worker.shard_encoder import ShardEncoder
 
 if TYPE_CHECKING:
-    from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
-    from sites.worker.shard_hook import ShardHook
+    from isthmus.sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.shard_hook import ShardHook
 
 
 class ExchangeState:

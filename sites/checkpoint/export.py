@@ -1,6 +1,6 @@
 """Writes a checkpoint's parameters and buffers as one safetensors file.
 
-Usage: python -m sites.checkpoint.export PLACE FILE
+Usage: python -m isthmus.sites.checkpoint.export PLACE FILE
 
 Whole tensors, under the names of `model.state_dict()`: what any other tool loads. All of them are
 in memory at once.
@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from protos.checkpoint.manifest import MANIFEST
-from protos.checkpoint.store import StoredCheckpoint, storage_errors
-from protos.errors import BadCheckpointError
-from sites.checkpoint.reader import storage_reader
-from sites.checkpoint.training_state import MODEL, Tensors
+from isthmus.protos.checkpoint.manifest import MANIFEST
+from isthmus.protos.checkpoint.store import StoredCheckpoint, storage_errors
+from isthmus.protos.errors import BadCheckpointError
+from isthmus.sites.checkpoint.reader import storage_reader
+from isthmus.sites.checkpoint.training_state import MODEL, Tensors
 
 
 def model_tensors(place: str) -> Tensors:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.checkpoint.store import checkpoint_name
+from isthmus.protos.checkpoint.store import checkpoint_name
 
 SHARED, OWN = "shared", "own"
 OBJECTS = f"{SHARED}/objects.pt"

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from protos.errors import BadCheckpointError
+from isthmus.protos.errors import BadCheckpointError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader

@@ -12,13 +12,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
-from protos.checkpoint.manifest import Manifest
-from protos.checkpoint.store import StoredCheckpoint, joined, opened, storage_errors
-from protos.errors import BadCheckpointError
-from sites.checkpoint.place import OBJECTS, SHARED, Place, own_path, residuals_path
-from sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
-from sites.checkpoint.training_state import TrainingState
-from sites.worker.collectives import APART
+from isthmus.protos.checkpoint.manifest import Manifest
+from isthmus.protos.checkpoint.store import StoredCheckpoint, joined, opened, storage_errors
+from isthmus.protos.errors import BadCheckpointError
+from isthmus.sites.checkpoint.place import OBJECTS, SHARED, Place, own_path, residuals_path
+from isthmus.sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
+from isthmus.sites.checkpoint.training_state import TrainingState
+from isthmus.sites.worker.collectives import APART
 
 
 class CheckpointReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from protos.checkpoint.requests import look_every_s, requested_step
+from isthmus.protos.checkpoint.requests import look_every_s, requested_step
 
 
 class RequestWatch:

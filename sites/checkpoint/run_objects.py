@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from protos.errors import ConfigMismatchError
-from sites.checkpoint.exchange_state import ExchangeState
-from sites.checkpoint.staging import tensors_in
-from sites.checkpoint.training_state import Tensors, TrainingState
+from isthmus.protos.errors import ConfigMismatchError
+from isthmus.sites.checkpoint.exchange_state import ExchangeState
+from isthmus.sites.checkpoint.staging import tensors_in
+from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 
 Copies = Callable[[Tensors], Tensors]
 """Returns copies of tensors, by name."""

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
 
-from protos.failure import reason_of
-from sites.checkpoint.site_group import SiteGroup
-from sites.checkpoint.training_state import Tensors
+from isthmus.protos.failure import reason_of
+from isthmus.sites.checkpoint.site_group import SiteGroup
+from isthmus.sites.checkpoint.training_state import Tensors
 
 Made = TypeVar("Made")
 

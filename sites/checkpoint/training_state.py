@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import ConfigMismatchError
-from sites.worker.exactness import bare_name
-from sites.worker.sharding import check_is_box
+from isthmus.protos.errors import ConfigMismatchError
+from isthmus.sites.worker.exactness import bare_name
+from isthmus.sites.worker.sharding import check_is_box
 
 Tensors = dict[str, Tensor]
 Forms = Mapping[str, tuple[torch.Size, torch.dtype]]

@@ -37,12 +37,12 @@ from typing import Any
 
 import torch
 
-from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
-from protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
-from protos.failure import one_line, reason_of
-from sites.checkpoint.cleaning import remove_parts, remove_superseded
-from sites.checkpoint.patience import join_patiently
-from sites.checkpoint.place import (
+from isthmus.protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
+from isthmus.protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
+from isthmus.protos.failure import one_line, reason_of
+from isthmus.sites.checkpoint.cleaning import remove_parts, remove_superseded
+from isthmus.sites.checkpoint.patience import join_patiently
+from isthmus.sites.checkpoint.place import (
     LIST,
     OBJECTS,
     OWN,
@@ -52,9 +52,9 @@ from sites.checkpoint.place import (
     own_path,
     residuals_path,
 )
-from sites.checkpoint.sharded_save import save_sharded
-from sites.checkpoint.site_group import SiteGroup
-from sites.checkpoint.training_state import Tensors
+from isthmus.sites.checkpoint.sharded_save import save_sharded
+from isthmus.sites.checkpoint.site_group import SiteGroup
+from isthmus.sites.checkpoint.training_state import Tensors
 
 PARTS_S = 60.0
 """The first site waits so long for the other sites' parts; then the checkpoint goes without."""

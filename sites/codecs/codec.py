@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import CorruptDataError
-from sites.codecs.kernels import loops
+from isthmus.protos.errors import CorruptDataError
+from isthmus.sites.codecs.kernels import loops
 
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.uint16]
@@ -143,7 +143,7 @@ class Codec(ABC):
     """Turns a chunk into bytes and back. Stateless; may be called from any thread."""
 
     name: str
-    """As a job file names it: topology.job.CODECS."""
+    """As a job file names it: isthmus.topology.job.CODECS."""
     number: int
     """As a frame names it. Never given to another codec."""
     lossless: bool

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import CorruptDataError
-from sites.codecs import zstd_guard
-from sites.codecs.codec import (
+from isthmus.protos.errors import CorruptDataError
+from isthmus.sites.codecs import zstd_guard
+from isthmus.sites.codecs.codec import (
     BodyCodec,
     Codec,
     Encoded,
@@ -31,7 +31,7 @@ from sites.codecs.codec import (
     Payload,
     expect_size,
 )
-from sites.codecs.kernels import loops
+from isthmus.sites.codecs.kernels import loops
 
 Word = TypeVar("Word", np.uint16, np.uint32)
 

@@ -26,9 +26,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import CorruptDataError
-from sites.codecs import zstd_guard
-from sites.codecs.codec import (
+from isthmus.protos.errors import CorruptDataError
+from isthmus.sites.codecs import zstd_guard
+from isthmus.sites.codecs.codec import (
     BlockPart,
     BodyCodec,
     Codec,
@@ -41,9 +41,9 @@ from sites.codecs.codec import (
     Payload,
     expect_size,
 )
-from sites.codecs.float_codecs import round_to_bf16
-from sites.codecs.kernels import loops
-from topology.codec_costs import BLOCK
+from isthmus.sites.codecs.float_codecs import round_to_bf16
+from isthmus.sites.codecs.kernels import loops
+from isthmus.topology.codec_costs import BLOCK
 
 assert loops.BLOCK == BLOCK
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sites.codecs.codec import Codec
-from sites.codecs.float_codecs import Bf16, Fp32, Split
-from sites.codecs.kernels import loops
-from sites.codecs.quantising_codecs import BlockCodec, TopK
-from topology.errors import ConfigError
+from isthmus.sites.codecs.codec import Codec
+from isthmus.sites.codecs.float_codecs import Bf16, Fp32, Split
+from isthmus.sites.codecs.kernels import loops
+from isthmus.sites.codecs.quantising_codecs import BlockCodec, TopK
+from isthmus.topology.errors import ConfigError
 
 _CODECS: tuple[Codec, ...] = (
     Fp32(),

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from protos.errors import CorruptDataError
-from sites.codecs.codec import Payload
+from isthmus.protos.errors import CorruptDataError
+from isthmus.sites.codecs.codec import Payload
 
 _WINDOW_BYTES_MAX: Final = 8 << 20
 _SAMPLE: Final = 4096

@@ -1,1 +1,1 @@
-"""Tells what one machine is like, as `python -m sites.facts`: for `isthmus doctor` and `launch`."""
+"""What one machine is like, told by `python -m isthmus.sites.facts` to `doctor` and `launch`."""

@@ -1,4 +1,4 @@
-"""`python -m sites.facts`: tells what this machine is like, as JSON.
+"""`python -m isthmus.sites.facts`: tells what this machine is like, as JSON.
 
 Without arguments it prints one object, and ends. With `--serve` it answers one question a line,
 each a JSON object, until stdin ends; so one process can be asked anything that takes two machines:
@@ -25,25 +25,27 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from protos.failure import reason_of
-from sites.agent.node_launch import over_ssh
-from sites.facts.machine import collect
-from sites.facts.paths import Echo, reach
-from topology.errors import ConfigError
-from topology.json_fields import read_json, to_json
-from topology.machine_facts import Wanted
+from isthmus.protos.failure import reason_of
+from isthmus.protos.own_processes import own_command
+from isthmus.sites.agent.node_launch import over_ssh
+from isthmus.sites.facts.machine import collect
+from isthmus.sites.facts.paths import Echo, reach
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.machine_facts import Wanted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer once, or with --serve as often as asked; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m sites.facts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m isthmus.sites.facts", description=__doc__)
     parser.add_argument("--serve", action="store_true", help="answer each line of stdin")
     parser.add_argument("--at", metavar="HOST", help="another machine of this site, by ssh")
     parser.add_argument("--python", default=sys.executable, help="the interpreter there")
     parser.add_argument("--option", action="append", default=[], help="of that ssh")
     options = parser.parse_args(arguments)
     if options.at is not None:
-        words = [options.python, "-m", "sites.facts", *(["--serve"] if options.serve else [])]
+        more = ("--serve",) if options.serve else ()
+        words = own_command("isthmus.sites.facts", *more, python=options.python)
         command = over_ssh(options.at, options.option, words)
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     if not options.serve:

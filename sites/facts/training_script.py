@@ -7,13 +7,13 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from topology.machine_facts import Script
+from isthmus.topology.machine_facts import Script
 
 _MODULES_MAX = 200
 """Modules beside the script that are looked into."""
-_JOINING = frozenset({"sites", "sites.worker.joining"})
+_JOINING = frozenset({"isthmus", "isthmus.sites.worker.joining"})
 """The modules that `join` is imported from."""
-_INTEGRATIONS = ("sites.integrations.", "sites.trainer.")
+_INTEGRATIONS = ("isthmus.sites.integrations.", "isthmus.sites.trainer.")
 """Modules of ours that average by themselves."""
 _AVERAGING = frozenset({"synchronize", "average_gradients", "all_reduce", "broadcast"})
 """Methods of a site that do."""
@@ -105,7 +105,7 @@ def _averages(tree: ast.AST) -> bool:
 
 
 def _calls_join(tree: ast.AST) -> bool:
-    """Whether a module calls `join` of `sites`, by whatever name it imports them."""
+    """Whether a module calls `isthmus.join`, by whatever name it imports that."""
     modules, functions = set[str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

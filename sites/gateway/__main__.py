@@ -1,4 +1,4 @@
-"""`python -m sites.gateway`: the process of a gateway."""
+"""`python -m isthmus.sites.gateway`: the process of a gateway."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import sys
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from sites.gateway.main import main
+from isthmus.sites.gateway.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from io import IOBase
 from typing import Any, BinaryIO, Final, TypeVar
 
-from protos.errors import LocalProtocolError
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.transport import Peer
-from topology.epoch import Handover
-from topology.errors import ConfigError
-from topology.json_fields import read_json
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.epoch import Handover
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protos.frame import MAX_PAYLOAD_BYTES
-from topology.channels import FLOWS_MAX
-from topology.errors import ConfigError
-from topology.job import Probe
-from topology.trees.trees import ReductionPlan
-from topology.world import PortRange
+from isthmus.protos.frame import MAX_PAYLOAD_BYTES
+from isthmus.topology.channels import FLOWS_MAX
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Probe
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import PortRange
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
 """What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is
@@ -98,7 +98,7 @@ class GatewayConfig:
     """To each neighbour, in the sending direction; where plans may be switched, to each site that
     this one could have for a neighbour."""
     non_finite: str = "carry"
-    """One of topology.job.NON_FINITE."""
+    """One of isthmus.topology.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
     """Bytes of peers' frames that may wait here to be summed, as far as links are kept busy."""
     pipeline_bytes: int = 0

@@ -12,34 +12,34 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from protos.errors import IsthmusError, LocalProtocolError, failure_of
-from protos.failure import Failure, one_line
-from protos.frame import Frame
-from protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
-from sites.codecs.codec import Floats
-from sites.gateway.agent_port import Resume, Settle
-from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side
-from sites.gateway.links.peer_server import ExchangeServer
-from sites.gateway.links.send_queue import link_values
-from sites.gateway.links.transport import Peer
-from sites.gateway.ranks.rank_server import LocalServer
-from sites.gateway.ranks.stall_watch import StallWatch
-from sites.gateway.reduction.epochs import Gift
-from sites.gateway.reduction.executor import Executor, Settled, SiteLeftError
-from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
-from sites.gateway.reduction.pool import Pool
-from sites.gateway.reduction.residuals import Owed
-from sites.gateway.transfer.donors import bytes_per_s_to, donor
-from sites.gateway.transfer.state_fetch import StateFetch
-from sites.gateway.transfer.state_server import StateServer
-from sites.local.entry_folder import entry_folder, remove_states
-from sites.local.rank_messages import Members, Reduce, Reduced, StateProgress
-from topology.epoch import Handover, Runs
-from topology.errors import ConfigError
-from topology.json_fields import to_json
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
+from isthmus.protos.failure import Failure, one_line
+from isthmus.protos.frame import Frame
+from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.gateway.agent_port import Resume, Settle
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side
+from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.send_queue import link_values
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.ranks.rank_server import LocalServer
+from isthmus.sites.gateway.ranks.stall_watch import StallWatch
+from isthmus.sites.gateway.reduction.epochs import Gift
+from isthmus.sites.gateway.reduction.executor import Executor, Settled, SiteLeftError
+from isthmus.sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
+from isthmus.sites.gateway.reduction.pool import Pool
+from isthmus.sites.gateway.reduction.residuals import Owed
+from isthmus.sites.gateway.transfer.donors import bytes_per_s_to, donor
+from isthmus.sites.gateway.transfer.state_fetch import StateFetch
+from isthmus.sites.gateway.transfer.state_server import StateServer
+from isthmus.sites.local.entry_folder import entry_folder, remove_states
+from isthmus.sites.local.rank_messages import Members, Reduce, Reduced, StateProgress
+from isthmus.topology.epoch import Handover, Runs
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import sys
 import threading
 from typing import Final
 
-from protos.errors import IsthmusError, LocalProtocolError, failure_of
-from protos.failure import Failure, one_line
-from sites.gateway.agent_port import (
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
+from isthmus.protos.failure import Failure, one_line
+from isthmus.sites.gateway.agent_port import (
     AgentWriter,
     Cancel,
     Command,
@@ -25,10 +25,10 @@ from sites.gateway.agent_port import (
     read_commands,
     read_configuration,
 )
-from sites.gateway.config import GatewayConfig
-from sites.gateway.gateway import Gateway
-from sites.gateway.probing.probing_gateway import ProbingGateway
-from topology.errors import ConfigError
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.gateway import Gateway
+from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
+from isthmus.topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 

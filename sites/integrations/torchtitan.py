@@ -16,8 +16,8 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
-from sites.worker.data_part import readers_per_site
-from sites.worker.site import Site
+from isthmus.sites.worker.data_part import readers_per_site
+from isthmus.sites.worker.site import Site
 
 
 class TogetherTrainer(Trainer):  # type: ignore[misc] # torchtitan may not be there
@@ -27,7 +27,7 @@ class TogetherTrainer(Trainer):  # type: ignore[misc] # torchtitan may not be th
     """
 
     def __init__(self, config: Trainer.Config, site: Site) -> None:
-        """Build the Trainer of a configuration; `site` is what `sites.join()` returned.
+        """Build the Trainer of a configuration; `site` is what `isthmus.join()` returned.
 
         A collective of all ranks of all sites.
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from sites.integrations.accelerate import accumulate_before_crossing
-from sites.worker.site import Site
+from isthmus.sites.integrations.accelerate import accumulate_before_crossing
+from isthmus.sites.worker.site import Site
 
 LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
 """The Trainer's names of what isthmus shows, and ours."""

@@ -1,6 +1,6 @@
 """torchrun for one node of a site, in this process.
 
-Usage: python -m sites.launcher.node --nodes N --node I --ranks P --name NAME --folder DIR
+Usage: python -m isthmus.sites.launcher.node --nodes N --node I --ranks P --name NAME --folder DIR
        --start-within S --grace S --working-folder DIR -- (SCRIPT | -m MODULE) [ARGUMENTS...]
 
 It loads torch, which takes seconds, and starts the ranks when stdin says HOST:PORT of the
@@ -43,9 +43,10 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import get_args_parser, run
 
-from protos.failure import Failure
-from sites.launcher.kernel_kills import KernelKills
-from sites.launcher.rank_failures import PID_FILE, cause_first, describe_failure, line_of
+from isthmus.protos.failure import Failure
+from isthmus.protos.own_processes import own_command
+from isthmus.sites.launcher.kernel_kills import KernelKills
+from isthmus.sites.launcher.rank_failures import PID_FILE, cause_first, describe_failure, line_of
 
 MONITOR_INTERVAL_S = 0.1
 """torchrun looks at its ranks this often: when all have ended well, nobody waits longer for it."""
@@ -209,8 +210,9 @@ def main(arguments: list[str]) -> int:
             *("--rdzv-id", options.name),
             *("--rdzv-conf", f"rank={options.node},timeout={round(options.start_within)}"),
             *("--monitor-interval", str(MONITOR_INTERVAL_S)),
-            *("--log-dir", str(options.folder / "ranks"), "--redirects", "3"),
-            *("-m", "sites.launcher.rank", str(os.getpid()), str(options.working_folder), *command),
+            *("--log-dir", str(options.folder / "ranks"), "--redirects", "3", "--no-python"),
+            *own_command("isthmus.sites.launcher.rank", str(os.getpid())),
+            *(str(options.working_folder), *command),
         ]
     )
     rendezvous_handler_registry.register(BACKEND, rendezvous)
@@ -258,7 +260,9 @@ def _read_endpoint() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sites.launcher.node", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m isthmus.sites.launcher.node", description=__doc__
+    )
     parser.add_argument("--nodes", type=int, required=True, help="nodes of the site")
     parser.add_argument("--node", type=int, required=True, help="this node, from 0")
     parser.add_argument("--ranks", type=int, required=True, help="ranks of each node")

@@ -1,6 +1,6 @@
 """One training process: what torchrun starts, around the user's script or the trainer that ships.
 
-Usage: python -m sites.launcher.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
+Usage: python -m isthmus.sites.launcher.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
 
 It dies with its launcher, runs the script in FOLDER as `__main__`, and says in error.json what
 broke, so that the one that failed first is named and not one of its victims.
@@ -20,12 +20,15 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-import sites
-from protos.errors import IsthmusError, LocalProtocolError, ScriptError
-from protos.failure import reason_of
-from sites.launcher.outages import causes, is_outage, is_signal_status
-from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
-from sites.leash import die_with_parent
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, ScriptError
+from isthmus.protos.failure import reason_of
+from isthmus.sites.launcher.outages import causes, is_outage, is_signal_status
+from isthmus.sites.launcher.rank_failures import (
+    COLLATERAL_EXIT_CODE,
+    write_error_file,
+    write_pid_file,
+)
+from isthmus.sites.leash import die_with_parent
 
 _LOST_SIBLING = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited"
@@ -54,16 +57,13 @@ def main(arguments: list[str]) -> NoReturn:
 def _run(command: list[str]) -> None:
     """Become `python SCRIPT ARGUMENTS...` or `python -m MODULE ARGUMENTS...`."""
     if command[0] == "-m":
+        sys.path.insert(0, str(Path.cwd()))
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
     script = Path(command[0]).resolve()
-    # As `python SCRIPT` does it: modules beside the script come first. Ours stay importable where
-    # they are not installed but found through the folder in which this process was started.
-    sys.path[0] = str(script.parent)
-    root = str(Path(sites.__file__).resolve().parent.parent)
-    if root not in sys.path:
-        sys.path.append(root)
+    # As `python SCRIPT` does it: modules beside the script come first.
+    sys.path.insert(0, str(script.parent))
     sys.argv = [str(script), *command[1:]]
     runpy.run_path(str(script), run_name="__main__")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
-from protos.catalogue import CATALOGUE
-from protos.failure import Failure, one_line
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.failure import Failure, one_line
 
 COLLATERAL_EXIT_CODE = 75
 """A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""

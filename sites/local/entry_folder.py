@@ -22,8 +22,8 @@ from typing import Final
 
 import xxhash
 
-from protos.errors import RemoteProtocolError
-from topology.units import format_size
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.topology.units import format_size
 
 PIECE_BYTES: Final = 4 << 20
 """What is asked for at once, and has a digest."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args
 
-from protos.errors import (
+from isthmus.protos.errors import (
     IsthmusError,
     LocalProtocolError,
     PeerLostError,
@@ -23,12 +23,12 @@ from protos.errors import (
     RemoteProtocolError,
     ScriptError,
 )
-from protos.failure import Failure
-from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.local.chunk_grid import Sharing, sharing_of
-from sites.local.squares import Units
-from topology.errors import ConfigError
-from topology.json_fields import read_json
+from isthmus.protos.failure import Failure
+from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
+from isthmus.sites.local.chunk_grid import Sharing, sharing_of
+from isthmus.sites.local.squares import Units
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json
 
 WEIGHT_MAX = float(1 << 53)
 """Tokens behind one bucket: up to here every whole number is a float64."""
@@ -46,7 +46,7 @@ class Form(StrEnum):
     VALUES = "values"
     """float32. The gateway encodes what it sends, and keeps what that loses."""
     ENCODED = "encoded"
-    """Each chunk's body (sites.codecs.codec.BodyCodec), where its first element would be. The rank
+    """Each chunk's body (`BodyCodec`), where its first element would be. The rank
     keeps what was lost. Chunks of trees whose codec has no bodies are as in VALUES."""
     UNFIT = "unfit"
     """float32 of which some have no code, a NaN say. Where chunks have bodies otherwise, what the
@@ -215,7 +215,7 @@ class EncodingOffer:
     """What a gateway takes encoded, beside float32."""
 
     codecs: tuple[str, ...]
-    """Codec of each tree. One at least has bodies (sites.codecs.codec.BodyCodec); chunks of the
+    """Codec of each tree. One at least has bodies (`BodyCodec`); chunks of the
     others stay float32."""
     turns: tuple[Count, ...]
     """Index into `codecs` of the chunk with turn 0, 1, ...; then from the beginning: Grid.turn."""

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import LocalProtocolError
-from sites.local.rank_messages import Region
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.sites.local.rank_messages import Region
 
 FLOAT_BYTES: Final = 4
 FIRST_TENSOR_REGION: Final = 1 << 20

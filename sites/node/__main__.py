@@ -1,4 +1,4 @@
-"""`python -m sites.node`: the supervisor of one node, on the node's machine.
+"""`python -m isthmus.sites.node`: the supervisor of one node, on the node's machine.
 
 It prints GREETING and its build, reads its order as one line, and then answers its agent's calls
 (sites/node/stream.py). When stdin ends, or says nothing for longer than the lease, or a signal
@@ -22,17 +22,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from protos.control.v1.control_pb2 import Prepare
-from protos.failure import Failure
-from protos.private_files import keep_private, private_folder
-from protos.save_time import save_within_s
-from protos.versions import build
-from sites.node.children import adopt_orphans, kill_descendants
-from sites.node.failures import SiteError
-from sites.node.node import Listener
-from sites.node.order import read_order
-from sites.node.sockets import socket_folder
-from sites.node.stream import (
+from isthmus.protos.control.v1.control_pb2 import Prepare
+from isthmus.protos.failure import Failure
+from isthmus.protos.private_files import keep_private, private_folder
+from isthmus.protos.save_time import save_within_s
+from isthmus.protos.versions import build
+from isthmus.sites.node.children import adopt_orphans, kill_descendants
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.order import read_order
+from isthmus.sites.node.sockets import socket_folder
+from isthmus.sites.node.stream import (
     GREETING,
     LINE_BYTES,
     ORDER_S,
@@ -44,10 +44,10 @@ from sites.node.stream import (
     read_line,
     stack_fields,
 )
-from sites.node.supervisor import Supervisor
-from sites.silence import Silence, Standstills
-from topology.errors import ConfigError
-from topology.json_fields import read_json
+from isthmus.sites.node.supervisor import Supervisor
+from isthmus.sites.silence import Silence, Standstills
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json
 
 _STAGES = frozenset(
     {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}

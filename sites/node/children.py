@@ -12,12 +12,13 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 import psutil
+
+from isthmus.protos.own_processes import leashed
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LOOK_S = 0.02
@@ -60,10 +61,7 @@ async def start_leashed(
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sites.leash", str(os.getpid())),
-        *(("--enter", *namespaces) if namespaces else ()),
-        "--",
-        *command,
+        *leashed(command, namespaces),
         stdin=pipe if talks else null,
         stdout=pipe if talks else log,
         stderr=log,

@@ -1,6 +1,7 @@
-"""`python -m sites.node.dial`: a stream to a machine that waits for its site's agent.
+"""`python -m isthmus.sites.node.dial`: a stream to a machine that waits for its site's agent.
 
-Its stdin and stdout are those of the supervisor that `python -m sites.node.serve` starts there.
+Its stdin and stdout are those of the supervisor that `python -m isthmus.sites.node.serve` starts
+there.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import ssl
 import sys
 from collections.abc import Sequence
 
-from protos.errors import IsthmusError
-from protos.identities import AGENT
-from protos.mutual_streams import dial_own
-from sites.node.serve import copy
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.identities import AGENT
+from isthmus.protos.mutual_streams import dial_own
+from isthmus.sites.node.serve import copy
 
 AGAIN_S = 0.5
 """Between two tries: a pod's name is not known before the pod is."""
@@ -23,7 +24,7 @@ STREAM_BYTES = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Join both ends; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m sites.node.dial", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m isthmus.sites.node.dial", description=__doc__)
     parser.add_argument("--site", required=True, help="whose agent dials")
     parser.add_argument("address", metavar="HOST:PORT")
     options = parser.parse_args(arguments)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from protos.failure import Failure, name_exit, one_line
-from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE
+from isthmus.protos.failure import Failure, name_exit, one_line
+from isthmus.sites.launcher.rank_failures import COLLATERAL_EXIT_CODE
 
 
 class SiteError(Exception):

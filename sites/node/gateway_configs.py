@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from sites.gateway.config import GatewayConfig, PeerLink, StallLimits
-from topology.channels import FLOWS_MAX
-from topology.job import Probe
-from topology.run_spec import RunSpec
-from topology.world import Link, Topology
+from isthmus.sites.gateway.config import GatewayConfig, PeerLink, StallLimits
+from isthmus.topology.channels import FLOWS_MAX
+from isthmus.topology.job import Probe
+from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.world import Link, Topology
 
 _PROBE_WINDOW_MIN_BYTES = 2 << 20
 _PROBE_WINDOW_MAX_BYTES = 16 << 20

@@ -10,22 +10,22 @@ import dataclasses
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
-from protos.failure import Failure
-from sites.gateway.config import GatewayConfig
-from sites.launcher.kernel_kills import KernelKills
-from sites.node.children import start_leashed
-from sites.node.failures import describe_end
-from sites.node.node import Listener
-from topology.json_fields import to_json
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
+from isthmus.protos.failure import Failure
+from isthmus.protos.own_processes import own_command
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.launcher.kernel_kills import KernelKills
+from isthmus.sites.node.children import start_leashed
+from isthmus.sites.node.failures import describe_end
+from isthmus.sites.node.node import Listener
+from isthmus.topology.json_fields import to_json
 
-MODULE = "sites.gateway"
+MODULE = "isthmus.sites.gateway"
 """What runs as a gateway."""
 MALLOC = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
@@ -80,7 +80,7 @@ class Gateway:
         env = {**os.environ, "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
         with log_path.open("ab") as log_file:
             process = await start_leashed(
-                [sys.executable, "-m", MODULE],
+                own_command(MODULE),
                 env=env,
                 log=log_file,
                 talks=True,

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from protos.disk import Beginning
-from protos.limits import LOG_LINE_BYTES
+from isthmus.protos.disk import Beginning
+from isthmus.protos.limits import LOG_LINE_BYTES
 
 LAG_BYTES = 1 << 20
 """A reader that is further behind leaves lines out."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL
 
-from sites.launcher.kernel_kills import KernelKills
-from topology.units import format_size
+from isthmus.sites.launcher.kernel_kills import KernelKills
+from isthmus.topology.units import format_size
 
 LOOK_S = 2.0
 """Between two looks."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
-from protos.failure import Failure
-from sites.node.log_files import Lines
-from sites.node.rank_stacks import RankStack
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
+from isthmus.protos.failure import Failure
+from isthmus.sites.node.log_files import Lines
+from isthmus.sites.node.rank_stacks import RankStack
 
 
 @dataclass(frozen=True, slots=True)

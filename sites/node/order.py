@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from protos.control.v1.control_pb2 import Prepare
-from protos.failure import one_line
-from sites.facts.files import cannot_enter
-from sites.node.failures import SiteError
-from topology.errors import ConfigError
-from topology.job import Job
-from topology.run_spec import RunSpec, spec_hash
-from topology.world import Site
+from isthmus.protos.control.v1.control_pb2 import Prepare
+from isthmus.protos.failure import one_line
+from isthmus.sites.facts.files import cannot_enter
+from isthmus.sites.node.failures import SiteError
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job
+from isthmus.topology.run_spec import RunSpec, spec_hash
+from isthmus.topology.world import Site
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """It becomes part of paths."""
-TRAINER = "sites.trainer"
+TRAINER = "isthmus.sites.trainer"
 """The module that runs when the job names no script."""
 SPEC_FILE = "run_spec.json"
 """The file in the run's folder that ranks read."""

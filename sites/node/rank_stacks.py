@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sites.local.stack_files import SIGNAL, stack_file
+from isthmus.sites.local.stack_files import SIGNAL, stack_file
 
 _ANSWER_S = 1.0
 _LOOK_S = 0.02

@@ -1,4 +1,4 @@
-"""`python -m sites.node.serve`: a machine of a site that waits for the site's agent to dial it.
+"""Serves a machine of a site to the site's agent: `python -m isthmus.sites.node.serve`.
 
 Where neither ssh nor srun gives a stream to a machine, as in a pod, the agent dials this. Both ends
 show the certificate of the site's agent. Each stream is a supervisor's stdin and stdout
@@ -16,13 +16,20 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from protos.errors import IsthmusError
-from protos.identities import AGENT
-from protos.mutual_streams import serve_own
-from protos.private_files import keep_private, users_umask
-from protos.save_time import LEAVE_S, save_within_s
-from sites.node.children import adopt_orphans, kill_descendants, send, start_leashed, wait_ended
-from sites.node.stream import LINE_BYTES
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.identities import AGENT
+from isthmus.protos.mutual_streams import serve_own
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.private_files import keep_private, users_umask
+from isthmus.protos.save_time import LEAVE_S, save_within_s
+from isthmus.sites.node.children import (
+    adopt_orphans,
+    kill_descendants,
+    send,
+    start_leashed,
+    wait_ended,
+)
+from isthmus.sites.node.stream import LINE_BYTES
 
 STREAMS = 4
 """An agent has one; one that was started again may come before the former has ended."""
@@ -33,7 +40,8 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal comes; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m sites.node.serve", description="Let a site's agent use this machine."
+        prog="python -m isthmus.sites.node.serve",
+        description="Let a site's agent use this machine.",
     )
     parser.add_argument("--site", required=True, help="whose agent may dial")
     parser.add_argument("--bind", required=True, metavar="HOST:PORT")
@@ -60,7 +68,7 @@ async def _serve(site: str, host: str, port: int) -> int:
             log.warning("an agent dialled, and %d of its streams are open", len(supervisors))
             return
         process = await start_leashed(
-            [sys.executable, "-m", "sites.node"],
+            own_command("isthmus.sites.node"),
             env=os.environ,
             log=sys.stderr.buffer,
             talks=True,

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
-from protos.failure import Failure
-from sites.node.failures import SiteError
-from sites.node.log_files import Lines
-from sites.node.rank_stacks import RankStack
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
+from isthmus.protos.failure import Failure
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.log_files import Lines
+from isthmus.sites.node.rank_stacks import RankStack
 
 GREETING = "isthmus-node "
 """Begins the supervisor's first line; its build follows. Login shells may have printed before."""

@@ -9,21 +9,21 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
-from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
-from protos.security import InsecureAddressError, require_protected
-from protos.training_part import CURE, what_lacks
-from sites.local.entry_folder import newest_whole, remove_states
-from sites.node.children import send, wait_ended
-from sites.node.failures import SiteError
-from sites.node.gateway_configs import gateway_config
-from sites.node.gateway_process import Gateway
-from sites.node.log_files import Lines, LogFiles
-from sites.node.machine_trouble import MachineTrouble
-from sites.node.node import Listener
-from sites.node.order import SiteOrder
-from sites.node.rank_stacks import RankStack, is_stopped, look_at
-from sites.node.torchrun import TORCHRUN_LOG, Torchrun, rank_files
-from topology.errors import ConfigError
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
+from isthmus.protos.security import InsecureAddressError, require_protected
+from isthmus.protos.training_part import CURE, what_lacks
+from isthmus.sites.local.entry_folder import newest_whole, remove_states
+from isthmus.sites.node.children import send, wait_ended
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.gateway_configs import gateway_config
+from isthmus.sites.node.gateway_process import Gateway
+from isthmus.sites.node.log_files import Lines, LogFiles
+from isthmus.sites.node.machine_trouble import MachineTrouble
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.order import SiteOrder
+from isthmus.sites.node.rank_stacks import RankStack, is_stopped, look_at
+from isthmus.sites.node.torchrun import TORCHRUN_LOG, Torchrun, rank_files
+from isthmus.topology.errors import ConfigError
 
 LEAVE_S = 1.0
 """Time for gateways to leave once the ranks were stopped: nobody waits for what they still hold."""

@@ -6,19 +6,19 @@ import asyncio
 import dataclasses
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from protos.failure import Failure
-from protos.private_files import users_umask
-from sites.interfaces import interface_of
-from sites.launcher.kernel_kills import KernelKills
-from sites.launcher.rank_failures import failure_of_line
-from sites.node.children import start_leashed
-from sites.node.failures import describe_end, rank_failure
-from sites.node.order import SiteOrder
+from isthmus.protos.failure import Failure
+from isthmus.protos.own_processes import own_command
+from isthmus.protos.private_files import users_umask
+from isthmus.sites.interfaces import interface_of
+from isthmus.sites.launcher.kernel_kills import KernelKills
+from isthmus.sites.launcher.rank_failures import failure_of_line
+from isthmus.sites.node.children import start_leashed
+from isthmus.sites.node.failures import describe_end, rank_failure
+from isthmus.sites.node.order import SiteOrder
 
 TORCHRUN_LOG = "torchrun.log"
 """The file in a node's folder with what the launcher itself writes."""
@@ -70,7 +70,7 @@ class Torchrun:
             defaults["GLOO_SOCKET_IFNAME"] = interface
         with (folder / TORCHRUN_LOG).open("ab") as log_file:
             process = await start_leashed(
-                [sys.executable, "-m", "sites.launcher.node", *arguments],
+                own_command("isthmus.sites.launcher.node", *arguments),
                 env={**defaults, **os.environ, **order.environment(sockets)},
                 log=log_file,
                 talks=True,

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from topology.errors import ConfigError, Problem
-from topology.job import Data
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.job import Data
 
 Bytes = npt.NDArray[np.uint8]
 

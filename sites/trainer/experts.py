@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sites.worker.sharding import is_sharded
-from topology.job import Model
+from isthmus.sites.worker.sharding import is_sharded
+from isthmus.topology.job import Model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

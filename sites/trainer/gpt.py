@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sites.trainer.experts import Experts
-from topology.cost.compute import VOCABULARY
-from topology.job import Model
+from isthmus.sites.trainer.experts import Experts
+from isthmus.topology.cost.compute import VOCABULARY
+from isthmus.topology.job import Model
 
 
 class Attention(nn.Module):

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.trainer import sampler
-from sites.trainer.compiling import compile_blocks
-from sites.trainer.corpus import Corpus
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import (
+from isthmus.sites.trainer import sampler
+from isthmus.sites.trainer.compiling import compile_blocks
+from isthmus.sites.trainer.corpus import Corpus
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import (
     clip_gradients,
     evaluate,
     evaluated,
     learn_from,
     make_optimizer,
 )
-from sites.worker.data_positions import Positions
-from sites.worker.site import Site
-from topology.trainer_cuts import cut_of
+from isthmus.sites.worker.data_positions import Positions
+from isthmus.sites.worker.site import Site
+from isthmus.topology.trainer_cuts import cut_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -109,7 +109,7 @@ class CutLearner:
     """The site's ranks share the model, as the job's placement says."""
 
     def __init__(self, site: Site, model: Gpt, corpus: Corpus) -> None:
-        from sites.trainer.parallel import lay_out  # takes torch half a second to import
+        from isthmus.sites.trainer.parallel import lay_out  # takes torch half a second to import
 
         self._site, self._corpus = site, corpus
         config = site.job.trainer

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.trainer import sampler
-from sites.trainer.corpus import Bytes
-from sites.worker.data_positions import Positions
-from topology.cost.compute import share
-from topology.job import Optimizer, Trainer
+from isthmus.sites.trainer import sampler
+from isthmus.sites.trainer.corpus import Bytes
+from isthmus.sites.worker.data_positions import Positions
+from isthmus.topology.cost.compute import share
+from isthmus.topology.job import Optimizer, Trainer
 
 
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import backward
 
-from sites.trainer import sampler
-from sites.trainer.corpus import Bytes
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import local_gradients, set_learning_rate, token_losses
-from sites.worker.data_positions import Positions
-from topology.cost.compute import LayerTime
-from topology.job import Trainer
+from isthmus.sites.trainer import sampler
+from isthmus.sites.trainer.corpus import Bytes
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import local_gradients, set_learning_rate, token_losses
+from isthmus.sites.worker.data_positions import Positions
+from isthmus.topology.cost.compute import LayerTime
+from isthmus.topology.job import Trainer
 
 
 class ComputeClock:
@@ -62,7 +62,7 @@ class ModelledGpt(nn.Module):
         Args:
             model: owned from now on.
             times: of one sequence, in the order of the forward pass:
-                topology.cost.compute.layer_times.
+                isthmus.topology.cost.compute.layer_times.
             clock: lets time pass.
         """
         super().__init__()

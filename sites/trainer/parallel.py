@@ -35,13 +35,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from sites.trainer.compiling import compile_blocks
-from sites.trainer.experts import Experts
-from sites.trainer.gpt import Attention, Block, Gpt, Part
-from sites.trainer.pipeline import Pipeline
-from topology.cost.model_shape import part_layers
-from topology.job import Trainer
-from topology.workload import Parallel
+from isthmus.sites.trainer.compiling import compile_blocks
+from isthmus.sites.trainer.experts import Experts
+from isthmus.sites.trainer.gpt import Attention, Block, Gpt, Part
+from isthmus.sites.trainer.pipeline import Pipeline
+from isthmus.topology.cost.model_shape import part_layers
+from isthmus.topology.job import Trainer
+from isthmus.topology.workload import Parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from sites.trainer.corpus import load_corpus
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import make_optimizer, take_step
-from sites.trainer.sampler import samples_of
-from topology.job import Job
+from isthmus.sites.trainer.corpus import load_corpus
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import make_optimizer, take_step
+from isthmus.sites.trainer.sampler import samples_of
+from isthmus.topology.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sites.worker.data_positions import Positions
-from sites.worker.shuffling import key_of, splitmix64
-from topology.cost.compute import share
+from isthmus.sites.worker.data_positions import Positions
+from isthmus.sites.worker.shuffling import key_of, splitmix64
+from isthmus.topology.cost.compute import share
 
 
 def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> Positions:

@@ -13,19 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos import metrics
-from sites.trainer.compiling import as_written, check_can_compile
-from sites.trainer.corpus import Corpus, load_corpus
-from sites.trainer.gpt import Gpt
-from sites.trainer.learners import CutLearner, Learner, ReplicaLearner, replicated
-from sites.trainer.learning import StepResult, apply_gradients
-from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from sites.worker.sampler import Sampler
-from sites.worker.site import Site
-from topology.cost.compute import layer_times, rank_share, step_compute_s
-from topology.errors import ConfigError, Problem
-from topology.job import Trainer
-from topology.trainer_cuts import is_cut
+from isthmus.protos import metrics
+from isthmus.sites.trainer.compiling import as_written, check_can_compile
+from isthmus.sites.trainer.corpus import Corpus, load_corpus
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learners import CutLearner, Learner, ReplicaLearner, replicated
+from isthmus.sites.trainer.learning import StepResult, apply_gradients
+from isthmus.sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
+from isthmus.sites.worker.sampler import Sampler
+from isthmus.sites.worker.site import Site
+from isthmus.topology.cost.compute import layer_times, rank_share, step_compute_s
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.job import Trainer
+from isthmus.topology.trainer_cuts import is_cut
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

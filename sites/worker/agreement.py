@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.tensor_average import packed
-from sites.worker.tensor_hashes import layout_of_labels
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.tensor_average import packed
+from isthmus.sites.worker.tensor_hashes import layout_of_labels
 
 _PAIR = 2
 _QUARTERS = 4

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.refusals import check_replica, check_wrapper
-from sites.worker.sharding import is_sharded
+from isthmus.sites.worker.refusals import check_replica, check_wrapper
+from isthmus.sites.worker.sharding import is_sharded
 
 
 def check_list(caller: str, tensors: object) -> None:

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from sites.local.rank_messages import Form
-from sites.worker.collectives import Collectives, Ranks, wait
-from sites.worker.holdings import Block
-from sites.worker.routes import Route
-from sites.worker.shard_encoder import Encoded
+from isthmus.sites.local.rank_messages import Form
+from isthmus.sites.worker.collectives import Collectives, Ranks, wait
+from isthmus.sites.worker.holdings import Block
+from isthmus.sites.worker.routes import Route
+from isthmus.sites.worker.shard_encoder import Encoded
 
 Pending = dist.Work | torch.cuda.Event | None
 """What to wait for; waiting holds up the current CUDA stream, or on the host the thread."""

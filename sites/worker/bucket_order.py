@@ -14,9 +14,9 @@ import torch
 import xxhash
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import LayoutMismatchError
-from sites.worker.agreement import tell_all, tell_hashes
-from sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.protos.errors import LayoutMismatchError
+from isthmus.sites.worker.agreement import tell_all, tell_hashes
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
 
 Cut = list[list[str]]
 """Names of the parameters of each bucket, in the order of crossing."""

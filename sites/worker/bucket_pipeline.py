@@ -23,7 +23,7 @@ from functools import partial
 import torch
 import xxhash
 
-from protos.errors import (
+from isthmus.protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     LocalProtocolError,
@@ -33,19 +33,19 @@ from protos.errors import (
     RemoteProtocolError,
     ScriptError,
 )
-from protos.failure import reason_of
-from sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
-from sites.local.regions import FLOAT_BYTES
-from sites.local.squares import norm_of, total_of, units_of_words, words_of
-from sites.worker.bucket_copy import Pending, Slot, Transfer, write_pieces
-from sites.worker.collectives import Ranks, wait
-from sites.worker.finite_watch import FiniteWatch, Named, are_finite
-from sites.worker.gateway_link import Link
-from sites.worker.member_history import MemberHistory
-from sites.worker.routes import Route
-from sites.worker.shard_encoder import ShardEncoder
-from sites.worker.slots import SharedTensors, Slots
-from topology.step_parts import Crossing, RoundTimes
+from isthmus.protos.failure import reason_of
+from isthmus.sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
+from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.local.squares import norm_of, total_of, units_of_words, words_of
+from isthmus.sites.worker.bucket_copy import Pending, Slot, Transfer, write_pieces
+from isthmus.sites.worker.collectives import Ranks, wait
+from isthmus.sites.worker.finite_watch import FiniteWatch, Named, are_finite
+from isthmus.sites.worker.gateway_link import Link
+from isthmus.sites.worker.member_history import MemberHistory
+from isthmus.sites.worker.routes import Route
+from isthmus.sites.worker.shard_encoder import ShardEncoder
+from isthmus.sites.worker.slots import SharedTensors, Slots
+from isthmus.topology.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16
 """The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""

@@ -24,10 +24,10 @@ from typing import Self
 import torch.distributed as dist
 import xxhash
 
-from protos.errors import LayoutMismatchError
-from sites.worker.bucket_pipeline import SharedBy
-from sites.worker.holdings import Holding, problem_of
-from sites.worker.routes import (
+from isthmus.protos.errors import LayoutMismatchError
+from isthmus.sites.worker.bucket_pipeline import SharedBy
+from isthmus.sites.worker.holdings import Holding, problem_of
+from isthmus.sites.worker.routes import (
     Holders,
     Part,
     Route,
@@ -35,8 +35,8 @@ from sites.worker.routes import (
     rank_major_route,
     route,
 )
-from sites.worker.tensor_average import Packer
-from sites.worker.tensor_hashes import layout_of_labels
+from isthmus.sites.worker.tensor_average import Packer
+from isthmus.sites.worker.tensor_hashes import layout_of_labels
 
 PLANES = 8
 """Pairs of bytes of an element, at most."""

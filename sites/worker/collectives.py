@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from protos.errors import RankLostError
-from protos.failure import reason_of
+from isthmus.protos.errors import RankLostError
+from isthmus.protos.failure import reason_of
 
 APART = timedelta(days=365)
 """Ranks may come so far apart to a collective beside training: where one missed a checkpoint, until

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from protos.errors import NotSynchronisedError
-from sites.worker.sharding import local_of
-from sites.worker.torch_calls import has_closure
+from isthmus.protos.errors import NotSynchronisedError
+from isthmus.sites.worker.sharding import local_of
+from isthmus.sites.worker.torch_calls import has_closure
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _SHOWN = 3

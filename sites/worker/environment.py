@@ -10,12 +10,12 @@ from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
-from topology.errors import ConfigError
-from topology.job import Job
-from topology.run_spec import CodedPlan, RunSpec
-from topology.timeouts import Timeouts
-from topology.trees.trees import ReductionPlan
-from topology.world import Accelerator, Detection, Endpoint, Site, Topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Accelerator, Detection, Endpoint, Site, Topology
 
 _NAMES = (
     "ISTHMUS_RUN",
@@ -60,8 +60,8 @@ class Environment:
         missing = [name for name in _NAMES if name not in environ]
         if len(missing) == len(_NAMES):
             raise NotLaunchedError(
-                "sites.join: this process was not started by isthmus (no ISTHMUS_GATEWAY). Start "
-                "the script with `isthmus launch`, or call sites.join(alone=True) to train one "
+                "isthmus.join: this process was not started by isthmus (no ISTHMUS_GATEWAY). Start "
+                "the script with `isthmus launch`, or call isthmus.join(alone=True) to train one "
                 "site by itself."
             )
         if missing:
@@ -100,7 +100,7 @@ def check_is_own_process(launched: Environment, environ: Mapping[str, str]) -> N
     else:
         return
     raise RuntimeError(
-        f"sites.join: called in {here}: only the rank itself joins, once. Call it below "
+        f"isthmus.join: called in {here}: only the rank itself joins, once. Call it below "
         '`if __name__ == "__main__":`, and give workers what they need as plain numbers '
         "(site.global_rank). Of a program of its own, remove ISTHMUS_GATEWAY and the other "
         "variables that begin with ISTHMUS_ from its environment"

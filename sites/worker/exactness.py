@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from topology.codec_costs import LOSSLESS
-from topology.errors import ConfigError
-from topology.job import Exchange
+from isthmus.topology.codec_costs import LOSSLESS
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Exchange
 
 Named = tuple[str, torch.Tensor]
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from protos.errors import NonFiniteError
-from sites.codecs.kernels import loops
+from isthmus.protos.errors import NonFiniteError
+from isthmus.sites.codecs.kernels import loops
 
 Named = Sequence[tuple[str, torch.Tensor]]
 """Gradients, or views of them, with their parameters' names."""

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from sites.worker.collectives import Ranks
-from sites.worker.exactness import bare_name
+from isthmus.sites.worker.collectives import Ranks
+from isthmus.sites.worker.exactness import bare_name
 
 
 @dataclass(frozen=True, slots=True)

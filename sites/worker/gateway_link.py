@@ -19,17 +19,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import (
+from isthmus.protos.errors import (
     ConfigMismatchError,
     DeadlineExceededError,
     IsthmusError,
     LocalProtocolError,
     RemoteProtocolError,
 )
-from protos.failure import Failure, reason_of
-from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.local.chunk_grid import shard_numel
-from sites.local.rank_messages import (
+from isthmus.protos.failure import Failure, reason_of
+from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
+from isthmus.sites.local.chunk_grid import shard_numel
+from isthmus.sites.local.rank_messages import (
     Digest,
     FromGateway,
     FromRank,
@@ -47,9 +47,9 @@ from sites.local.rank_messages import (
     error_for,
     error_of,
 )
-from sites.local.regions import map_region
-from sites.local.squares import units_in
-from sites.worker.missing_sites import MissingSites
+from isthmus.sites.local.regions import map_region
+from isthmus.sites.local.squares import units_in
+from isthmus.sites.worker.missing_sites import MissingSites
 
 _LAST_WORDS_S = 2.0
 """Time for reading why the gateway has closed; what it said is in the socket already."""

@@ -16,21 +16,21 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import NotSynchronisedError, ScriptError
-from sites.worker.arguments import why_not_averaged
-from sites.worker.bucket_gradients import gradients_in, piece_of
-from sites.worker.bucket_order import Agree, Cut, own_cut
-from sites.worker.bucket_pipeline import BucketPipeline, Round
-from sites.worker.exactness import Exactness
-from sites.worker.left_gradients import ZeroedCheck
-from sites.worker.parameter_kinds import KindCheck
-from sites.worker.refusals import check_in_backward, check_no_scaler
-from sites.worker.step_records import TokenCount
-from sites.worker.tensor_average import TensorAverage, first_bucket_of
-from sites.worker.tensor_hashes import layout_of
-from sites.worker.torch_calls import calls, has_closure
-from sites.worker.unreduced import ReducedCheck
-from sites.worker.used_flags import MaybeUsed
+from isthmus.protos.errors import NotSynchronisedError, ScriptError
+from isthmus.sites.worker.arguments import why_not_averaged
+from isthmus.sites.worker.bucket_gradients import gradients_in, piece_of
+from isthmus.sites.worker.bucket_order import Agree, Cut, own_cut
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline, Round
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.left_gradients import ZeroedCheck
+from isthmus.sites.worker.parameter_kinds import KindCheck
+from isthmus.sites.worker.refusals import check_in_backward, check_no_scaler
+from isthmus.sites.worker.step_records import TokenCount
+from isthmus.sites.worker.tensor_average import TensorAverage, first_bucket_of
+from isthmus.sites.worker.tensor_hashes import layout_of
+from isthmus.sites.worker.torch_calls import calls, has_closure
+from isthmus.sites.worker.unreduced import ReducedCheck
+from isthmus.sites.worker.used_flags import MaybeUsed
 
 MAX_ROUNDS = 1024
 """The record of a step tells of so many rounds, the last ones: gradients may pile up for ever."""

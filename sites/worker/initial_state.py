@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.sharding import whole_of, write_whole
-from sites.worker.tensor_average import packed
-from sites.worker.tensor_hashes import as_bytes, hashes_of, layout_of
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.sharding import whole_of, write_whole
+from isthmus.sites.worker.tensor_average import packed
+from isthmus.sites.worker.tensor_hashes import as_bytes, hashes_of, layout_of
 
 BLOCK_NUMEL = 2 << 20
 """float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""

@@ -1,4 +1,4 @@
-"""How a process becomes a rank of a run: what `sites.join` does."""
+"""How a process becomes a rank of a run: what `isthmus.join` does."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from protos import metrics
-from protos.errors import ConfigMismatchError
-from sites.local.rank_messages import Welcome
-from sites.worker.collectives import choose_device, ensure_process_group, local_rank
-from sites.worker.environment import (
+from isthmus.protos import metrics
+from isthmus.protos.errors import ConfigMismatchError
+from isthmus.sites.local.rank_messages import Welcome
+from isthmus.sites.worker.collectives import choose_device, ensure_process_group, local_rank
+from isthmus.sites.worker.environment import (
     Environment,
     NotLaunchedError,
     check_is_own_process,
     lone_spec,
     note_joined,
 )
-from sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
-from sites.worker.shard_encoder import encodes_here
-from sites.worker.site import Site
-from sites.worker.stacks import write_stacks_on_signal
-from topology.expected_devices import expected_device, unlike
+from isthmus.sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
+from isthmus.sites.worker.shard_encoder import encodes_here
+from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.stacks import write_stacks_on_signal
+from isthmus.topology.expected_devices import expected_device, unlike
 
 
 def join(
@@ -57,7 +57,7 @@ def join(
         IsthmusError: the gateway refuses this rank or does not answer.
     """
     if environment not in {"site", "global"}:
-        raise ValueError(f"sites.join: environment: want 'site' or 'global', got {environment!r}")
+        raise ValueError(f"isthmus.join: environment: want 'site' or 'global', got {environment!r}")
     try:
         launched = Environment.read(os.environ)
     except NotLaunchedError:

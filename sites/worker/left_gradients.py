@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import torch
 
-from protos.errors import ScriptError
-from sites.worker.sharding import local_of
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.sharding import local_of
 
 
 def check_zeroed(parameters: Iterable[torch.Tensor], *, is_summed: bool = True) -> None:

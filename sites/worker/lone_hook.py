@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos.errors import ScriptError
-from sites.worker.canonical import Held
-from sites.worker.fully_sharded import ShardGroup, lone_groups_of
-from sites.worker.gradient_hooks import is_nested
-from sites.worker.parameter_kinds import KindCheck
-from sites.worker.shard_hook import ShardHook, check_undivided
-from sites.worker.sharded_state import held_tensors
-from sites.worker.sharding import is_sharded, local_of
-from sites.worker.torch_calls import call_of
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.canonical import Held
+from isthmus.sites.worker.fully_sharded import ShardGroup, lone_groups_of
+from isthmus.sites.worker.gradient_hooks import is_nested
+from isthmus.sites.worker.parameter_kinds import KindCheck
+from isthmus.sites.worker.shard_hook import ShardHook, check_undivided
+from isthmus.sites.worker.sharded_state import held_tensors
+from isthmus.sites.worker.sharding import is_sharded, local_of
+from isthmus.sites.worker.torch_calls import call_of
 
 
 class LoneHook(ShardHook):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sites.local.rank_messages import Members
+from isthmus.sites.local.rank_messages import Members
 
 HEARD_AFTER = 2
 """Rounds that must have begun from a loss's first one on, that one included."""

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from sites.local.rank_messages import Reduced
+from isthmus.sites.local.rank_messages import Reduced
 
 NOTICE_STEPS = 64
 """More batches than a data loader fetches ahead."""

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from protos.errors import ScriptError
-from sites.worker.torch_calls import calls, in_backward
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.torch_calls import calls, in_backward
 
 _SCALER_STEP = torch.amp.GradScaler.step.__code__
 _INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"

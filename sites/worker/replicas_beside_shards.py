@@ -15,20 +15,20 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import ScriptError
-from sites.local.regions import FLOAT_BYTES
-from sites.worker.arguments import check_not_complex
-from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
-from sites.worker.collectives import Ranks
-from sites.worker.exactness import Exactness, bare_name
-from sites.worker.gradient_hooks import CommHook, GradientHook, HeldBuckets, no_sync_of
-from sites.worker.left_gradients import ZeroedCheck
-from sites.worker.parameter_kinds import KindCheck
-from sites.worker.refusals import check_in_backward
-from sites.worker.sharded_state import held_tensors
-from sites.worker.step_records import TokenCount
-from sites.worker.used_flags import MaybeUsed
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.worker.arguments import check_not_complex
+from isthmus.sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from isthmus.sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
+from isthmus.sites.worker.collectives import Ranks
+from isthmus.sites.worker.exactness import Exactness, bare_name
+from isthmus.sites.worker.gradient_hooks import CommHook, GradientHook, HeldBuckets, no_sync_of
+from isthmus.sites.worker.left_gradients import ZeroedCheck
+from isthmus.sites.worker.parameter_kinds import KindCheck
+from isthmus.sites.worker.refusals import check_in_backward
+from isthmus.sites.worker.sharded_state import held_tensors
+from isthmus.sites.worker.step_records import TokenCount
+from isthmus.sites.worker.used_flags import MaybeUsed
 
 
 class ReplicaBesideShardsHook(GradientHook):

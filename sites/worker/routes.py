@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sites.worker.holdings import Block, Holding, Runs, Span, blocks_of
+from isthmus.sites.worker.holdings import Block, Holding, Runs, Span, blocks_of
 
 _MOST_PADDING = 1 / 64
 """Zeros that cross with a tensor in rank-major order, at most, to its elements."""

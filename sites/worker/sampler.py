@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sites.worker.batch_shares import BatchShares, Gone
-from sites.worker.data_positions import DataPositions, Positions
-from sites.worker.missing_sites import NOTICE_STEPS
-from sites.worker.shuffling import key_of, shuffled, splitmix64
+from isthmus.sites.worker.batch_shares import BatchShares, Gone
+from isthmus.sites.worker.data_positions import DataPositions, Positions
+from isthmus.sites.worker.missing_sites import NOTICE_STEPS
+from isthmus.sites.worker.shuffling import key_of, shuffled, splitmix64
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from protos.errors import LayoutMismatchError
-from sites.worker.agreement import tell_all
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.canonical import Agreed, SiteList, SiteTensors, check_alike, rank_major_names
-from sites.worker.collectives import Collectives, Ranks
-from sites.worker.sharded_state import ShardedState
+from isthmus.protos.errors import LayoutMismatchError
+from isthmus.sites.worker.agreement import tell_all
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.canonical import (
+    Agreed,
+    SiteList,
+    SiteTensors,
+    check_alike,
+    rank_major_names,
+)
+from isthmus.sites.worker.collectives import Collectives, Ranks
+from isthmus.sites.worker.sharded_state import ShardedState
 
 if TYPE_CHECKING:
-    from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
-    from sites.worker.shard_hook import ShardHook
+    from isthmus.sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.shard_hook import ShardHook
 
 
 class Settlement:

@@ -13,11 +13,11 @@ from typing import Final
 
 import torch
 
-from sites.local.chunk_grid import grid, sharing_of
-from sites.local.rank_messages import EncodingOffer
-from sites.local.regions import FLOAT_BYTES
-from sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
-from topology.errors import ConfigError
+from isthmus.sites.local.chunk_grid import grid, sharing_of
+from isthmus.sites.local.rank_messages import EncodingOffer
+from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
+from isthmus.topology.errors import ConfigError
 
 _VARIABLE: Final = "ISTHMUS_ENCODE"
 

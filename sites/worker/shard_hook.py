@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos.errors import ScriptError
-from sites.local.regions import FLOAT_BYTES
-from sites.worker.arguments import check_not_complex
-from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
-from sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
-from sites.worker.collectives import Ranks, reduce_scatter_flat
-from sites.worker.exactness import Exactness
-from sites.worker.fully_sharded import (
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.worker.arguments import check_not_complex
+from isthmus.sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from isthmus.sites.worker.canonical import Agreed, BucketCut, Held, cut_flags
+from isthmus.sites.worker.collectives import Ranks, reduce_scatter_flat
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.fully_sharded import (
     ShardGroup,
     awaits_callback,
     groups_of,
@@ -39,14 +39,14 @@ from sites.worker.fully_sharded import (
     tell_reduced,
     twin_buffers,
 )
-from sites.worker.gradient_hooks import GradientHook, check_is_outermost
-from sites.worker.left_gradients import check_zeroed
-from sites.worker.routes import Route, participants
-from sites.worker.sharded_state import held_pieces, held_tensors
-from sites.worker.sharding import is_sharded, local_of
-from sites.worker.step_records import TokenCount
-from sites.worker.torch_calls import call_of, in_backward
-from sites.worker.used_flags import UsedFlags
+from isthmus.sites.worker.gradient_hooks import GradientHook, check_is_outermost
+from isthmus.sites.worker.left_gradients import check_zeroed
+from isthmus.sites.worker.routes import Route, participants
+from isthmus.sites.worker.sharded_state import held_pieces, held_tensors
+from isthmus.sites.worker.sharding import is_sharded, local_of
+from isthmus.sites.worker.step_records import TokenCount
+from isthmus.sites.worker.torch_calls import call_of, in_backward
+from isthmus.sites.worker.used_flags import UsedFlags
 
 
 @dataclass(slots=True)

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.canonical import PLANES, Agreed, BucketCut, Entry, Held, cut_state
-from sites.worker.collectives import Ranks
-from sites.worker.exactness import Exactness
-from sites.worker.initial_state import BLOCK_NUMEL, BLOCKS_IN_FLIGHT, InitialState
-from sites.worker.routes import Route, participants
-from sites.worker.sharding import holding_of, is_sharded, local_of
-from sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_labels
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.canonical import PLANES, Agreed, BucketCut, Entry, Held, cut_state
+from isthmus.sites.worker.collectives import Ranks
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.initial_state import BLOCK_NUMEL, BLOCKS_IN_FLIGHT, InitialState
+from isthmus.sites.worker.routes import Route, participants
+from isthmus.sites.worker.sharding import holding_of, is_sharded, local_of
+from isthmus.sites.worker.tensor_hashes import ParameterHashes, hash_of, layout_of_labels
 
 
 class ShardedState:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
-from sites.worker.holdings import Dealt, Holding
+from isthmus.sites.worker.holdings import Dealt, Holding
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

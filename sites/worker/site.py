@@ -21,57 +21,62 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from protos import metrics
-from protos.checkpoint.manifest import Manifest
-from protos.checkpoint.store import joined
-from protos.failure import one_line
-from sites.local.rank_messages import Metric, Saving, StateProgress, Welcome
-from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
-from sites.worker.batch_shares import BatchShares
-from sites.worker.bucket_copy import CudaTransfer, Transfer
-from sites.worker.bucket_order import Cut, agree_on_cut
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.collectives import Collectives, local_rank
-from sites.worker.crossing_check import CrossingCheck, places_of
-from sites.worker.data_part import part_of
-from sites.worker.data_positions import DataPositions
-from sites.worker.exactness import Exactness
-from sites.worker.finite_watch import FiniteWatch
-from sites.worker.gateway_link import Link
-from sites.worker.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
-from sites.worker.initial_state import InitialState
-from sites.worker.member_history import (
+from isthmus.protos import metrics
+from isthmus.protos.checkpoint.manifest import Manifest
+from isthmus.protos.checkpoint.store import joined
+from isthmus.protos.failure import one_line
+from isthmus.sites.local.rank_messages import Metric, Saving, StateProgress, Welcome
+from isthmus.sites.worker.arguments import (
+    check_list,
+    check_optimizer,
+    check_tensors,
+    check_training,
+)
+from isthmus.sites.worker.batch_shares import BatchShares
+from isthmus.sites.worker.bucket_copy import CudaTransfer, Transfer
+from isthmus.sites.worker.bucket_order import Cut, agree_on_cut
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.collectives import Collectives, local_rank
+from isthmus.sites.worker.crossing_check import CrossingCheck, places_of
+from isthmus.sites.worker.data_part import part_of
+from isthmus.sites.worker.data_positions import DataPositions
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.finite_watch import FiniteWatch
+from isthmus.sites.worker.gateway_link import Link
+from isthmus.sites.worker.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
+from isthmus.sites.worker.initial_state import InitialState
+from isthmus.sites.worker.member_history import (
     Announced,
     Entering,
     Following,
     GivenUp,
     MemberHistory,
 )
-from sites.worker.missing_sites import NOTICE_STEPS
-from sites.worker.sampler import Sampler
-from sites.worker.shard_encoder import ShardEncoder
-from sites.worker.slots import SharedTensors
-from sites.worker.step_records import StepLog, TokenCount
-from sites.worker.step_watch import StepWatch
-from sites.worker.tensor_average import TensorAverage
-from sites.worker.tensor_hashes import ParameterHashes, hashes_of
-from sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
-from topology.batch_rule import FullBatch
-from topology.job import Checkpoint, Job
-from topology.run_spec import RunSpec
-from topology.world import Topology
+from isthmus.sites.worker.missing_sites import NOTICE_STEPS
+from isthmus.sites.worker.sampler import Sampler
+from isthmus.sites.worker.shard_encoder import ShardEncoder
+from isthmus.sites.worker.slots import SharedTensors
+from isthmus.sites.worker.step_records import StepLog, TokenCount
+from isthmus.sites.worker.step_watch import StepWatch
+from isthmus.sites.worker.tensor_average import TensorAverage
+from isthmus.sites.worker.tensor_hashes import ParameterHashes, hashes_of
+from isthmus.sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
+from isthmus.topology.batch_rule import FullBatch
+from isthmus.topology.job import Checkpoint, Job
+from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.world import Topology
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sites.checkpoint.checkpoints import Checkpoints
-    from sites.checkpoint.entry_state import Entered, EntryState
-    from sites.checkpoint.exchange_state import ExchangeState
-    from sites.checkpoint.run_objects import RunObjects, Stateful
-    from sites.checkpoint.training_state import TrainingState
-    from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
-    from sites.worker.settlement import Settlement
-    from sites.worker.shard_hook import ShardHook
+    from isthmus.sites.checkpoint.checkpoints import Checkpoints
+    from isthmus.sites.checkpoint.entry_state import Entered, EntryState
+    from isthmus.sites.checkpoint.exchange_state import ExchangeState
+    from isthmus.sites.checkpoint.run_objects import RunObjects, Stateful
+    from isthmus.sites.checkpoint.training_state import TrainingState
+    from isthmus.sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.settlement import Settlement
+    from isthmus.sites.worker.shard_hook import ShardHook
 
 _LOOK_S = 1.0
 _RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
@@ -116,7 +121,7 @@ class Site:
         returns: bool = False,
         averages: bool = True,
     ) -> None:
-        """Made by `sites.join`."""
+        """Made by `isthmus.join`."""
         self.name = welcome.site
         self.index = welcome.site_index
         self.num_sites = len(welcome.sites)
@@ -565,10 +570,10 @@ class Site:
                 "site.checkpoint: call it once, after site.synchronize or site.average_gradients, "
                 "and again only where one of these was called again"
             )
-        from sites.checkpoint.entry_state import EntryState
-        from sites.checkpoint.exchange_state import ExchangeState
-        from sites.checkpoint.run_objects import RunObjects
-        from sites.checkpoint.training_state import TrainingState
+        from isthmus.sites.checkpoint.entry_state import EntryState
+        from isthmus.sites.checkpoint.exchange_state import ExchangeState
+        from isthmus.sites.checkpoint.run_objects import RunObjects
+        from isthmus.sites.checkpoint.training_state import TrainingState
 
         exchange = ExchangeState(
             self._link if self.num_sites > 1 and self.job.exchange.error_feedback else None,
@@ -645,8 +650,8 @@ class Site:
         objects: RunObjects,
         exchange: ExchangeState,
     ) -> Checkpoints:
-        from sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
-        from sites.checkpoint.place import Place
+        from isthmus.sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
+        from isthmus.sites.checkpoint.place import Place
 
         return Checkpoints(
             settings=settings,
@@ -1042,9 +1047,9 @@ class Site:
         is_summed: bool,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
-        from sites.worker.fully_sharded import is_lone
-        from sites.worker.lone_hook import LoneHook
-        from sites.worker.shard_hook import ShardHook
+        from isthmus.sites.worker.fully_sharded import is_lone
+        from isthmus.sites.worker.lone_hook import LoneHook
+        from isthmus.sites.worker.shard_hook import ShardHook
 
         kind = LoneHook if is_lone(models) else ShardHook
         if kind is LoneHook and data is not None and data.size() > 1:
@@ -1070,7 +1075,7 @@ class Site:
         *,
         is_summed: bool,
     ) -> None:
-        from sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
+        from isthmus.sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
 
         hook = ReplicaBesideShardsHook(
             self._open(),
@@ -1088,7 +1093,7 @@ class Site:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         """Synchronise in buckets that all sites agree on, whatever their layouts."""
-        from sites.worker.settlement import Settlement
+        from isthmus.sites.worker.settlement import Settlement
 
         self._hook = self._shard_hook = hook
         is_off = self.job.exchange.schedule == "off"

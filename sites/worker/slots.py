@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sites.local.rank_messages import Region
-from sites.local.regions import FIRST_TENSOR_REGION, create_region
-from sites.worker.bucket_copy import Sizes, Slot, Transfer
-from sites.worker.gateway_link import Link
-from sites.worker.routes import Route
+from isthmus.sites.local.rank_messages import Region
+from isthmus.sites.local.regions import FIRST_TENSOR_REGION, create_region
+from isthmus.sites.worker.bucket_copy import Sizes, Slot, Transfer
+from isthmus.sites.worker.gateway_link import Link
+from isthmus.sites.worker.routes import Route
 
 
 def share(link: Link, region: int, numel: int) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from sites.local.stack_files import SIGNAL, stack_file
+from isthmus.sites.local.stack_files import SIGNAL, stack_file
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from protos import metrics
-from protos.errors import ScriptError
-from sites.local.rank_messages import Digest, Metric, Reduced
-from sites.worker.bucket_pipeline import Bucket, Round
-from sites.worker.gateway_link import Link
-from sites.worker.tensor_hashes import ParameterHashes
-from topology.step_parts import step_parts
+from isthmus.protos import metrics
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.local.rank_messages import Digest, Metric, Reduced
+from isthmus.sites.worker.bucket_pipeline import Bucket, Round
+from isthmus.sites.worker.gateway_link import Link
+from isthmus.sites.worker.tensor_hashes import ParameterHashes
+from isthmus.topology.step_parts import step_parts
 
 MAX_BUCKETS = 256
 """A step's picture has so many of its first buckets: more than anybody can see."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
-from sites.worker.sharding import is_sharded, local_of
-from sites.worker.torch_calls import has_closure, in_backward
+from isthmus.protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
+from isthmus.sites.worker.sharding import is_sharded, local_of
+from isthmus.sites.worker.torch_calls import has_closure, in_backward
 
 MAX_UNCOUNTED = 4
 """Parameters that change so often from round to round, with no step, change by something else."""

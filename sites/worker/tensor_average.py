@@ -10,10 +10,10 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
-from sites.local.regions import FLOAT_BYTES
-from sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline, Round
-from sites.worker.exactness import Exactness
-from sites.worker.tensor_hashes import layout_of
+from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline, Round
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.tensor_hashes import layout_of
 
 IN_FLIGHT_BYTES = 256 << 20
 """float32 bytes that are on their way at once: twice what fills 10 Gbit/s over 100 ms."""

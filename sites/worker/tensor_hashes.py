@@ -14,8 +14,8 @@ import google_crc32c
 import torch
 import xxhash
 
-from protos.limits import CONTROL_MESSAGE_BYTES
-from sites.worker.sharding import whole_of
+from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
+from isthmus.sites.worker.sharding import whole_of
 
 _MESSAGE_BYTES = CONTROL_MESSAGE_BYTES // 2
 """The most that names and hashes may take as JSON, so that every message on the way has room."""

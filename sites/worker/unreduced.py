@@ -12,8 +12,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from protos.errors import ScriptError
-from sites.worker.step_watch import spread
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.step_watch import spread
 
 _SAMPLED = 8
 """Parameters of an optimizer that are watched, from all over."""

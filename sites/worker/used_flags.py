@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
-from sites.worker.tensor_hashes import layout_of_labels
+from isthmus.sites.worker.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from isthmus.sites.worker.tensor_hashes import layout_of_labels
 
 
 class UsedFlags:

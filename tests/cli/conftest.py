@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.main import main
-from topology.presets.templates import job_yaml, topology_yaml
+from isthmus.orchestrator.cli.main import main
+from isthmus.topology.presets.templates import job_yaml, topology_yaml
 
 SMALL_TOPOLOGY = """\
 version: 1

@@ -9,8 +9,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.run_folder.home import ANNOUNCED, RunFolder, claim_run_folder
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.run_folder.home import ANNOUNCED, RunFolder, claim_run_folder
+from isthmus.protos.control.v1 import control_pb2
 
 
 def a_run(state: str, run_id: str = "r1", **fields: object) -> control_pb2.Run:

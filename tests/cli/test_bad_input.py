@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.command_errors import describe
-from protos.checkpoint.manifest import Manifest
+from isthmus.orchestrator.cli.command_errors import describe
+from isthmus.protos.checkpoint.manifest import Manifest
 from tests.cli.conftest import Isthmus
 from tests.fakes.worlds import topology_text
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce_bench import ALLREDUCE, Baseline, Times
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.evidence.bench.allreduce_bench import ALLREDUCE, Baseline, Times
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.topology.world import Emulation, Queue, Topology
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_allreduces import MeasuredAllReduces
 from tests.multiprocess.harness import bench, job_yaml, topology_yaml
-from topology.world import Emulation, Queue, Topology
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredAllReduces:
         )
         return Baseline(size_bytes=size_bytes, times=times, cpu_s_per_gb=0.25)
 
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.run_to_end", made)
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_baseline", baseline)
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.netns_problem", lambda: None)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.run_to_end", made)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.measure_baseline", baseline)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.netns_problem", lambda: None)
     return made
 
 
@@ -213,7 +213,9 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
 def test_gloo_is_refused_where_packets_cannot_be_emulated(
     isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.netns_problem", lambda: "not here")
+    monkeypatch.setattr(
+        "isthmus.orchestrator.cli.bench_allreduce.netns_problem", lambda: "not here"
+    )
     arguments = ("bench", "allreduce", topology, "--against", "gloo", "--json")
     done = isthmus(*arguments, "--emulator", "auto")
     assert done.envelope["error"]["code"] == "EMULATION_FAILED"
@@ -249,7 +251,7 @@ def test_gloos_failure_keeps_what_was_measured(
     def gloo(*_: object, **__: object) -> Baseline:
         raise MeasurementError("Gloo at a failed: no way")
 
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_baseline", gloo)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.measure_baseline", gloo)
     done = isthmus(
         *("bench", "allreduce", topology, "--size", "1MiB"),
         *("--emulator", "none", "--against", "gloo"),

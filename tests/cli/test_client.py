@@ -6,17 +6,17 @@ import time
 import grpc
 import pytest
 
-from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
-from protos.control.v1 import control_pb2
-from protos.error_statuses import STATUS
-from protos.errors import (
+from isthmus.orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.error_statuses import STATUS
+from isthmus.protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     NotFoundError,
     StateConflictError,
 )
+from isthmus.topology.errors import ConfigError
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from topology.errors import ConfigError
 
 DOCUMENT = control_pb2.Document(source="job.yaml", text="version: 1\n")
 

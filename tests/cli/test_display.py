@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
-from orchestrator.cli.output import Output
-from orchestrator.cli.views import event_line, event_view, run_line, run_view
-from orchestrator.evidence.view import formats
-from protos.catalogue import ExitCode
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.views import event_line, event_view, run_line, run_view
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.protos.catalogue import ExitCode
+from isthmus.protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_failed_run, a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving

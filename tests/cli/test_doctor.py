@@ -83,7 +83,7 @@ def test_a_link_that_is_quicker_than_light(isthmus: Isthmus, files: Path) -> Non
 
 def test_facts_are_one_json_object() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sites.facts"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "isthmus.sites.facts"], capture_output=True, text=True, check=True
     )
     facts = json.loads(done.stdout)["facts"]
     assert {"host", "build", "torch", "limits", "tcp", "clock_s"} <= facts.keys()
@@ -93,7 +93,7 @@ def test_a_question_that_is_none_is_refused_and_the_next_one_answered() -> None:
     asked = (
         'not json\n{"ask": "nothing"}\n{"ask": "clock"}\n[]\n{"ask": "listen", "host": "10.9.9.9"}'
     )
-    command = f"printf %s {shlex.quote(asked)} | {sys.executable} -m sites.facts --serve"
+    command = f"printf %s {shlex.quote(asked)} | {sys.executable} -m isthmus.sites.facts --serve"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [list(each) for each in answers] == [

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.documents import load_pair, load_topology_file, read_text
-from protos.limits import DOCUMENT_BYTES
-from topology.errors import ConfigError, Problem
-from topology.presets.templates import job_yaml, topology_yaml
+from isthmus.orchestrator.documents import load_pair, load_topology_file, read_text
+from isthmus.protos.limits import DOCUMENT_BYTES
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.presets.templates import job_yaml, topology_yaml
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.run_submission import started_coordinator
-from orchestrator.client.coordinator_client import Client
-from orchestrator.coordinator.journal import Journal
-from orchestrator.run_folder.home import ANNOUNCED, LOG, run_folders
-from orchestrator.run_folder.log_files import last_line
-from orchestrator.run_folder.state_lock import LOCK
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.run_submission import started_coordinator
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.run_folder.home import ANNOUNCED, LOG, run_folders
+from isthmus.orchestrator.run_folder.log_files import last_line
+from isthmus.orchestrator.run_folder.state_lock import LOCK
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder
 
@@ -89,7 +89,7 @@ def children() -> list[int]:
     return [
         each.pid
         for started in psutil.Process().children()
-        if "orchestrator.coordinator" in _command(started)
+        if "isthmus.orchestrator.coordinator" in _command(started)
         for each in [started, *started.children(recursive=True)]
     ]
 
@@ -104,7 +104,7 @@ def test_the_command_becomes_the_coordinator(files: Path, tmp_path: Path) -> Non
     state = tmp_path / "state"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "orchestrator.cli.main", "coordinator", "--json"),
+            *(sys.executable, "-m", "isthmus.orchestrator.cli.main", "coordinator", "--json"),
             *("--topology", str(files / "topology.yaml"), "--state", str(state)),
             *("--bind", "127.0.0.1:0", "--set", "emulate=false"),
         ],
@@ -148,7 +148,7 @@ def test_what_only_the_coordinator_itself_can_find_wrong(
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "orchestrator.cli.main", "coordinator", "--json"),
+                *(sys.executable, "-m", "isthmus.orchestrator.cli.main", "coordinator", "--json"),
                 *("--topology", str(files / "topology.yaml"), "--state", str(state)),
                 *(word.format(taken=place) for word in arguments),
             ],

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import emulate_check
-from orchestrator.emulator.self_check import Figure
+from isthmus.orchestrator.cli import emulate_check
+from isthmus.orchestrator.emulator.self_check import Figure
 from tests.cli.conftest import Isthmus
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.worlds import topology_text
@@ -55,7 +55,7 @@ class Bench:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli.main", "emulate", *arguments],
+            [sys.executable, "-m", "isthmus.orchestrator.cli.main", "emulate", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -208,7 +208,9 @@ def test_what_cannot_be_emulated_is_refused_in_a_line(
     path.write_text(topology_text(2))
     faults = tmp_path / "faults.yaml"
     faults.write_text("version: 1\nfaults:\n  - {at: 0s, pause: a, for: 1s}\n")
-    monkeypatch.setattr("orchestrator.emulator.standing.netns_problem", lambda: "there is no TUN")
+    monkeypatch.setattr(
+        "isthmus.orchestrator.emulator.standing.netns_problem", lambda: "there is no TUN"
+    )
 
     asked = isthmus("emulate", path, "--emulator", "netns")
     assert (asked.code, "cannot be here: there is no TUN" in asked.err) == (3, True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.cli.main import COMMANDS
-from protos.catalogue import CATALOGUE
+from isthmus.orchestrator.cli.main import COMMANDS
+from isthmus.protos.catalogue import CATALOGUE
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import EVENTS, LINES, a_failed_run, a_folder, a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.catalogue import CATALOGUE, ExitCode
+from isthmus.protos.catalogue import CATALOGUE, ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text()

@@ -12,9 +12,9 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from orchestrator.cli.command_errors import describe
-from orchestrator.coordinator.journal import Journal
-from orchestrator.run_folder.home import (
+from isthmus.orchestrator.cli.command_errors import describe
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.run_folder.home import (
     ANNOUNCED,
     JOB,
     LOG,
@@ -27,15 +27,15 @@ from orchestrator.run_folder.home import (
     new_run_id,
     run_folders,
 )
-from protos.errors import NotFoundError
-from protos.security import token_path
+from isthmus.protos.errors import NotFoundError
+from isthmus.protos.security import token_path
 from tests.cli.runs import full_disk
 from tests.fakes.waiting import wait_for
 
 FIRST_THREAD_ENDS = """
 import ctypes, sys, threading
 from pathlib import Path
-from orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.coordinator.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 threading.Thread(target=sys.stdin.read).start()
 print("locked", flush=True)

@@ -18,10 +18,10 @@ from pkgutil import resolve_name
 import grpc
 import pytest
 
-from orchestrator.cli.main import main
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.documents import load_pair
-from orchestrator.interruption import (
+from isthmus.orchestrator.cli.main import main
+from isthmus.orchestrator.cli.whole_run import run_to_end
+from isthmus.orchestrator.documents import load_pair
+from isthmus.orchestrator.interruption import (
     INTERRUPTION,
     SAME_S,
     Interrupted,
@@ -29,8 +29,8 @@ from orchestrator.interruption import (
     first_signal,
     run_command,
 )
-from orchestrator.run_folder.home import run_folders
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.run_folder.home import run_folders
+from isthmus.protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus, Result
 from tests.cli.runs import a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
@@ -128,7 +128,7 @@ def test_a_signal_at_any_moment_of_a_launch(isthmus: Isthmus, files: Path, home:
 def test_a_signal_just_after_a_run_was_submitted(
     isthmus: Isthmus, files: Path, home: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    place = f"orchestrator.cli.{after}"
+    place = f"isthmus.orchestrator.cli.{after}"
     done_first = resolve_name(place)
 
     def then_a_signal(*arguments: object, **named: object) -> object:
@@ -294,7 +294,7 @@ def test_an_error_made_of_an_interruption_is_told_as_one(
         except KeyboardInterrupt as error:
             raise ImportError("numpy.core failed to import") from error
 
-    monkeypatch.setattr("orchestrator.cli.main.LazyGroup.get_command", importing)
+    monkeypatch.setattr("isthmus.orchestrator.cli.main.LazyGroup.get_command", importing)
     done = isthmus("status", "--json")
     assert done.code == done.envelope["exit_code"] == 143
     assert not done.err

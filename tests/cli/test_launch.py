@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from orchestrator.cli import run_submission
-from orchestrator.client import run_reader
-from orchestrator.coordinator.journal import Journal
-from orchestrator.run_folder.home import run_folders
-from protos.checkpoint.requests import requested_step
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli import run_submission
+from isthmus.orchestrator.client import run_reader
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.run_folder.home import run_folders
+from isthmus.protos.checkpoint.requests import requested_step
+from isthmus.protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce, full_disk
 from tests.fakes.run_specs import submission_of
@@ -302,7 +302,7 @@ def test_ctrl_c_detaches(
     def interrupt(run: control_pb2.Run) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.cli.display.plain_line", interrupt)
+    monkeypatch.setattr("isthmus.orchestrator.cli.display.plain_line", interrupt)
     arguments = ("launch", files / "job.yaml", "--coordinator", address)
     plain = isthmus(*arguments)
     assert plain.code == 130

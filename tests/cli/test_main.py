@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
-from orchestrator.cli.main import COMMANDS, cli, main
-from orchestrator.cli.output import CLOSED_PIPE
-from protos.errors import LocalProtocolError
+from isthmus.orchestrator.cli.main import COMMANDS, cli, main
+from isthmus.orchestrator.cli.output import CLOSED_PIPE
+from isthmus.protos.errors import LocalProtocolError
 from tests.cli.conftest import Isthmus
 
 PROCESS_S = 60.0
@@ -24,7 +24,7 @@ PROCESS_S = 60.0
 def start(
     *arguments: str, env: dict[str, str] | None = None, **streams: int
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "orchestrator.cli.main", *arguments]
+    command = [sys.executable, "-m", "isthmus.orchestrator.cli.main", *arguments]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -49,15 +49,16 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 @pytest.mark.slow
 def test_help_imports_nothing_that_is_slow() -> None:
     code = (
-        "import sys; from orchestrator.cli.main import main; main(['--help']); "
+        "import sys; from isthmus.orchestrator.cli.main import main; main(['--help']); "
         "print(sorted(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=True
     )
-    imported = {name.partition(".")[0] for name in eval(done.stderr)}
-    slow = {"torch", "grpc", "pydantic", "rich", "numpy", "google", "psutil", "asyncio", "sites"}
-    assert not imported & slow
+    names = eval(done.stderr)
+    slow = {"torch", "grpc", "pydantic", "rich", "numpy", "google", "psutil", "asyncio"}
+    assert not slow & {name.partition(".")[0] for name in names}
+    assert "isthmus.sites" not in names
     assert "launch" in done.stdout
 
 
@@ -151,7 +152,7 @@ def test_a_bug_is_one_line_and_a_file(
         raise bug
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("orchestrator.cli.main.LazyGroup.get_command", broken)
+    monkeypatch.setattr("isthmus.orchestrator.cli.main.LazyGroup.get_command", broken)
     plain = isthmus("status")
     assert plain.code == 70
     assert "Traceback" not in plain.err
@@ -177,7 +178,7 @@ def test_interruption_is_130(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) 
     def interrupted(self: object, *_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.cli.main.LazyGroup.get_command", interrupted)
+    monkeypatch.setattr("isthmus.orchestrator.cli.main.LazyGroup.get_command", interrupted)
     assert isthmus("status").code == 130
     told = isthmus("status", "--json")
     assert told.code == told.envelope["exit_code"] == 130
@@ -190,8 +191,8 @@ def test_a_second_interruption_while_the_first_is_answered(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.cli.main.LazyGroup.get_command", interrupted)
-    monkeypatch.setattr("orchestrator.cli.output.Output.interrupted", interrupted)
+    monkeypatch.setattr("isthmus.orchestrator.cli.main.LazyGroup.get_command", interrupted)
+    monkeypatch.setattr("isthmus.orchestrator.cli.output.Output.interrupted", interrupted)
     assert main(["status"]) == 130
 
 
@@ -212,7 +213,7 @@ def test_a_closed_pipe_is_silent() -> None:
 def test_sigint_of_the_process_is_130_without_a_traceback() -> None:
     code = (
         "import os, signal, sys\n"
-        "from orchestrator.cli import main\n"
+        "from isthmus.orchestrator.cli import main\n"
         "main.LazyGroup.get_command = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.exit(main.main(['status', '--json']))\n"
     )

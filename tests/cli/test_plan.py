@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.coordinator.submission import Submission
+from isthmus.orchestrator.coordinator.submission import Submission
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.planner.document import plan_text
+from isthmus.topology.planner.plan import make_plan
 from tests.cli.conftest import SMALL_JOB, SMALL_TOPOLOGY, Isthmus
 from tests.cli.runs import a_run
 from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from topology.documents.load import load_job, load_topology
-from topology.planner.document import plan_text
-from topology.planner.plan import make_plan
 
 
 @functools.cache

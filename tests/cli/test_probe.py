@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import probe
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.scaling import Ended
-from orchestrator.evidence.record.bench_record import Failed
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli import probe
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.documents.load import load_topology
 from tests.cli.conftest import Isthmus
-from topology.documents.load import load_topology
 
 RATE_BYTES_PER_S = 20e6
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.coordinator.journal import Journal
-from orchestrator.run_folder.home import LOG, SUMMARY, RunFolder
-from orchestrator.run_folder.log_files import LogWriter
-from orchestrator.run_folder.state_lock import LOCK
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.run_folder.home import LOG, SUMMARY, RunFolder
+from isthmus.orchestrator.run_folder.log_files import LogWriter
+from isthmus.orchestrator.run_folder.state_lock import LOCK
+from isthmus.protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
@@ -255,7 +255,7 @@ def test_a_coordinator_that_is_stopped_is_unreachable_and_not_lost(
     isthmus: Isthmus, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(folder)
-    monkeypatch.setattr("orchestrator.client.run_reader.GONE_S", 0.0)
+    monkeypatch.setattr("isthmus.orchestrator.client.run_reader.GONE_S", 0.0)
     with Journal(folder.path):  # of this process, which lives
         announce(folder, "127.0.0.1:1")
         for command in ("status", "wait", "logs", "events", "cancel"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import runs as runs_command
-from orchestrator.coordinator.journal import Journal
-from orchestrator.run_folder.home import ANNOUNCED, JOB, RunFolder, run_folders
-from orchestrator.run_folder.log_files import LogWriter
-from orchestrator.run_folder.state_lock import LOCK, lock
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli import runs as runs_command
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.run_folder.home import ANNOUNCED, JOB, RunFolder, run_folders
+from isthmus.orchestrator.run_folder.log_files import LogWriter
+from isthmus.orchestrator.run_folder.state_lock import LOCK, lock
+from isthmus.protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.record.bench_record import BENCH, read_bench
+from isthmus.orchestrator.evidence.record.bench_record import BENCH, read_bench
 from tests.cli.conftest import SMALL_JOB, Isthmus
 from tests.fakes.described import TWO_SITES_YAML
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.main import COMMANDS
-from protos.training_part import NEEDED
+from isthmus.orchestrator.cli.main import COMMANDS
+from isthmus.protos.training_part import NEEDED
 from tests.fakes.recorded_runs import record_run
 from tests.fakes.slim_python import make_slim_python, needed
 
@@ -24,7 +24,7 @@ CURE = "pip install 'isthmus[train]'"
 WITHIN_S = 120.0
 EACH = """
 import json, sys
-from orchestrator.cli.main import main
+from isthmus.orchestrator.cli.main import main
 for line in sys.stdin:
     print(f"== {main(json.loads(line))}", flush=True)
 """
@@ -131,7 +131,7 @@ def test_an_agent_says_so_before_it_dials(slim: Path, tmp_path: Path) -> None:
     words = "--site a --coordinator 127.0.0.1:1 --topology-hash 0 --address 127.0.0.1 --state s"
     done = subprocess.run(
         [
-            *(str(slim), "-m", "sites.agent", *words.split()),
+            *(str(slim), "-m", "isthmus.sites.agent", *words.split()),
             *("--detect-within", "5", "--start-within", "5"),
         ],
         cwd=tmp_path,
@@ -147,7 +147,9 @@ def test_an_agent_says_so_before_it_dials(slim: Path, tmp_path: Path) -> None:
 
 
 def test_a_script_is_told_the_cure(python: Python) -> None:
-    done = python("import sites; sites.join(alone=True)")
+    done = python("import isthmus; isthmus.join(alone=True)")
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("protos.training_part.CannotTrainError: this machine cannot train, for ")
+    assert last.startswith(
+        "isthmus.protos.training_part.CannotTrainError: this machine cannot train, for "
+    )
     assert last.endswith(CURE)

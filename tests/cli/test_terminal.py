@@ -43,7 +43,7 @@ def test_a_live_table_gives_the_cursor_back(tmp_path: Path, number: int, code: i
     with serving(scripted) as address:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "orchestrator.cli.main"),
+                *(sys.executable, "-m", "isthmus.orchestrator.cli.main"),
                 *("status", "--watch", "--coordinator", address),
             ],
             stdin=subprocess.DEVNULL,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.topology.presets.templates import PRESETS, job_yaml, topology_yaml
 from tests.cli.conftest import Isthmus
-from topology.presets.templates import PRESETS, job_yaml, topology_yaml
 
 MAP = Path(__file__).parent.parent / "topology" / "maps" / "backbone.json"
 

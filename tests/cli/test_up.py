@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import up
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.launchers.standing import (
+from isthmus.orchestrator.cli import up
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.launchers.standing import (
     COORDINATOR,
     FAILED,
     LOG,
@@ -23,11 +23,11 @@ from orchestrator.launchers.standing import (
     Standing,
     part_of_site,
 )
-from orchestrator.run_folder.state_lock import LOCK, lock
-from protos.catalogue import CATALOGUE
+from isthmus.orchestrator.run_folder.state_lock import LOCK, lock
+from isthmus.protos.catalogue import CATALOGUE
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.hashing import topology_hash
 from tests.fakes.worlds import topology_text
-from topology.documents.load import load_topology
-from topology.hashing import topology_hash
 
 TIMEOUT_S = 120.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.topology.presets.templates import topology_yaml
 from tests.cli.conftest import Isthmus
-from topology.presets.templates import topology_yaml
 
 JOB = """\
 version: 1
@@ -15,7 +15,7 @@ name: job
 topology: topology.yaml
 entrypoint: train.py
 """
-JOINING = "import sites\nsite = sites.join()\nsite.synchronize(model, optimizer)\n"
+JOINING = "import isthmus\nsite = isthmus.join()\nsite.synchronize(model, optimizer)\n"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_missing_entrypoint(isthmus: Isthmus, folder: Path) -> None:
 def test_an_entrypoint_that_is_not_python_is_told_at_its_own_line(
     isthmus: Isthmus, folder: Path
 ) -> None:
-    (folder / "train.py").write_text("import sites\nsite = = 3\n")
+    (folder / "train.py").write_text("import isthmus\nsite = = 3\n")
     done = isthmus("validate", folder / "job.yaml", "--json")
     (where,) = done.envelope["error"]["where"]
     assert (where["file"], where["line"]) == (str(folder / "train.py"), 2)
@@ -86,19 +86,22 @@ def test_a_topology_that_is_not_there_is_told_at_its_line(isthmus: Isthmus, fold
     ("script", "joins"),
     [
         (JOINING, True),
-        ("from sites import join\nsite = join(alone=True, averages=False)", True),
-        ("from sites import join as enter\nenter().synchronize(m, o)", True),
+        ("from isthmus import join\nsite = join(alone=True, averages=False)", True),
+        ("from isthmus import join as enter\nenter().synchronize(m, o)", True),
         (
-            "import sites as wan\n\ndef main():\n    with wan.join() as site: site.broadcast(m)",
+            "import isthmus as wan\n\ndef main():\n    with wan.join() as site: site.broadcast(m)",
             True,
         ),
-        ("import sites.worker.joining\nsites.worker.joining.join().all_reduce([t])", True),
+        (
+            "import isthmus.sites.worker.joining\nisthmus.sites.worker.joining.join().all_reduce([t])",
+            True,
+        ),
         ("import helper", True),
         ("from package import helper", True),
-        ("import sites, helper\nmain(sites.join)", True),
-        ("import sites", False),
+        ("import isthmus, helper\nmain(isthmus.join)", True),
+        ("import isthmus", False),
         ("import os\nos.path.join('a', 'b')", False),
-        ("from sites import Site\n','.join([])", False),
+        ("from isthmus import Site\n','.join([])", False),
         ("import other", False),
     ],
 )
@@ -116,8 +119,8 @@ def test_a_script_that_never_joins(
     else:
         ((place, told),) = found
         assert place == "4:13"
-        assert told.startswith(f"the entrypoint {folder}/train.py never calls sites.join()")
-        assert "site = sites.join(); site.synchronize(model, optimizer)" in told
+        assert told.startswith(f"the entrypoint {folder}/train.py never calls isthmus.join()")
+        assert "site = isthmus.join(); site.synchronize(model, optimizer)" in told
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_script_that_never_joins(
         ("site.all_reduce([loss])", True),
         ("run.site.broadcast(model)", True),
         ("getattr(site, 'synchronize')(model, optimizer)", True),
-        ("from sites.integrations.transformers import train", True),
+        ("from isthmus.sites.integrations.transformers import train", True),
         ("import helper", True),
         ("print('evaluating')", False),
         ("import torch\ntorch.cuda.synchronize()", False),
@@ -139,7 +142,7 @@ def test_a_script_that_never_joins(
 def test_a_script_that_joins_and_never_averages(
     isthmus: Isthmus, folder: Path, script: str, averages: bool
 ) -> None:
-    (folder / "train.py").write_text(f"import sites\nsite = sites.join()\n{script}\n")
+    (folder / "train.py").write_text(f"import isthmus\nsite = isthmus.join()\n{script}\n")
     (folder / "helper.py").write_text("def train(site, *more):\n    site.synchronize(*more)\n")
     (folder / "other.py").write_text("import json")
     found = warned(isthmus, folder / "job.yaml")
@@ -149,7 +152,7 @@ def test_a_script_that_joins_and_never_averages(
         ((place, told),) = found
         assert place == "4:13"
         assert "train.py joins, and never calls site.synchronize()" in told
-        assert "sites.join(averages=False)" in told
+        assert "isthmus.join(averages=False)" in told
 
 
 def test_a_round_trip_that_is_shorter_than_lights(isthmus: Isthmus, folder: Path) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.coordinator.journal import Journal
-from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.scaling import Ended
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.run_folder.home import RunFolder
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.whole_run import run_to_end
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.run_folder.home import RunFolder
+from isthmus.protos.control.v1 import control_pb2
 from tests.cli.runs import a_failed_run, a_folder, a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 
@@ -35,8 +35,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[ScriptedCo
             folder.remember_remote(address)
             return folder
 
-        monkeypatch.setattr("orchestrator.cli.whole_run.submit", submit)
-        monkeypatch.setattr("orchestrator.cli.whole_run.STOP_S", 0.2)
+        monkeypatch.setattr("isthmus.orchestrator.cli.whole_run.submit", submit)
+        monkeypatch.setattr("isthmus.orchestrator.cli.whole_run.STOP_S", 0.2)
         yield coordinator
 
 
@@ -97,8 +97,8 @@ def test_it_has_not_ended_before_its_coordinator_lets_go_of_the_folder(
         if len(pauses_s) == 3:
             journals[0].close()
 
-    monkeypatch.setattr("orchestrator.cli.whole_run.time.sleep", pause)
-    monkeypatch.setattr("orchestrator.cli.whole_run.STOP_S", 30.0)
+    monkeypatch.setattr("isthmus.orchestrator.cli.whole_run.time.sleep", pause)
+    monkeypatch.setattr("isthmus.orchestrator.cli.whole_run.STOP_S", 30.0)
     scripted.watched = [a_run("SUCCEEDED", "")]
     run(files, home, show=lambda run: journals.append(Journal(home / "runs" / RUN_ID)))
     assert len(pauses_s) == 3
@@ -146,7 +146,7 @@ def test_a_run_that_cannot_be_submitted_has_failed(
     ) -> RunFolder:
         raise CommandError("COORDINATOR_LOST", "the coordinator does not listen")
 
-    monkeypatch.setattr("orchestrator.cli.whole_run.submit", refuse)
+    monkeypatch.setattr("isthmus.orchestrator.cli.whole_run.submit", refuse)
     failed = run(files, home).failed
     assert failed is not None
     assert (failed.code, failed.message) == ("COORDINATOR_LOST", "the coordinator does not listen")

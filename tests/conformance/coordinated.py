@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from orchestrator.coordinator.run_epochs import begin_epochs, epoch_message, settled_from
-from orchestrator.core.membership import (
+from isthmus.orchestrator.coordinator.run_epochs import begin_epochs, epoch_message, settled_from
+from isthmus.orchestrator.core.membership import (
     Action,
     EndsEarly,
     Event,
@@ -23,12 +23,12 @@ from orchestrator.core.membership import (
     SendSettle,
     SiteDone,
 )
-from protos import metrics
-from protos.control.v1.control_pb2 import Resumed, Settled
-from sites.agent.site_gateways import EpochChange
-from sites.gateway.agent_port import Resume, Settle, read_commands
+from isthmus.protos import metrics
+from isthmus.protos.control.v1.control_pb2 import Resumed, Settled
+from isthmus.sites.agent.site_gateways import EpochChange
+from isthmus.sites.gateway.agent_port import Resume, Settle, read_commands
+from isthmus.topology.run_spec import RunSpec
 from tests.fakes.gateway_sites import Member
-from topology.run_spec import RunSpec
 
 
 class Coordinated:

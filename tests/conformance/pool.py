@@ -25,13 +25,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-import sites
-from orchestrator.core.parameter_digests import DigestComparison
-from orchestrator.core.same_data import SameDataWatch
-from orchestrator.core.step_comparison import StepComparison, StepEnd
-from protos import metrics
-from protos.checkpoint.store import checkpoint_name
-from sites.node.gateway_configs import gateway_config
+import isthmus
+from isthmus.orchestrator.core.parameter_digests import DigestComparison
+from isthmus.orchestrator.core.same_data import SameDataWatch
+from isthmus.orchestrator.core.step_comparison import StepComparison, StepEnd
+from isthmus.protos import metrics
+from isthmus.protos.checkpoint.store import checkpoint_name
+from isthmus.sites.node.gateway_configs import gateway_config
 from tests.conformance.case import EQUAL, STEPS, Case, Refused, Way
 from tests.conformance.coordinated import Coordinated
 from tests.conformance.registry import CASES
@@ -374,7 +374,7 @@ def _run_case(case: Case, job: Mapping[str, Any]) -> End:
                 rank=int(os.environ["RANK"]),
                 world_size=int(os.environ["WORLD_SIZE"]),
             )
-            site = sites.join()
+            site = isthmus.join()
             world = World(job["way"], rank, job["num_ranks"], site)
             found = learnt(case.script(world))
             site.leave()

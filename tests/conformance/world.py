@@ -1,6 +1,6 @@
 """What a script of the conformance suite has of its surroundings, at a site and in one process.
 
-At a site this is thin: the real `sites.join()`, DistributedDataParallel and `fully_shard`. In one
+At a site this is thin: the real `isthmus.join()`, DistributedDataParallel and `fully_shard`. In one
 process there is nothing of isthmus: a batch holds the samples of all ranks, a wrapper does nothing,
 and `site` has methods that do what a user expects of a single process.
 """
@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.batch_shares import BatchShares
-from sites.worker.sampler import Sampler
-from topology.batch_rule import FullBatch
+from isthmus.sites.worker.batch_shares import BatchShares
+from isthmus.sites.worker.sampler import Sampler
+from isthmus.topology.batch_rule import FullBatch
 
 WIDTH, HIDDEN, OUTPUTS, BATCH = 6, 10, 3, 4
 BUCKET_MB = 0.0005

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.coordinator.local_agents import agent_arguments
-from protos.control.v1 import control_pb2 as control
+from isthmus.orchestrator.coordinator.local_agents import agent_arguments
+from isthmus.protos.control.v1 import control_pb2 as control
+from isthmus.topology.documents.load import load_topology
 from tests.fakes.agent_coordinator import AgentCoordinator
 from tests.fakes.marked_processes import MarkedProcesses, kill_if_there
 from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.waiting import PROCESSES_S, until
-from topology.documents.load import load_topology
 
 SCRIPT = Path(__file__).with_name("agent_rank.py")
 _END_S = 30.0
@@ -132,7 +132,7 @@ async def agent_bench(
     """
     address = coordinator if isinstance(coordinator, str) else coordinator.address
     marked = MarkedProcesses()
-    module = "sites.agent" if fault is None else "tests.fakes.agent_with_fake_gateway"
+    module = "isthmus.sites.agent" if fault is None else "tests.fakes.agent_with_fake_gateway"
     with (folder / "agent.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module),

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from protos.control.v1 import control_pb2 as control
-from protos.control.v1.control_pb2_grpc import (
+from isthmus.protos.control.v1 import control_pb2 as control
+from isthmus.protos.control.v1.control_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )

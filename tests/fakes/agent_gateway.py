@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from protos.limits import LOCAL_MESSAGE_BYTES
+from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 
 FAULT = os.environ.get("FAKE_GATEWAY", "")
 FLOOD = 50_000

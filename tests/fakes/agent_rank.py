@@ -72,13 +72,13 @@ def act(action: str, gateway: socket.socket) -> None:
             _tell_gone()
             os._exit(0)
         case "victim":
-            from protos.errors import RankLostError
+            from isthmus.protos.errors import RankLostError
 
             while not GONE.exists() or _is_alive(int(GONE.read_text())):
                 time.sleep(0.01)
             raise RankLostError("a collective inside the site failed: Connection closed by peer")
         case "lost":
-            from protos.errors import PeerLostError
+            from isthmus.protos.errors import PeerLostError
 
             raise PeerLostError("site b does not answer", "b")
         case _:

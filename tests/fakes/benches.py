@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from orchestrator.evidence.bench.scaling import result_of
-from orchestrator.evidence.bench.sweep_settings import parse_sweeps
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.evidence.bench.scaling import result_of
+from isthmus.orchestrator.evidence.bench.sweep_settings import parse_sweeps
+from isthmus.orchestrator.evidence.record.bench_record import (
     Bench,
     LinkBytes,
     Measured,
@@ -18,9 +18,9 @@ from orchestrator.evidence.record.bench_record import (
     Split,
     Sweep,
 )
-from topology.documents.load import load_topology
-from topology.job import Exchange, Job, Model, Trainer
-from topology.world import Topology
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.job import Exchange, Job, Model, Trainer
+from isthmus.topology.world import Topology
 
 SITES = ("oregon", "virginia")
 SWEEPS = (

@@ -19,17 +19,17 @@ from typing import cast
 
 import numpy as np
 
-from protos.failure import Failure
-from protos.frame import Frame, Packed, pack, unpack
-from sites.codecs.codec import Floats
-from sites.gateway.config import GatewayId
-from sites.gateway.links.peer_links import Link
-from sites.gateway.links.send_queue import Name, SendQueue, outgoing
-from sites.gateway.reduction.executor import Executor
-from sites.local.rank_messages import Reduced
+from isthmus.protos.failure import Failure
+from isthmus.protos.frame import Frame, Packed, pack, unpack
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.gateway.config import GatewayId
+from isthmus.sites.gateway.links.peer_links import Link
+from isthmus.sites.gateway.links.send_queue import Name, SendQueue, outgoing
+from isthmus.sites.gateway.reduction.executor import Executor
+from isthmus.sites.local.rank_messages import Reduced
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.exchanges import StepPool, request_of
 from tests.fakes.gateway_sites import gateway_config
-from topology.trees.trees import ReductionPlan
 
 SPEEDS = (1.0, 1.0, 0.1, 1e-9)
 """How often somebody's turn comes; the last: when nobody else can do anything."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.certificates import issue, make_authority, names_for
-from protos.mutual_tls import TlsFiles
-from protos.security import TLS_VARIABLES
+from isthmus.orchestrator.certificates import issue, make_authority, names_for
+from isthmus.protos.mutual_tls import TlsFiles
+from isthmus.protos.security import TLS_VARIABLES
 
 DOMAIN = "test.internal"
 

@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.coordinator.control import Control
-from orchestrator.coordinator.journal import Journal
-from orchestrator.coordinator.service import CoordinatorService, listen, make_server
-from protos import metrics
-from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
-from protos.security import control_security
-from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
+from isthmus.orchestrator.coordinator.control import Control
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.coordinator.service import CoordinatorService, listen, make_server
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
+from isthmus.protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
+from isthmus.protos.security import control_security
+from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.hashing import topology_hash
 from tests.fakes.worlds import JOB, topology_text
-from topology.documents.load import load_topology
-from topology.hashing import topology_hash
 
 DEADLINE_S = 20.0
 

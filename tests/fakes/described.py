@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from isthmus.topology.job import Exchange, Job
+from isthmus.topology.plan_wishes import PlanWishes
+from isthmus.topology.workload import DescribedModel, Limits
+from isthmus.topology.world import Accelerator, Fabric, Topology
 from tests.fakes.plannable import a_world
-from topology.job import Exchange, Job
-from topology.plan_wishes import PlanWishes
-from topology.workload import DescribedModel, Limits
-from topology.world import Accelerator, Fabric, Topology
 
 FABRIC = Fabric(node_bytes_per_s=450e9, cluster_bytes_per_s=100e9, latency_s=8e-6)
 MODEL = DescribedModel(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint
-from orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint
+from isthmus.orchestrator.emulator.link_shape import LinkShape
 
 SITES = ("eu", "us")
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from protos.failure import Failure
-from protos.frame import Frame, Packed, pack, unpack
-from sites.codecs.codec import Floats
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.peer_links import Link
-from sites.gateway.reduction.executor import Executor
-from sites.gateway.reduction.pool import Pool, Priority
-from sites.local.rank_messages import Reduce, Reduced
+from isthmus.protos.failure import Failure
+from isthmus.protos.frame import Frame, Packed, pack, unpack
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.peer_links import Link
+from isthmus.sites.gateway.reduction.executor import Executor
+from isthmus.sites.gateway.reduction.pool import Pool, Priority
+from isthmus.sites.local.rank_messages import Reduce, Reduced
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
-from topology.trees.trees import ReductionPlan
 
 
 def request_of(numel: int, **changes: Any) -> Reduce:  # noqa: ANN401 - fields of the request

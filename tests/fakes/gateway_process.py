@@ -1,4 +1,4 @@
-"""`python -m sites.gateway` as an agent sees it: lines in, lines out."""
+"""`python -m isthmus.sites.gateway` as an agent sees it: lines in, lines out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.topology.json_fields import to_json
 from tests.fakes.gateway_rank import DEADLINE_S
-from topology.json_fields import to_json
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -26,7 +26,7 @@ class GatewayProcess:
         self._changed = threading.Condition()
         self._log = log.open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sites.gateway"],
+            [sys.executable, "-m", "isthmus.sites.gateway"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

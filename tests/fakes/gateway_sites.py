@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.gateway import Gateway
-from sites.gateway.links.transport import Peer
+from isthmus.protos.frame import ChunkKey, Frame, Kind
+from isthmus.sites.gateway.config import GatewayConfig, PeerLink
+from isthmus.sites.gateway.gateway import Gateway
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
-from topology.trees.trees import ReductionPlan
 
 GATHER_2 = ReductionPlan(2, (), "")
 SITES = ("ash", "birch", "cedar", "dogwood", "elder")

@@ -20,8 +20,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.local.squares import total_of, units_of
+from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
+from isthmus.sites.local.squares import total_of, units_of
 
 Floats = npt.NDArray[np.float32]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protos.disk import free_beginning
+from isthmus.protos.disk import free_beginning
 
 
 def has_holes(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import hpack
 
-from sites.gateway.links.http2 import Event, Http2, Kind
+from isthmus.sites.gateway.links.http2 import Event, Http2, Kind
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from protos.errors import RankLostError
-from sites.local.rank_messages import (
+from isthmus.protos.errors import RankLostError
+from isthmus.sites.local.rank_messages import (
     Digest,
     FromRank,
     Metric,
@@ -21,10 +21,10 @@ from sites.local.rank_messages import (
     ReductionTimes,
     Region,
 )
-from sites.worker.bucket_copy import Pending, Slot, Transfer, read_pieces
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.collectives import Collectives
-from sites.worker.gateway_link import AloneLink, Link
+from isthmus.sites.worker.bucket_copy import Pending, Slot, Transfer, read_pieces
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.collectives import Collectives
+from isthmus.sites.worker.gateway_link import AloneLink, Link
 
 LONG_S = 30.0
 

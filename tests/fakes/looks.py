@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.send_queue import Outbox
 
 
 class Looks:

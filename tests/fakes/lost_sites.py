@@ -13,15 +13,15 @@ from typing import cast
 
 import numpy as np
 
-from sites.codecs.codec import Floats
-from sites.gateway.config import GatewayId
-from sites.gateway.links.peer_links import Link
-from sites.gateway.reduction.epochs import Gift
-from sites.gateway.reduction.executor import Settled
-from sites.local.chunk_grid import Grid, grid
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.gateway.config import GatewayId
+from isthmus.sites.gateway.links.peer_links import Link
+from isthmus.sites.gateway.reduction.epochs import Gift
+from isthmus.sites.gateway.reduction.executor import Settled
+from isthmus.sites.local.chunk_grid import Grid, grid
+from isthmus.topology.epoch import Finished, merged, numbers_of, runs_of
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.carried_exchanges import SPEEDS, CarriedExchanges, World
-from topology.epoch import Finished, merged, numbers_of, runs_of
-from topology.trees.trees import ReductionPlan
 
 MakePlan = Callable[[tuple[int, ...]], tuple[ReductionPlan, tuple[str, ...]]]
 """Draws a plan for some members, and its codecs."""

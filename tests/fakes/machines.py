@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.examiner import HERE, Examiner
-from protos import versions
-from topology.documents.load import load_topology
-from topology.machine_facts import Facts, Folder, Limits, Tcp, Wanted
-from topology.world import Topology
+from isthmus.orchestrator.doctor.examiner import HERE, Examiner
+from isthmus.protos import versions
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.machine_facts import Facts, Folder, Limits, Tcp, Wanted
+from isthmus.topology.world import Topology
 
 ROOT = Path(__file__).resolve().parents[2]
 WAN = """\

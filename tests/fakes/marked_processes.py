@@ -43,7 +43,7 @@ class MarkedProcesses:
         return sorted(
             pid
             for pid, command in self.living().items()
-            if all(word in command for word in words) and "sites.leash" not in command
+            if all(word in command for word in words) and "isthmus.sites.leash" not in command
         )
 
     def wait_gone(self, within_s: float = DEADLINE_S) -> None:

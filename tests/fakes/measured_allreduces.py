@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.scaling import Ended
-from orchestrator.evidence.record.bench_record import Failed
-from protos import metrics
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.protos import metrics
 
 BEGAN_S = 1_000_000.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import protos
-from sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
-from sites.gateway.probing.probe_server import POUR_METHOD
+from isthmus import protos
+from isthmus.sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
+from isthmus.sites.gateway.probing.probe_server import POUR_METHOD
 
 FRAME_METHODS = frozenset({PUSH_METHOD, PULL_METHOD, POUR_METHOD})
 """They carry bytes, and stand in no .proto file."""

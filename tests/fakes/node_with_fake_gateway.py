@@ -2,9 +2,9 @@
 
 import sys
 
-import sites.node.gateway_process
-from sites.node.__main__ import main
+import isthmus.sites.node.gateway_process
+from isthmus.sites.node.__main__ import main
 
 if __name__ == "__main__":
-    sites.node.gateway_process.MODULE = "tests.fakes.agent_gateway"
+    isthmus.sites.node.gateway_process.MODULE = "tests.fakes.agent_gateway"
     sys.exit(main())

@@ -6,10 +6,10 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 
+from isthmus.topology.job import Exchange, Job, Model, Trainer
+from isthmus.topology.plan_wishes import PlanWishes
+from isthmus.topology.world import Accelerator, Topology
 from tests.fakes.small_worlds import small_site, small_world
-from topology.job import Exchange, Job, Model, Trainer
-from topology.plan_wishes import PlanWishes
-from topology.world import Accelerator, Topology
 
 SMALL = Model(layers=2, heads=2, width=64, context=32)
 """A hundred thousand parameters."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from isthmus.topology.run_spec import RunSpec
 from tests.fakes.run_specs import spec_of_texts
-from topology.run_spec import RunSpec
 
 RANKS_S = 90.0
 """By then every rank of a test has ended, even on a busy machine."""
@@ -34,7 +34,7 @@ JOB = "version: 1\nname: fake\ntopology: topology.yaml\n"
 
 _PRELOADED = [
     "tests.fakes.ranks",
-    "sites.worker.joining",
+    "isthmus.sites.worker.joining",
     # What wrapping a model imports, 1.5 s of a processor in each rank otherwise.
     "torch._dynamo",
     "torch.distributed.fsdp",

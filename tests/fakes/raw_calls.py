@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 import hpack
 
-from sites.gateway.links.http2 import Kind
+from isthmus.sites.gateway.links.http2 import Kind
 from tests.fakes.http2_frames import ANSWER, CALL, PREFACE, header, settings
 
 _HEAD_BYTES = 9

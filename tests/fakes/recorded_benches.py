@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Failed,
@@ -21,7 +21,7 @@ from orchestrator.evidence.record.bench_record import (
     interval,
     write_bench,
 )
-from orchestrator.run_folder.home import JOB, TOPOLOGY
+from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
 from tests.fakes.benches import a_question
 from tests.fakes.recorded_runs import SITES
 

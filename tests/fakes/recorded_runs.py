@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.coordinator.journal import Journal
-from orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_folder
-from orchestrator.run_folder.run_files import METRICS, RunFiles
-from topology.documents.load import load_topology
-from topology.presets.templates import job_yaml, topology_yaml
-from topology.world import Link
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_folder
+from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.presets.templates import job_yaml, topology_yaml
+from isthmus.topology.world import Link
 
 BEGAN_S = 1_790_000_000.0
 """Wall time at which every such run was submitted."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from protos.frame import pack, unpack
-from sites.codecs.codec import Codec, Floats
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.protos.frame import pack, unpack
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Action,
     Bucket,
     BucketReduction,
@@ -20,9 +20,9 @@ from sites.gateway.reduction.chunk_reduction import (
     Send,
     roles,
 )
-from sites.gateway.reduction.residuals import Residuals
-from sites.local.chunk_grid import Grid, grid
-from topology.trees.trees import ReductionPlan, Tree
+from isthmus.sites.gateway.reduction.residuals import Residuals
+from isthmus.sites.local.chunk_grid import Grid, grid
+from isthmus.topology.trees.trees import ReductionPlan, Tree
 
 RANKS = (2, 3, 1, 5, 4)
 BUCKET = 2

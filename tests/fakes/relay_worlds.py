@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.emulator.relay import Relay
+from isthmus.orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.relay import Relay
 
 Result = TypeVar("Result")
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]

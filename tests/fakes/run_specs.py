@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from orchestrator.coordinator.submission import Submission, decided
-from protos.control.v1 import control_pb2
-from topology.documents.load import load_job, load_topology
-from topology.documents.placement import placed
-from topology.hashing import topology_hash
-from topology.job import Job
-from topology.plan_wishes import Replan
-from topology.run_decisions import decide_reduction, decide_run
-from topology.run_spec import RunSpec
-from topology.world import Topology
+from isthmus.orchestrator.coordinator.submission import Submission, decided
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.placement import placed
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.job import Job
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.run_decisions import decide_reduction, decide_run
+from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.world import Topology
 
 FOLDER = PurePath("/jobs")
 

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 
-from orchestrator.core import run_events
-from orchestrator.core.run_events import Endpoint, RecordEvent, RunState
-from orchestrator.core.run_machine import RunMachine
-from orchestrator.core.run_view import RecordedEvent
-from protos.failure import Failure
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.run_events import Endpoint, RecordEvent, RunState
+from isthmus.orchestrator.core.run_machine import RunMachine
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.protos.failure import Failure
 from tests.fakes.worlds import topology
 
 START_S = 30.0

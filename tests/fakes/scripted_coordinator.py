@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from protos.control.v1 import control_pb2, control_pb2_grpc
+from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from orchestrator.emulator.site_namespaces import CLONE_NEWNET
+from isthmus.orchestrator.emulator.site_namespaces import CLONE_NEWNET
 
 
 def receive(end: socket.socket, num_bytes: int) -> bytes:

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Iterable
 
+from isthmus.topology.job import Job, NamedTree, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Accelerator, Topology
 from tests.fakes.small_worlds import small_site, small_world
-from topology.job import Job, NamedTree, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.trees.trees import ReductionPlan
-from topology.world import Accelerator, Topology
 
 FORMS = ("gather", "star", "ring", "hierarchy", "given")
 """Of plans, for make_plan."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sites.node.gateway_configs import gateway_config
+from isthmus.sites.node.gateway_configs import gateway_config
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks, run_spec

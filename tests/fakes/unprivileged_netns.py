@@ -12,7 +12,7 @@ import stat
 import sys
 from pathlib import Path
 
-from orchestrator.emulator import netns
+from isthmus.orchestrator.emulator import netns
 
 CLONE_NEWNS = 0x20000  # linux/sched.h
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000  # linux/mount.h

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topology.documents.load import load_topology
-from topology.world import Topology
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.world import Topology
 
 NAMES = "abcdefgh"
 

@@ -8,31 +8,31 @@ import json
 import sqlite3
 from pathlib import Path
 
-from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.coordinator.journal import FILE, JournalError
-from orchestrator.evidence.record.bench_record import BENCH, read_bench
-from orchestrator.evidence.record.run_record import read_record
-from orchestrator.evidence.report.markdown import markdown
-from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.run_facts import run_facts
-from orchestrator.evidence.trace_events import trace
-from orchestrator.run_folder.home import RunFolder
-from orchestrator.run_folder.run_files import METRICS, strict_json
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.coordinator.journal import FILE, JournalError
+from isthmus.orchestrator.evidence.record.bench_record import BENCH, read_bench
+from isthmus.orchestrator.evidence.record.run_record import read_record
+from isthmus.orchestrator.evidence.report.markdown import markdown
+from isthmus.orchestrator.evidence.report.page import page
+from isthmus.orchestrator.evidence.report.run_facts import run_facts
+from isthmus.orchestrator.evidence.trace_events import trace
+from isthmus.orchestrator.run_folder.home import RunFolder
+from isthmus.orchestrator.run_folder.run_files import METRICS, strict_json
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import expand
+from isthmus.topology.importing.map_import import Wishes, import_topology
+from isthmus.topology.measured.editing import with_measured
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.text.yaml_document import read_document
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import metric, record_run
 from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import MIB, Target
 from tests.topology import documents, fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
-from topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import expand
-from topology.importing.map_import import Wishes, import_topology
-from topology.measured.editing import with_measured
-from topology.model.reduction_plans import plan_reduction
-from topology.text.yaml_document import read_document
 
 _MAPS = Path(documents.__file__).parent / "maps"
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")

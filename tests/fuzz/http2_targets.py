@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protos.errors import RemoteProtocolError
-from sites.gateway.links.http2 import CANCEL, NO_ERROR, Headers, Http2
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.sites.gateway.links.http2 import CANCEL, NO_ERROR, Headers, Http2
 from tests.fakes.http2_frames import (
     ANSWER,
     CALL,

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orchestrator.core.run_events import SiteNamespace
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.orchestrator.emulator.emulator_config import (
     Apply,
     NetnsConfig,
     RelayConfig,
@@ -24,28 +24,28 @@ from orchestrator.emulator.emulator_config import (
     lead_line,
     read_line,
 )
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.run_folder.home import ANNOUNCED, RunFolder
-from protos.errors import LocalProtocolError
-from protos.failure import Failure
-from sites.gateway.agent_port import read_commands, read_configuration
-from sites.launcher.rank_failures import (
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.run_folder.home import ANNOUNCED, RunFolder
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.failure import Failure
+from isthmus.sites.gateway.agent_port import read_commands, read_configuration
+from isthmus.sites.launcher.rank_failures import (
     cause_first,
     describe_failure,
     failure_of_line,
     line_of,
     write_error_file,
 )
-from sites.local.rank_messages import decode_from_rank
-from sites.node.gateway_process import Gateway
-from sites.node.node import Listener
+from isthmus.sites.local.rank_messages import decode_from_rank
+from isthmus.sites.node.gateway_process import Gateway
+from isthmus.sites.node.node import Listener
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
 from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import to_json
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, Tree, star
 
 
 @contextlib.contextmanager

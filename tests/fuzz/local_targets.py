@@ -12,22 +12,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.emulator.backend import EmulatorError
-from orchestrator.emulator.emulations import named_emulator
-from orchestrator.emulator.standing import answer_to, read_answer
-from protos.errors import IsthmusError
-from sites.worker.gateway_link import GatewayLink
+from isthmus.orchestrator.emulator.backend import EmulatorError
+from isthmus.orchestrator.emulator.emulations import named_emulator
+from isthmus.orchestrator.emulator.standing import answer_to, read_answer
+from isthmus.protos.errors import IsthmusError
+from isthmus.sites.worker.gateway_link import GatewayLink
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import Change, Kill, Pause
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.run_spec import RunSpec
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import KIB, Target
 from tests.topology import fault_documents
-from topology.documents.load import load_job, load_topology
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import Change, Kill, Pause
-from topology.plan_wishes import Replan
-from topology.run_spec import RunSpec
 
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 _DEADLINE_S = 10.0

@@ -16,27 +16,27 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from orchestrator.certificates import make_authority, make_token
-from orchestrator.coordinator.control import Control
-from orchestrator.coordinator.journal import Journal
-from orchestrator.coordinator.sessions import Session
-from protos.control.v1 import control_pb2 as pb
-from protos.errors import IsthmusError
-from protos.exchange.v1.exchange_pb2 import HelloRequest, LeaveRequest
-from protos.join_tokens import BadTokenError, JoinToken
-from protos.versions import (
+from isthmus.orchestrator.certificates import make_authority, make_token
+from isthmus.orchestrator.coordinator.control import Control
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.coordinator.sessions import Session
+from isthmus.protos.control.v1 import control_pb2 as pb
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.exchange.v1.exchange_pb2 import HelloRequest, LeaveRequest
+from isthmus.protos.join_tokens import BadTokenError, JoinToken
+from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
 )
-from sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import topology_hash
 from tests.fakes.gateway_sites import GATHER_2, gateway_config
 from tests.fakes.worlds import JOB, topology_text
 from tests.fuzz.target import KIB, MIB, Target
-from topology.documents.load import load_topology
-from topology.errors import ConfigError
-from topology.hashing import topology_hash
 
 _TOPOLOGY = topology_text()
 _HASH = topology_hash(load_topology(_TOPOLOGY, "t.yaml"))

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
-from protos.failure import Failure
-from sites.agent.remote_node import RemoteNode
-from sites.node.failures import SiteError
-from sites.node.node import Listener
-from sites.node.rank_stacks import RankStack
-from sites.node.stream import (
+from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
+from isthmus.protos.failure import Failure
+from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.rank_stacks import RankStack
+from isthmus.sites.node.stream import (
     NodeOrder,
     endpoint_fields,
     error_fields,
@@ -24,10 +24,10 @@ from sites.node.stream import (
     read_line,
     stack_fields,
 )
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json, to_json
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import Target
-from topology.errors import ConfigError
-from topology.json_fields import read_json, to_json
 
 T = TypeVar("T")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.run_documents import DocumentText, load_run
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.planner.document import PlanFile, plan_text
+from isthmus.topology.planner.plan import make_plan
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.target import Target
 from tests.topology.documents import JOB, TOPOLOGY
-from topology.documents.load import load_job, load_topology
-from topology.documents.run_documents import DocumentText, load_run
-from topology.errors import ConfigError
-from topology.planner.document import PlanFile, plan_text
-from topology.planner.plan import make_plan
 
 _DESCRIBED_JOB = """\
 version: 1

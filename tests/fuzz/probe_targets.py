@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from orchestrator.evidence.link_probe import link_figures, read_directions
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
-from protos.errors import RemoteProtocolError
-from protos.exchange.v1 import probe_pb2
-from sites.gateway.probing.prober import rate_between
+from isthmus.orchestrator.evidence.link_probe import link_figures, read_directions
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.exchange.v1 import probe_pb2
+from isthmus.sites.gateway.probing.prober import rate_between
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.measured.editing import with_measured
+from isthmus.topology.measured.measured_links import drifts
+from isthmus.topology.text.yaml_document import read_document
 from tests.fakes.recorded_runs import metric
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import KIB, MIB, Target
 from tests.topology.documents import TOPOLOGY, changed
-from topology.documents.load import load_topology
-from topology.errors import ConfigError
-from topology.measured.editing import with_measured
-from topology.measured.measured_links import drifts
-from topology.text.yaml_document import read_document
 
 _WORLD = load_topology(TOPOLOGY, "t.yaml")
 _PAIRS = [(link.source, link.target) for link in _WORLD.links]

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 import numpy as np
 import xxhash
 
-from protos.errors import (
+from isthmus.protos.errors import (
     CorruptDataError,
     LayoutMismatchError,
     NoTokensError,
     RemoteProtocolError,
     StaleGenerationError,
 )
-from protos.frame import (
+from isthmus.protos.frame import (
     HEADER_BYTES,
     ChunkKey,
     Frame,
@@ -30,9 +30,9 @@ from protos.frame import (
     unpack,
     unpack_ack,
 )
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Action,
     Bucket,
     BucketReduction,
@@ -40,9 +40,9 @@ from sites.gateway.reduction.chunk_reduction import (
     Received,
     roles,
 )
-from sites.local.chunk_grid import grid
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.topology.trees.trees import ReductionPlan, star
 from tests.fuzz.target import KIB, Target
-from topology.trees.trees import ReductionPlan, star
 
 _SIZE = struct.Struct("<H")
 """Before a payload: how many elements the receiver's plan says that it holds."""

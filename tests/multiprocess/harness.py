@@ -160,8 +160,8 @@ class Bench:
         env = {**self.processes.env, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                *(python, "-m", "orchestrator.cli.main", *arguments),
+                *(sys.executable, "-m", "isthmus.sites.leash", str(os.getpid()), "--"),
+                *(python, "-m", "isthmus.orchestrator.cli.main", *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.frame import pack, unpack
-from sites.codecs.codec import Floats
-from sites.codecs.registry import EXACT
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.protos.frame import pack, unpack
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.codecs.registry import EXACT
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
     Event,
@@ -34,26 +34,26 @@ from sites.gateway.reduction.chunk_reduction import (
     Received,
     Send,
 )
-from sites.gateway.reduction.epochs import in_force
-from sites.gateway.reduction.residuals import Residuals
-from sites.local.chunk_grid import grid
-from sites.trainer.corpus import Corpus, load_corpus
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import (
+from isthmus.sites.gateway.reduction.epochs import in_force
+from isthmus.sites.gateway.reduction.residuals import Residuals
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.sites.trainer.corpus import Corpus, load_corpus
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import (
     apply_gradients,
     clip_gradients,
     learn_from,
     make_optimizer,
 )
-from sites.trainer.reference import one_deterministic_thread
-from sites.worker.batch_shares import BatchShares, Gone
-from sites.worker.collectives import ensure_process_group
-from sites.worker.exactness import Exactness
-from sites.worker.sampler import Sampler
-from topology.batch_rule import FullBatch
-from topology.epoch import Epoch, Finished, numbers_of
-from topology.json_fields import read_json
-from topology.run_spec import RunSpec
+from isthmus.sites.trainer.reference import one_deterministic_thread
+from isthmus.sites.worker.batch_shares import BatchShares, Gone
+from isthmus.sites.worker.collectives import ensure_process_group
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.sampler import Sampler
+from isthmus.topology.batch_rule import FullBatch
+from isthmus.topology.epoch import Epoch, Finished, numbers_of
+from isthmus.topology.json_fields import read_json
+from isthmus.topology.run_spec import RunSpec
 
 FIRST_GRADIENTS = 4
 """The rounds before them compare the text of all sites, and their initial state: two each, for they

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.catalogue import ExitCode
+from isthmus.protos.catalogue import ExitCode
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, topology_yaml
 from tests.multiprocess.test_lost_site import steps_of
 

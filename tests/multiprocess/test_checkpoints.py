@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protos.checkpoint.store import checkpoint_name, checkpoints_in
-from sites.checkpoint.export import model_tensors
-from sites.worker.missing_sites import NOTICE_STEPS
+from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
+from isthmus.sites.checkpoint.export import model_tensors
+from isthmus.sites.worker.missing_sites import NOTICE_STEPS
 from tests.multiprocess.harness import (
     UNDER_BOTH_SECURITIES,
     Bench,
@@ -246,7 +246,7 @@ def test_a_run_that_is_stopped_saves_first(run: Bench, by: str) -> None:
         cancelled = run.isthmus("cancel", "--checkpoint").check()
         assert "checkpoint of step " in cancelled.err
     else:
-        os.kill(run.pids("sites.agent", "--site b")[0], signal.SIGTERM)
+        os.kill(run.pids("isthmus.sites.agent", "--site b")[0], signal.SIGTERM)
     process.communicate(timeout=60)
     step = newest_step(run)
     assert step > 0
@@ -263,8 +263,8 @@ def test_a_run_that_lost_its_first_site_saves_on_and_uses_each_sample_once(run: 
     sites = topology([(1, 1), (1, 1), (1, 1)]).replace("min_sites: 3", "min_sites: 1")
     process = run.start("launch", str(run.write(sites, text)), "--run-id", "stopped")
     run.wait_for("first steps", lambda: stepping(run))
-    agent = run.pids("sites.agent", "--site a")[0]
-    kill(run.children(agent, "sites.launcher.rank")[-1])
+    agent = run.pids("isthmus.sites.agent", "--site a")[0]
+    kill(run.children(agent, "isthmus.sites.launcher.rank")[-1])
     process.communicate(timeout=100)
     assert process.returncode == 7, run.logs()
     manifests = [each.manifest() for each in checkpoints_in(str(store(run, "stopped")))]

@@ -46,7 +46,7 @@ class Deployment:
 
     def kill(self) -> None:
         """Kill the coordinator."""
-        os.kill(self.run.pids("orchestrator.coordinator")[0], signal.SIGKILL)
+        os.kill(self.run.pids("isthmus.orchestrator.coordinator")[0], signal.SIGKILL)
 
     def isthmus(self, *arguments: str) -> Result:
         return self.run.isthmus(*arguments, "--json")
@@ -94,7 +94,7 @@ def test_what_ended_meanwhile_is_told_to_the_next_coordinator(run: Bench) -> Non
     deployed = Deployment(run, steps=1000)
     run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
     deployed.kill()
-    assert run.pids("sites.launcher.rank")
-    run.wait_for("the end at both sites", lambda: not run.pids("sites.launcher.rank"), 90)
+    assert run.pids("isthmus.sites.launcher.rank")
+    run.wait_for("the end at both sites", lambda: not run.pids("isthmus.sites.launcher.rank"), 90)
     deployed.start(deployed.address)
     deployed.check(1000)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from protos.catalogue import ExitCode
+from isthmus.protos.catalogue import ExitCode
 from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

@@ -59,8 +59,8 @@ def test_an_emulator_that_is_killed_ends_the_run(run: Bench, needs_netns: None) 
     topology = topology_yaml(SITES, emulator="netns")
     job = run.write(topology, job_yaml(steps=100_000))
     launched = run.start("launch", str(job), "--json")
-    run.wait_for("the run", lambda: bool(run.pids("sites.launcher.rank")))
-    (emulator,) = run.pids("orchestrator.emulator.netns")
+    run.wait_for("the run", lambda: bool(run.pids("isthmus.sites.launcher.rank")))
+    (emulator,) = run.pids("isthmus.orchestrator.emulator.netns")
 
     os.kill(emulator, signal.SIGKILL)
 
@@ -76,8 +76,8 @@ def test_a_coordinator_that_is_killed_takes_the_emulator_with_it(
 ) -> None:
     topology = topology_yaml(SITES, emulator="netns")
     run.isthmus("launch", str(run.write(topology, job_yaml(steps=100_000))), "--detach")
-    run.wait_for("the emulator", lambda: bool(run.pids("orchestrator.emulator.netns")))
-    (coordinator,) = run.pids("orchestrator.coordinator")
+    run.wait_for("the emulator", lambda: bool(run.pids("isthmus.orchestrator.emulator.netns")))
+    (coordinator,) = run.pids("isthmus.orchestrator.coordinator")
 
     os.kill(coordinator, signal.SIGKILL)
 

@@ -56,8 +56,8 @@ def test_a_killed_gateway_is_its_sites_failure(run: Bench) -> None:
         "first steps",
         lambda: any('"kind": "step"' in each.read_text() for each in run.home.glob(metrics)),
     )
-    agent = run.pids("sites.agent", "--site b")[0]
-    gateways = run.children(agent, "sites.gateway")
+    agent = run.pids("isthmus.sites.agent", "--site b")[0]
+    gateways = run.children(agent, "isthmus.sites.gateway")
     assert len(gateways) == 2
     kill(gateways[1])
     out, err = process.communicate(timeout=60)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.catalogue import ExitCode
-from protos.checkpoint.store import checkpoints_in
+from isthmus.protos.catalogue import ExitCode
+from isthmus.protos.checkpoint.store import checkpoints_in
 from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]

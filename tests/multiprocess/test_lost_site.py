@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protos.catalogue import ExitCode
+from isthmus.protos.catalogue import ExitCode
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
 
 pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
@@ -20,13 +20,13 @@ LAST_ROUND = Path(__file__).parent / "scripts" / "user_last_round.py"
 
 def victim(run: Bench, role: str) -> int:
     """Return the process of site c to kill."""
-    agent = run.pids("sites.agent", "--site c")[0]
+    agent = run.pids("isthmus.sites.agent", "--site c")[0]
     if role == "agent":
         return agent
-    words = {"gateway": "sites.gateway", "torchrun": "sites.launcher.node"}
+    words = {"gateway": "isthmus.sites.gateway", "torchrun": "isthmus.sites.launcher.node"}
     if role in words:
         return run.children(agent, words[role])[0]
-    return run.children(agent, "sites.launcher.rank")[-1]
+    return run.children(agent, "isthmus.sites.launcher.rank")[-1]
 
 
 def steps_of(run: Bench, site: str) -> list[int]:
@@ -137,8 +137,8 @@ def test_a_site_fails_in_the_last_round_after_another_was_done_with_it(run: Benc
         return len(since) > 4 and max(sent[: len(before)], default=0) < since[-4] == since[-1]
 
     run.wait_for("b's part", has_sent)
-    (agent,) = run.pids("sites.agent", "--site b")
-    gateway = psutil.Process(run.children(agent, "sites.gateway")[0])
+    (agent,) = run.pids("isthmus.sites.agent", "--site b")
+    gateway = psutil.Process(run.children(agent, "isthmus.sites.gateway")[0])
     gateway.suspend()
     (run.folder / "go").touch()
     run.wait_for("site a", (run.folder / "a.hash").exists)

@@ -75,16 +75,16 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
     found = listening(run)
     inside = {what for (host, _), what in found.items() if host == "127.0.0.1"}
     # torchrun's store, and Gloo's pairs.
-    assert inside == {"sites.launcher.node", "sites.launcher.rank"}, found
+    assert inside == {"isthmus.sites.launcher.node", "isthmus.sites.launcher.rank"}, found
     outside = {(host, port): what for (host, port), what in found.items() if host != "127.0.0.1"}
-    gateway = sorted(where for where, what in outside.items() if what == "sites.gateway")
+    gateway = sorted(where for where, what in outside.items() if what == "isthmus.sites.gateway")
     port = gateway[0][1]
     assert gateway == [("127.0.0.2", port), ("127.0.0.2", port + 1)]
     assert PORTS[0] <= port < PORTS[1]
     coordinator_host, _, coordinator_port = address.rpartition(":")
     assert outside == {
-        **dict.fromkeys(gateway, "sites.gateway"),
-        (coordinator_host, int(coordinator_port)): "orchestrator.coordinator",
+        **dict.fromkeys(gateway, "isthmus.sites.gateway"),
+        (coordinator_host, int(coordinator_port)): "isthmus.orchestrator.coordinator",
     }
     status = run.isthmus("status", "--json").check()
     assert status.envelope["data"]["state"] in {"ACTIVE", "STOPPING", "SUCCEEDED"}

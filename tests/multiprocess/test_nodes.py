@@ -9,9 +9,9 @@ import sys
 import psutil
 import pytest
 
-from sites.trainer.reference import train_alone
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
-from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -27,7 +27,7 @@ def several_machines(sites: list[tuple[int, int]], **rest: object) -> str:
 
 def supervised(run: Bench) -> tuple[int, list[int]]:
     """Return the only supervisor, and what is below it."""
-    (supervisor,) = run.pids("-m sites.node")
+    (supervisor,) = run.pids("-m isthmus.sites.node")
     return supervisor, [each.pid for each in psutil.Process(supervisor).children(recursive=True)]
 
 
@@ -81,7 +81,7 @@ def test_a_node_that_is_killed_is_its_sites_loss(run: Bench) -> None:
     supervisor, below = supervised(run)
     assert len(below) >= 3, "gateway, torchrun and rank"
     kill(supervisor)
-    (agent,) = run.pids("-m sites.agent", "--site a")
+    (agent,) = run.pids("-m isthmus.sites.agent", "--site a")
     run.wait_for("the end of the site", lambda: not run.children(agent), 30)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
@@ -110,7 +110,7 @@ def test_a_node_that_waits_for_its_agent_takes_part(run: Bench) -> None:
     run.isthmus("certs", "init", str(path), "--folder", str(certs)).check()
     waits = subprocess.Popen(
         [
-            *(sys.executable, "-m", "sites.node.serve", "--site", "a"),
+            *(sys.executable, "-m", "isthmus.sites.node.serve", "--site", "a"),
             *("--bind", f"{inside[1]}:{port}"),
         ],
         env={

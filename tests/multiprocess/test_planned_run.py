@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sites.trainer.reference import train_alone
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
-from topology.documents.load import load_job
 
 STEPS = 6
 SLOW = "  slow: {peak: {fp32: 10MFLOP/s}, memory: 2GiB, mfu: 0.3}\n"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from isthmus.topology.documents.load import load_topology
 from tests.multiprocess.harness import Bench, topology_yaml
-from topology.documents.load import load_topology
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 

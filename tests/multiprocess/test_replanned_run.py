@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.coordinator.journal import JournalReader
-from orchestrator.core.run_view import RecordedEvent, fold
+from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.orchestrator.core.run_view import RecordedEvent, fold
 from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, topology_yaml
 
 JOB = """

@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
-from protos.catalogue import ExitCode
-from protos.checkpoint.store import checkpoints_in
-from sites.checkpoint.export import model_tensors
+from isthmus.protos.catalogue import ExitCode
+from isthmus.protos.checkpoint.store import checkpoints_in
+from isthmus.sites.checkpoint.export import model_tensors
 from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
 from tests.multiprocess.replay import Replay, journal_of
 from tests.multiprocess.test_lost_site import is_training
@@ -79,8 +79,8 @@ def job(steps: int, codec: str, tree: str) -> str:
 
 
 def kill_gateway(run: Bench, site: str) -> None:
-    agent = run.pids("sites.agent", f"--site {site}")[0]
-    kill(run.children(agent, "sites.gateway")[0])
+    agent = run.pids("isthmus.sites.agent", f"--site {site}")[0]
+    kill(run.children(agent, "isthmus.sites.gateway")[0])
 
 
 def finish(run: Bench, process: subprocess.Popen[str], code: int = 0) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from isthmus.sites.local.entry_folder import INDEX, PIECE_BYTES, TENSORS
 from scripts.soak import reset
-from sites.local.entry_folder import INDEX, PIECE_BYTES, TENSORS
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, kill, topology_yaml
 from tests.multiprocess.test_lost_site import is_training, steps_of
 
@@ -36,7 +36,9 @@ trainer:
 
 
 def gateway(run: Bench, site: str) -> int:
-    return run.children(run.pids("sites.agent", f"--site {site}")[0], "sites.gateway")[0]
+    return run.children(
+        run.pids("isthmus.sites.agent", f"--site {site}")[0], "isthmus.sites.gateway"
+    )[0]
 
 
 def written_bytes(run: Bench, site: str) -> int:

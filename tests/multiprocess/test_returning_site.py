@@ -59,7 +59,7 @@ def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str) -> None:
     run.wait_for_nothing_left(15.0)
 
 
-@pytest.mark.parametrize("stage", ["sites.gateway", "sites.launcher.rank"])
+@pytest.mark.parametrize("stage", ["isthmus.sites.gateway", "isthmus.sites.launcher.rank"])
 def test_an_agent_that_is_lost_before_the_first_step_is_waited_for(run: Bench, stage: str) -> None:
     """Nothing has been trained: all sites begin again with it, and the run has all its steps."""
     steps = 60
@@ -71,7 +71,7 @@ def test_an_agent_that_is_lost_before_the_first_step_is_waited_for(run: Bench, s
     def started() -> list[int]:
         return [
             each
-            for agent in run.pids("sites.agent", "--site c")
+            for agent in run.pids("isthmus.sites.agent", "--site c")
             for each in run.children(agent, stage)
         ]
 

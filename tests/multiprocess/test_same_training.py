@@ -11,9 +11,9 @@ import math
 
 import pytest
 
-from sites.trainer.reference import train_alone
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
-from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.catalogue import ExitCode
+from isthmus.protos.catalogue import ExitCode
 from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

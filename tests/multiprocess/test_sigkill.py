@@ -15,14 +15,14 @@ DETECT_WITHIN_S = 15.0
 def victim(run: Bench, role: str) -> int:
     """Return the process to kill."""
     if role == "coordinator":
-        return run.pids("orchestrator.coordinator")[0]
+        return run.pids("isthmus.orchestrator.coordinator")[0]
     if role == "agent":
-        return run.pids("sites.agent", "--site b")[0]
+        return run.pids("isthmus.sites.agent", "--site b")[0]
     if role == "gateway":
-        agent = run.pids("sites.agent", "--site b")[0]
-        return run.children(agent, "sites.gateway")[0]
-    agent = run.pids("sites.agent", "--site b")[0]
-    return run.children(agent, "sites.launcher.rank")[-1]
+        agent = run.pids("isthmus.sites.agent", "--site b")[0]
+        return run.children(agent, "isthmus.sites.gateway")[0]
+    agent = run.pids("isthmus.sites.agent", "--site b")[0]
+    return run.children(agent, "isthmus.sites.launcher.rank")[-1]
 
 
 @pytest.mark.exhaustive

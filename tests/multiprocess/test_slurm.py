@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.rendering.slurm_script import slurm_script
+from isthmus.orchestrator.rendering.slurm_script import slurm_script
+from isthmus.topology.documents.load import load_topology
 from tests.fakes.slurm import Slurm, slurm
 from tests.fakes.sshd import sshd
 from tests.fakes.waiting import wait_for
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 from tests.multiprocess.test_up import credentials, of_run
 from tests.multiprocess.test_up import written as written_with
-from topology.documents.load import load_topology
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -61,7 +61,7 @@ def written(run: Bench, *options: str, steps: int = 3, checkpoint: str = "") -> 
 
 def nodes_of_ranks(run: Bench) -> set[str]:
     """Return Slurm's names of the nodes on which ranks run."""
-    pids = run.pids("sites.launcher.rank")
+    pids = run.pids("isthmus.sites.launcher.rank")
     return {psutil.Process(pid).environ()["SLURMD_NODENAME"] for pid in pids}
 
 
@@ -140,15 +140,19 @@ def test_a_site_of_two_nodes_has_one_allocation(
         def events() -> str:
             return run.isthmus("events", "r", "--json").check().out
 
-        run.wait_for("ranks of four nodes", lambda: len(run.pids("sites.launcher.rank")) == 4, 60)
+        run.wait_for(
+            "ranks of four nodes", lambda: len(run.pids("isthmus.sites.launcher.rank")) == 4, 60
+        )
         run.wait_for("the run", lambda: "run.active" in events(), 60)
         assert nodes_of_ranks(run) == {"part_a1", "part_a2", "part_b1", "part_c1"}
-        processes = [psutil.Process(pid) for pid in run.pids("-m sites.node")]
-        (supervisor,) = (each for each in processes if each.cmdline()[1:] == ["-m", "sites.node"])
+        processes = [psutil.Process(pid) for pid in run.pids("-m isthmus.sites.node")]
+        (supervisor,) = (
+            each for each in processes if each.cmdline()[1:] == ["-P", "-m", "isthmus.sites.node"]
+        )
         supervisor.kill()  # the others are srun's
         run.wait_for("the loss of the site", lambda: "site.lost" in events(), 60)
         assert "NODE_LOST" in events()
-        run.wait_for("the end of the step", lambda: not run.pids("-m sites.node"), 30)
+        run.wait_for("the end of the step", lambda: not run.pids("-m isthmus.sites.node"), 30)
         run.isthmus("cancel", "r").check()
         run.isthmus("down", str(topology)).check()
         assert cluster.jobs() == []

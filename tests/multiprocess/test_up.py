@@ -149,7 +149,7 @@ def test_a_user_that_is_not_root_behind_a_jump_host(
     with tempfile.TemporaryDirectory(prefix="isthmus-nobody-") as folder:
         home = Path(folder)
         python = home / "python"
-        packages = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"]])
+        packages = os.pathsep.join([str(ROOT / ".src"), sysconfig.get_paths()["purelib"]])
         system = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
         python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {system} "$@"\n')
         python.chmod(0o755)
@@ -214,7 +214,9 @@ def test_a_site_of_two_machines_over_ssh_and_tls(run: Bench, server: Sshd) -> No
 
     run.wait_for("the run", lambda: "run.active" in events(), 60)
     processes = [psutil.Process(pid) for pid in of_run(run)]
-    (supervisor,) = (each for each in processes if each.cmdline()[1:] == ["-m", "sites.node"])
+    (supervisor,) = (
+        each for each in processes if each.cmdline()[1:] == ["-P", "-m", "isthmus.sites.node"]
+    )
     below = supervisor.children(recursive=True)
     (ssh,) = (each for each in processes if each.name() == "ssh")
     secrets = _paths(below[0].environ()["ISTHMUS_KEY"])

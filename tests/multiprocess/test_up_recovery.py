@@ -107,9 +107,9 @@ def server(tmp_path: Path) -> Iterator[Sshd]:
 
 
 VICTIMS = {
-    "gateway": ("sites.gateway",),
-    "rank": ("sites.launcher.rank",),
-    "agent": ("sites.agent", "--site"),
+    "gateway": ("isthmus.sites.gateway",),
+    "rank": ("isthmus.sites.launcher.rank",),
+    "agent": ("isthmus.sites.agent", "--site"),
     "node": (),  # all that is there
 }
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.coordinator.run_epochs import begin_epochs
-from orchestrator.core import membership, run_events
-from orchestrator.core.run_events import RecordEvent
-from orchestrator.core.run_lead import Action, Event, RunLead
-from orchestrator.core.run_machine import RunMachine
+from isthmus.orchestrator.coordinator.run_epochs import begin_epochs
+from isthmus.orchestrator.core import membership, run_events
+from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
+from isthmus.orchestrator.core.run_machine import RunMachine
 from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.run_worlds import prepared, read_again, stepped
 from tests.fakes.worlds import JOB, topology_text

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce_baselines import measure_baseline, require_full_mesh
-from orchestrator.evidence.bench.allreduce_bench import (
+from isthmus.orchestrator.evidence.bench.allreduce_baselines import (
+    measure_baseline,
+    require_full_mesh,
+)
+from isthmus.orchestrator.evidence.bench.allreduce_bench import (
     PAYLOAD_SHARE,
     Asked,
     Figures,
@@ -21,21 +24,21 @@ from orchestrator.evidence.bench.allreduce_bench import (
     combinations,
     figures_of,
 )
-from orchestrator.evidence.bench.allreduce_conditions import (
+from isthmus.orchestrator.evidence.bench.allreduce_conditions import (
     Conditions,
     others_bytes_per_s,
     varying_script,
 )
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from protos import metrics
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.protos import metrics
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import Change, expand
+from isthmus.topology.job import Exchange, Job, Reduction
+from isthmus.topology.model.step_model import exchange_time_s
+from isthmus.topology.world import CrossTraffic, Emulation, Topology
 from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import Change, expand
-from topology.job import Exchange, Job, Reduction
-from topology.model.step_model import exchange_time_s
-from topology.world import CrossTraffic, Emulation, Topology
 
 SITES = benches.SITES
 TOPOLOGY = benches.a_topology()
@@ -308,7 +311,7 @@ def test_a_gloo_process_that_fails_is_named(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(
-        "orchestrator.evidence.bench.allreduce_baselines.LOOPBACK", "no-such-device"
+        "isthmus.orchestrator.evidence.bench.allreduce_baselines.LOOPBACK", "no-such-device"
     )
     with pytest.raises(MeasurementError, match=rf"Gloo at ({'|'.join(SITES)}) failed: .*"):
         measure_baseline(

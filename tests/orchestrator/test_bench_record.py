@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.evidence.bench.bench_tables import BenchTables
-from orchestrator.evidence.record.bench_record import Bench, read_bench, write_bench
+from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
+from isthmus.orchestrator.evidence.record.bench_record import Bench, read_bench, write_bench
+from isthmus.topology.errors import ConfigError
 from tests.fakes.benches import a_bench, an_interrupted_bench
-from topology.errors import ConfigError
 
 
 @pytest.mark.parametrize("bench", [a_bench(), an_interrupted_bench()], ids=["whole", "interrupted"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.clock_watch import ClockWatch
+from isthmus.orchestrator.core.clock_watch import ClockWatch
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.cli.views import log_line
-from orchestrator.coordinator import service
-from orchestrator.run_folder import log_files
-from protos import security
-from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.errors import RemoteProtocolError
-from protos.identities import CALLERS
-from protos.limits import CONNECTION_LIMITS, CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
-from protos.mutual_streams import HANDSHAKE_S
-from protos.security import HEADER, token_path
+from isthmus.orchestrator.cli.views import log_line
+from isthmus.orchestrator.coordinator import service
+from isthmus.orchestrator.run_folder import log_files
+from isthmus.protos import security
+from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.identities import CALLERS
+from isthmus.protos.limits import CONNECTION_LIMITS, CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
+from isthmus.protos.mutual_streams import HANDSHAKE_S
+from isthmus.protos.security import HEADER, token_path
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.world import Detection
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
-from topology.timeouts import Timeouts
-from topology.world import Detection
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 

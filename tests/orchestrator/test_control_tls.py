@@ -13,19 +13,19 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator import certificates
-from orchestrator.certificates import issue, make_authority, renew
-from orchestrator.client import coordinator_client
-from orchestrator.client.coordinator_client import Client
-from orchestrator.coordinator.service import CoordinatorService
-from protos.control.v1 import control_pb2, control_pb2_grpc
-from protos.control.v1.control_pb2 import AgentMessage
-from protos.errors import IsthmusError
-from protos.identities import CALLERS
-from protos.security import TLS_VARIABLES, control_security
-from sites.agent.coordinator_channel import CoordinatorChannel
-from sites.agent.known_coordinator import KnownCoordinator
-from sites.agent.session import Dialler, UnreachableError, channel_options
+from isthmus.orchestrator import certificates
+from isthmus.orchestrator.certificates import issue, make_authority, renew
+from isthmus.orchestrator.client import coordinator_client
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.orchestrator.coordinator.service import CoordinatorService
+from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
+from isthmus.protos.control.v1.control_pb2 import AgentMessage
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.identities import CALLERS
+from isthmus.protos.security import TLS_VARIABLES, control_security
+from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
+from isthmus.sites.agent.known_coordinator import KnownCoordinator
+from isthmus.sites.agent.session import Dialler, UnreachableError, channel_options
 from tests.fakes.certified import DOMAIN, certify, files_in, held_by, speak_tls, tls_options
 from tests.fakes.coordinators import Bench, FakeAgent, coordinating, run_scenario, status_of
 from tests.fakes.methods import described_methods
@@ -97,7 +97,7 @@ def test_without_a_certificate_of_the_authority_there_is_no_connection(
 
     # The bench's own channel is not used, for its operator's certificate is the one that expired.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("protos.mutual_tls.TlsSecurity._check_time", lambda *_: None)
+        patch.setattr("isthmus.protos.mutual_tls.TlsSecurity._check_time", lambda *_: None)
         run_scenario(scenario())
 
 
@@ -204,7 +204,7 @@ def test_a_bad_certificate_is_named_with_its_cure(
                     for variable in TLS_VARIABLES.values():
                         monkeypatch.delenv(variable)
                 case "not believed there":
-                    monkeypatch.setattr("protos.mutual_tls._is_signed", lambda *_: True)
+                    monkeypatch.setattr("isthmus.protos.mutual_tls._is_signed", lambda *_: True)
                     issue(foreign, "operator", 1.0, replace=True)
                     (foreign / "ca.pem").write_bytes((certs / "ca.pem").read_bytes())
                     speak_tls(monkeypatch, files_in(foreign))
@@ -371,7 +371,7 @@ def test_an_agent_dials_again_with_its_renewed_certificate(tmp_path: Path, certs
 def test_a_certificate_that_ends_soon_is_warned_of_while_nothing_connects(
     certs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("protos.mutual_tls.WATCH_S", 0.02)
+    monkeypatch.setattr("isthmus.protos.mutual_tls.WATCH_S", 0.02)
     issue(certs, "a.agent", 13.5, replace=True)
 
     async def scenario() -> None:

@@ -13,16 +13,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
-from orchestrator.coordinator.journal import JournalReader
-from orchestrator.coordinator.service import server_options
-from protos.control.v1 import control_pb2
-from protos.errors import StateConflictError
+from isthmus.orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
+from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.orchestrator.coordinator.service import server_options
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import StateConflictError
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.timeouts import Timeouts
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.waiting import DEADLINE_S, wait_for
 from tests.fakes.worlds import JOB, topology_text
-from topology.documents.load import load_topology
-from topology.timeouts import Timeouts
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -40,8 +40,14 @@ class Bench:
     def start(self, *more: str, bind: str = "127.0.0.1:0") -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                *(sys.executable, "-m", "orchestrator.coordinator", "--state", str(self.state)),
+                *(sys.executable, "-m", "isthmus.sites.leash", str(os.getpid()), "--"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "isthmus.orchestrator.coordinator",
+                    "--state",
+                    str(self.state),
+                ),
                 *("--topology", str(self.topology), "--bind", bind, *more),
             ],
             stdin=subprocess.DEVNULL,
@@ -271,7 +277,7 @@ def test_agents_die_with_an_embedded_coordinator_that_is_killed(bench: Bench) ->
     process = bench.start("--embedded")
     with Client(bench.listening()) as client:
         bench.submit(client.address)
-        wait_for(lambda: len(bench.processes.pids("sites.agent")) == 2, "agents")
+        wait_for(lambda: len(bench.processes.pids("isthmus.sites.agent")) == 2, "agents")
         wait_for(lambda: all(site.host for site in client.get_run("").sites), "both sites' hellos")
     process.kill()
     bench.processes.wait_gone()

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.coordinator.control import Control, UnreadableRunError
-from orchestrator.coordinator.journal import Journal, JournalReader
-from orchestrator.core.run_view import RecordedEvent
-from orchestrator.run_folder.home import SPEC
-from orchestrator.run_folder.run_files import METRICS
-from protos.control.v1 import control_pb2 as pb
+from isthmus.orchestrator.coordinator.control import Control, UnreadableRunError
+from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.run_folder.home import SPEC
+from isthmus.orchestrator.run_folder.run_files import METRICS
+from isthmus.protos.control.v1 import control_pb2 as pb
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.epoch import Epoch
 from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
 from tests.fakes.worlds import topology_text
-from topology.documents.load import load_topology
-from topology.epoch import Epoch
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +210,7 @@ def test_leases_begin_when_all_runs_have_been_read(
         async with coordinating(tmp_path) as bench:
             await active(bench, "a", "b")
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + read_s, time=time.time)
-        monkeypatch.setattr("orchestrator.coordinator.control.time", clock)
+        monkeypatch.setattr("isthmus.orchestrator.coordinator.control.time", clock)
         with Journal(tmp_path) as journal:
             control = Control(
                 load_topology(topology_text(), "topology.yaml"), journal, tmp_path / "runs"

@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.coordinator import active_run, control
-from orchestrator.coordinator.control_messages import run_message
-from orchestrator.coordinator.journal import Journal, JournalError, JournalReader
-from orchestrator.core.leases import Leases
-from orchestrator.core.run_view import RecordedEvent
-from orchestrator.run_folder.log_files import LogReader
-from protos.control.v1 import control_pb2 as pb
+from isthmus.orchestrator.coordinator import active_run, control
+from isthmus.orchestrator.coordinator.control_messages import run_message
+from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalReader
+from isthmus.orchestrator.core.leases import Leases
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.run_folder.log_files import LogReader
+from isthmus.protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import (
     DEADLINE_S,
     FakeAgent,

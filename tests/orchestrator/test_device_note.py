@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protos import metrics
-from protos.control.v1 import control_pb2 as pb
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import active, coordinating, run_scenario
 
 pytestmark = pytest.mark.slow

@@ -18,28 +18,28 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor import examination
-from orchestrator.doctor.examination import Examined, all_findings, quick_findings
-from orchestrator.doctor.examiner import Examiner, NoAnswerError
-from orchestrator.doctor.findings import Finding, Severity
-from orchestrator.doctor.job_checks import job_findings
-from orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
-from orchestrator.doctor.path_checks import (
+from isthmus.orchestrator.doctor import examination
+from isthmus.orchestrator.doctor.examination import Examined, all_findings, quick_findings
+from isthmus.orchestrator.doctor.examiner import Examiner, NoAnswerError
+from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.orchestrator.doctor.job_checks import job_findings
+from isthmus.orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
+from isthmus.orchestrator.doctor.path_checks import (
     Tried,
     clock_findings,
     connection_findings,
     route_findings,
     tcp_findings,
 )
-from sites.facts import files
-from sites.facts import machine as machine_facts
-from sites.facts.machine import collect
+from isthmus.sites.facts import files
+from isthmus.sites.facts import machine as machine_facts
+from isthmus.sites.facts.machine import collect
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.job import Job
+from isthmus.topology.machine_facts import Accelerators, Facts, Folder, Wanted
+from isthmus.topology.world import Launcher, Listening, PortRange, Topology
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from tests.fakes.sshd import sshd
-from topology.documents.load import load_job
-from topology.job import Job
-from topology.machine_facts import Accelerators, Facts, Folder, Wanted
-from topology.world import Launcher, Listening, PortRange, Topology
 
 NOBODY = 65534
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -117,7 +117,7 @@ def test_1_a_missing_entrypoint(open_folder: Path) -> None:
 
 
 def test_2_an_entrypoint_that_may_not_be_read(open_folder: Path) -> None:
-    (open_folder / "train.py").write_text("import sites\nsites.join()\n")
+    (open_folder / "train.py").write_text("import isthmus\nisthmus.join()\n")
     (open_folder / "train.py").chmod(0)
     found = files_of(job("entrypoint: train.py"), open_folder)
     told = only(found, "script-unreadable", ERROR, "setfacl -m u:")
@@ -125,14 +125,14 @@ def test_2_an_entrypoint_that_may_not_be_read(open_folder: Path) -> None:
 
 
 def test_3_an_entrypoint_that_is_not_python(open_folder: Path) -> None:
-    (open_folder / "train.py").write_text("import sites\nsites.join(\n")
+    (open_folder / "train.py").write_text("import isthmus\nisthmus.join(\n")
     found = files_of(job("entrypoint: train.py"), open_folder)
     told = only(found, "script-syntax", ERROR, "python -m py_compile")
     assert told.line is not None
     assert told.line[1] == 2
 
 
-JOINS = "import sites\nsite = sites.join()\nsite.synchronize(model, optimizer)\n"
+JOINS = "import isthmus\nsite = isthmus.join()\nsite.synchronize(model, optimizer)\n"
 
 
 def test_a_working_folder_that_is_not_there(open_folder: Path) -> None:
@@ -161,7 +161,7 @@ def test_files_are_looked_for_where_the_site_has_them(open_folder: Path) -> None
 def test_4_an_entrypoint_that_never_joins(open_folder: Path) -> None:
     (open_folder / "train.py").write_text("print('alone')\n")
     found = files_of(job("entrypoint: train.py"), open_folder)
-    only(found, "script-never-joins", WARNING, "site = sites.join(); site.synchronize(")
+    only(found, "script-never-joins", WARNING, "site = isthmus.join(); site.synchronize(")
 
 
 def test_5_data_that_is_not_there(open_folder: Path) -> None:

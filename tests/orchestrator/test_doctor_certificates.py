@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import certificates
-from orchestrator.certificates import issue, make_authority
-from orchestrator.doctor.certificate_checks import certificate_findings
-from protos.mutual_tls import TlsFiles
+from isthmus.orchestrator import certificates
+from isthmus.orchestrator.certificates import issue, make_authority
+from isthmus.orchestrator.doctor.certificate_checks import certificate_findings
+from isthmus.protos.mutual_tls import TlsFiles
 from tests.fakes.certified import DOMAIN
 
 NAMES = ("a.agent", "a.gateway")

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.core.membership import (
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.membership import (
     Action,
     EndsEarly,
     Limits,
@@ -21,7 +21,7 @@ from orchestrator.core.membership import (
     SiteHeard,
     SiteSettled,
 )
-from orchestrator.core.run_events import (
+from isthmus.orchestrator.core.run_events import (
     RecordEvent,
     RunState,
     SendRelease,
@@ -31,7 +31,7 @@ from orchestrator.core.run_events import (
     SiteEndedEarly,
     StepEnded,
 )
-from orchestrator.core.run_view import fold
+from isthmus.orchestrator.core.run_view import fold
 from tests.fakes.run_worlds import World, read_again, recorded_events
 from tests.orchestrator.test_membership import LIMITS, begun, kinds, machine, settled
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.emulator.backend import EmulatorError
-from orchestrator.emulator.emulations import (
+from isthmus.orchestrator.emulator.backend import EmulatorError
+from isthmus.orchestrator.emulator.emulations import (
     STATE,
     EmulationNotFoundError,
     Leftover,
@@ -22,9 +22,9 @@ from orchestrator.emulator.emulations import (
     is_up,
     named_emulator,
 )
-from orchestrator.emulator.standing import read_answer
-from protos.errors import StateConflictError
-from topology.errors import ConfigError
+from isthmus.orchestrator.emulator.standing import read_answer
+from isthmus.protos.errors import StateConflictError
+from isthmus.topology.errors import ConfigError
 
 
 def test_a_name_is_claimed_by_one_and_free_again(tmp_path: Path) -> None:

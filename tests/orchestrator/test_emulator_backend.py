@@ -12,12 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import psutil
 import pytest
 
-from orchestrator.emulator import backend as module
-from orchestrator.emulator.backend import Backend, EmulatorError
-from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint, shapes_of
-from orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.emulator import backend as module
+from isthmus.orchestrator.emulator.backend import Backend, EmulatorError
+from isthmus.orchestrator.emulator.emulator_config import (
+    NetnsConfig,
+    RelayConfig,
+    RelayEndpoint,
+    shapes_of,
+)
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.topology.faults.script import Change
 from tests.fakes.worlds import topology
-from topology.faults.script import Change
 
 WITHIN_S = 30.0
 CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=())

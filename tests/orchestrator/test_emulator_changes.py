@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from orchestrator.emulator.emulator_config import Apply, apply_line, read_line
-from orchestrator.emulator.link_shape import LinkShape, Transmitter
-from orchestrator.emulator.relay_connection import SharedLink
+from isthmus.orchestrator.emulator.emulator_config import Apply, apply_line, read_line
+from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
+from isthmus.orchestrator.emulator.relay_connection import SharedLink
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
 from tests.fakes.relay_worlds import World, run, seconds, world
 from tests.fakes.waiting import until
-from topology.errors import ConfigError
-from topology.faults.script import Change
 
 THERE, BACK = {"source": "eu", "target": "us"}, {"source": "us", "target": "eu"}
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.emulator.emulator_config import (
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.emulator.emulator_config import (
     CROSS_TRAFFIC,
     MAX_SITES,
     NETNS_KINDS,
@@ -30,13 +30,12 @@ from orchestrator.emulator.emulator_config import (
     read_line,
     shapes_of,
 )
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.emulator.packet_link import MTU_BYTES
-from orchestrator.emulator.site_namespaces import NetnsError, netns_problem, step
-from tests.fakes import benches
-from topology.errors import ConfigError
-from topology.json_fields import to_json
-from topology.world import (
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.packet_link import MTU_BYTES
+from isthmus.orchestrator.emulator.site_namespaces import NetnsError, netns_problem, step
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.world import (
     Accelerator,
     CrossTraffic,
     Detection,
@@ -47,6 +46,7 @@ from topology.world import (
     Site,
     Topology,
 )
+from tests.fakes import benches
 
 THERE = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01, "jitter_s": 0}
 BACK = {"source": "us", "target": "eu", "bytes_per_s": 2e6, "delay_s": 0.02, "jitter_s": 0.001}
@@ -307,7 +307,7 @@ def test_a_wrong_change_is_refused_by_its_place(message: dict[str, Any], complai
 )
 def test_a_wrong_first_line_is_answered_in_one_line(stdin: str, message: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.emulator.netns"],
+        [sys.executable, "-m", "isthmus.orchestrator.emulator.netns"],
         input=stdin,
         capture_output=True,
         text=True,

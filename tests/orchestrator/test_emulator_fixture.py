@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.wan_fixture import Wan
+from isthmus.orchestrator.emulator.wan_fixture import Wan
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
 from tests.fakes.emulator_configs import relay_config
-from topology.errors import ConfigError
-from topology.faults.script import Change
 
 DEADLINE_S = 60.0
 
@@ -67,8 +67,8 @@ import socket
 
 import pytest
 
-from orchestrator.emulator.emulator_config import RelayEndpoint
-from orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.emulator_config import RelayEndpoint
+from isthmus.orchestrator.emulator.link_shape import LinkShape
 
 
 @pytest.mark.parametrize("name", ["passes", "fails"])
@@ -99,7 +99,15 @@ def test_user(wan, name):
 def test_the_fixture_ends_its_relay_even_when_the_test_fails(tmp_path: Path) -> None:
     (tmp_path / "test_user.py").write_text(USER_TEST)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "orchestrator.emulator.pytest_plugin", "."],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "isthmus.orchestrator.emulator.pytest_plugin",
+            ".",
+        ],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -123,8 +131,8 @@ def test_the_fixture_ends_its_relay_even_when_the_test_fails(tmp_path: Path) -> 
 @pytest.mark.multiprocess
 def test_the_plugin_loads_nothing_of_ours_before_it_is_used() -> None:
     script = (
-        "import sys, orchestrator.emulator.pytest_plugin\n"
-        "print([name for name in sys.modules if name.startswith(('orch', 'topo', 'protos'))])\n"
+        "import sys, isthmus.orchestrator.emulator.pytest_plugin\n"
+        "print([name for name in sys.modules if name.startswith('isthmus')])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -134,5 +142,10 @@ def test_the_plugin_loads_nothing_of_ours_before_it_is_used() -> None:
         check=True,
     )
     assert done.stdout.strip() == str(
-        ["orchestrator", "orchestrator.emulator", "orchestrator.emulator.pytest_plugin"]
+        [
+            "isthmus",
+            "isthmus.orchestrator",
+            "isthmus.orchestrator.emulator",
+            "isthmus.orchestrator.emulator.pytest_plugin",
+        ]
     )

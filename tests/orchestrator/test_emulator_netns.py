@@ -17,18 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
-from orchestrator.emulator.emulator_config import NetnsConfig
-from orchestrator.emulator.link_shape import LossDeck
+from isthmus.orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
+from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
+from isthmus.orchestrator.emulator.link_shape import LossDeck
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import to_json
+from isthmus.topology.world import CrossTraffic
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.sockets import open_socket, receive, round_trip_s
 from tests.fakes.waiting import wait_for
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import to_json
-from topology.world import CrossTraffic
 
-COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
+COMMAND = [sys.executable, "-m", "isthmus.orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
 PORT = 5000
 pytestmark = [
@@ -239,7 +239,7 @@ def test_a_change_that_cannot_be_made_is_refused_and_nothing_else_happens() -> N
 
 IN_TWO_NAMESPACES = """
 from pathlib import Path
-from orchestrator.emulator.site_namespaces import NetnsError, enter_new_network, own_user_namespace
+from isthmus.orchestrator.emulator.site_namespaces import NetnsError, enter_new_network, own_user_namespace
 after_idle = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 try:
     own_user_namespace()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.topology.json_fields import to_json
 from tests.fakes.emulator_configs import netns_config
-from topology.json_fields import to_json
 
-COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
+COMMAND = [sys.executable, "-m", "isthmus.orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
 pytestmark = [
     pytest.mark.slow,
@@ -84,7 +84,7 @@ with socket.create_connection((sys.argv[1], 5000), 30) as peer:
 
 def test_without_root_it_makes_a_user_namespace_that_its_owner_can_enter() -> None:
     def inside(site: dict[str, str], script: str) -> list[str]:
-        entering = ["-m", "sites.leash", "-", "--enter", site["user"], site["net"], "--"]
+        entering = ["-m", "isthmus.sites.leash", "-", "--enter", site["user"], site["net"], "--"]
         return [sys.executable, *entering, sys.executable, "-c", script, sites[1]["address"]]
 
     with run_as_nobody("666") as child:

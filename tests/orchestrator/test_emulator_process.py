@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.emulator_child import running_emulator
-from orchestrator.emulator.emulator_config import RelayConfig
-from orchestrator.emulator.owner_pipes import MessageWriter
+from isthmus.orchestrator.emulator.emulator_child import running_emulator
+from isthmus.orchestrator.emulator.emulator_config import RelayConfig
+from isthmus.orchestrator.emulator.owner_pipes import MessageWriter
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import to_json
 from tests.fakes.emulator_configs import relay_config
 from tests.fakes.sockets import receive, round_trip_s
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import to_json
 
-COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
+COMMAND = [sys.executable, "-m", "isthmus.orchestrator.emulator.relay"]
 DEADLINE_S = 60.0
 
 

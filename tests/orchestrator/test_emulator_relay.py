@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.emulator import relay as relay_module
-from orchestrator.emulator.emulator_config import RelayConfig
-from orchestrator.emulator.relay import NEIGHBOUR_TRIES, Relay
-from orchestrator.emulator.relay_connection import Listener
+from isthmus.orchestrator.emulator import relay as relay_module
+from isthmus.orchestrator.emulator.emulator_config import RelayConfig
+from isthmus.orchestrator.emulator.relay import NEIGHBOUR_TRIES, Relay
+from isthmus.orchestrator.emulator.relay_connection import Listener
+from isthmus.topology.errors import ConfigError
 from tests.fakes.relay_worlds import Pair, config, run, seconds, world
 from tests.fakes.sockets import neighbours
 from tests.fakes.waiting import until
-from topology.errors import ConfigError
 
 ABORT = struct.pack("ii", 1, 0)
 

@@ -10,12 +10,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from orchestrator.emulator.backend import EmulatorError
-from orchestrator.emulator.fault_player import MAX_FAULTS, FaultPlayer, needs_relay, needs_run
+from isthmus.orchestrator.emulator.backend import EmulatorError
+from isthmus.orchestrator.emulator.fault_player import (
+    MAX_FAULTS,
+    FaultPlayer,
+    needs_relay,
+    needs_run,
+)
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange, expand
 from tests.fakes.worlds import topology
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange, expand
 
 WITHIN_S = 20.0
 WORLD = topology(3)

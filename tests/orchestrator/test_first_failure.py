@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from orchestrator.core.first_failure import TIE_S, first_failure
-from protos.failure import Failure
+from isthmus.orchestrator.core.first_failure import TIE_S, first_failure
+from isthmus.protos.failure import Failure
 
 
 def failure(

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from orchestrator.core.handovers import share_finished
-from topology.epoch import Runs, numbers_of, runs_of
+from isthmus.orchestrator.core.handovers import share_finished
+from isthmus.topology.epoch import Runs, numbers_of, runs_of
 
 
 def test_donors_share_what_a_third_lacks() -> None:

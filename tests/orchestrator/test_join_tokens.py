@@ -10,16 +10,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.certificates import make_authority, make_token, site_files
-from orchestrator.coordinator.joins import Joins
-from orchestrator.joining import join
-from protos.control.v1 import control_pb2
-from protos.control.v1.control_pb2 import AgentMessage
-from protos.control.v1.control_pb2_grpc import CoordinatorStub
-from protos.errors import IsthmusError, PermissionDeniedError, StateConflictError
-from protos.join_tokens import BadTokenError, JoinToken
-from protos.mutual_tls import TlsFiles
-from protos.security import control_security
+from isthmus.orchestrator.certificates import make_authority, make_token, site_files
+from isthmus.orchestrator.coordinator.joins import Joins
+from isthmus.orchestrator.joining import join
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.control.v1.control_pb2 import AgentMessage
+from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorStub
+from isthmus.protos.errors import IsthmusError, PermissionDeniedError, StateConflictError
+from isthmus.protos.join_tokens import BadTokenError, JoinToken
+from isthmus.protos.mutual_tls import TlsFiles
+from isthmus.protos.security import control_security
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
 

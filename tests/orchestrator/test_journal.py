@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.coordinator.journal import FILE, Journal, JournalError, JournalReader
-from orchestrator.core.run_events import RunState, SiteState
-from orchestrator.run_folder.state_lock import StateLockedError
+from isthmus.orchestrator.coordinator.journal import FILE, Journal, JournalError, JournalReader
+from isthmus.orchestrator.core.run_events import RunState, SiteState
+from isthmus.orchestrator.run_folder.state_lock import StateLockedError
 
 SUBMITTED = {
     "name": "small",
@@ -23,7 +23,7 @@ SUBMITTED = {
 WRITER = """
 import sys, time
 from pathlib import Path
-from orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.coordinator.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 generation = journal.raise_generation()
 submitted = {"name": "n", "folder": "f", "sites": ["a"], "links": []}

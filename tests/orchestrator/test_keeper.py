@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launchers import keeper as keeper_module
-from orchestrator.launchers.keeper import Keeper, Kept
-from orchestrator.launchers.launcher import LaunchError
-from orchestrator.launchers.restarts import Restarts
-from orchestrator.launchers.standing import FAILED, RESTARTING, STARTING, UP, Standing, read
-from orchestrator.launchers.tethered import GREETING, Spec
-from protos.versions import (
+from isthmus.orchestrator.launchers import keeper as keeper_module
+from isthmus.orchestrator.launchers.keeper import Keeper, Kept
+from isthmus.orchestrator.launchers.launcher import LaunchError
+from isthmus.orchestrator.launchers.restarts import Restarts
+from isthmus.orchestrator.launchers.standing import FAILED, RESTARTING, STARTING, UP, Standing, read
+from isthmus.orchestrator.launchers.tethered import GREETING, Spec
+from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
     EXCHANGE_PROTOCOL_MAX,

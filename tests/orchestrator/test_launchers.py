@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from orchestrator.launchers.launcher import LaunchError
-from orchestrator.launchers.restarts import LONGEST_S, WITHIN_S, Restarts
-from orchestrator.launchers.slurm import allocation
-from orchestrator.launchers.ssh import parts_of_jump
-from orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
-from sites import tether
-from topology.world import Launcher
+from isthmus.orchestrator.launchers.launcher import LaunchError
+from isthmus.orchestrator.launchers.restarts import LONGEST_S, WITHIN_S, Restarts
+from isthmus.orchestrator.launchers.slurm import allocation
+from isthmus.orchestrator.launchers.ssh import parts_of_jump
+from isthmus.orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
+from isthmus.sites import tether
+from isthmus.topology.world import Launcher
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,10 @@ from topology.world import Launcher
     [
         (127, "bash: line 1: python9: command not found", "python_missing"),
         (126, "bash: /root/bin/python: Permission denied", "python_missing"),
-        (1, "/usr/bin/python3: No module named sites", "isthmus_missing"),
-        (1, "ModuleNotFoundError: No module named 'protos'", "isthmus_missing"),
-        (1, "/usr/bin/python3: No module named sites.tether", "other_version"),
+        (1, "/usr/bin/python3: No module named isthmus", "isthmus_missing"),
+        (1, "ModuleNotFoundError: No module named 'isthmus'", "isthmus_missing"),
+        (1, "/usr/bin/python3: No module named isthmus.sites.tether", "other_version"),
+        (2, "unknown option -P", "python_missing"),
         (1, "Segmentation fault", "start_failed"),
         (None, "", "host_unreachable"),
     ],

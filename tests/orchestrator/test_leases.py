@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.leases import Leases
+from isthmus.orchestrator.core.leases import Leases
 
 
 def test_a_lease_ends_after_silence_only() -> None:

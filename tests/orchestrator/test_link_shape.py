@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.emulator.link_shape import (
+from isthmus.orchestrator.emulator.link_shape import (
     LOSSES_PER_DECK,
     PACKET_BYTES,
     LinkShape,
     LossDeck,
     Transmitter,
 )
-from topology.errors import ConfigError
+from isthmus.topology.errors import ConfigError
 
 
 def shape(rate: float = 1000.0, delay_s: float = 0.5, jitter_s: float = 0.0) -> LinkShape:

@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from orchestrator.core.link_watch import BANDWIDTH, BELIEVED, RTT, SAMPLES, LinkWatch
-from protos import metrics
+from isthmus.orchestrator.core.link_watch import BANDWIDTH, BELIEVED, RTT, SAMPLES, LinkWatch
+from isthmus.protos import metrics
+from isthmus.topology.measured.measured_links import LinkFigures
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.world import Topology
 from tests.fakes.worlds import topology
-from topology.measured.measured_links import LinkFigures
-from topology.plan_wishes import Replan
-from topology.world import Topology
 
 PLANNED = 12.5e6
 """Bytes per second of each link in tests.fakes.worlds."""

@@ -5,8 +5,15 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from orchestrator.coordinator.journal import JournalReader
-from protos.control.v1 import control_pb2 as pb
+from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.protos.control.v1 import control_pb2 as pb
+from isthmus.topology.epoch import (
+    Epoch,
+    Finished,
+    Handover,
+    finished_to_bytes,
+    handovers_from_bytes,
+)
 from tests.fakes.coordinators import (
     DEADLINE_S,
     Bench,
@@ -16,13 +23,6 @@ from tests.fakes.coordinators import (
     run_scenario,
 )
 from tests.fakes.worlds import topology_text
-from topology.epoch import (
-    Epoch,
-    Finished,
-    Handover,
-    finished_to_bytes,
-    handovers_from_bytes,
-)
 
 pytestmark = pytest.mark.slow
 THREE = topology_text(3, min_sites=1, max_restarts=0)

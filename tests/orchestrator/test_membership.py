@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 
-from orchestrator.core.membership import (
+from isthmus.orchestrator.core.membership import (
     Action,
     DropWanted,
     EndChange,
@@ -29,9 +29,9 @@ from orchestrator.core.membership import (
     Ticked,
     TreesWanted,
 )
-from orchestrator.core.run_events import RecordEvent
+from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.topology.epoch import Epoch, Finished, Handover
 from tests.sim.plans import all_pairs, followed_plan, links_of, plan_of
-from topology.epoch import Epoch, Finished, Handover
 
 NAMES = ("ap", "eu", "sa")
 LIMITS = Limits(min_sites=1, detect_s=15, ride_out_s=600, alone_s=3600, collect_s=2)

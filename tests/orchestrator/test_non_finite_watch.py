@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.core.non_finite_watch import MAX_NOTES, NonFiniteWatch, NotFinite
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.non_finite_watch import MAX_NOTES, NonFiniteWatch, NotFinite
 from tests.fakes.run_worlds import COLLECT_S, World
 
 WAIT_S = 2.0

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.coordinator.own_log import OwnLines, bound
-from orchestrator.run_folder import log_files
-from orchestrator.run_folder.log_files import LogReader, LogWriter, last_line
-from orchestrator.run_folder.rotated_lines import Limits
-from protos import disk
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.coordinator.own_log import OwnLines, bound
+from isthmus.orchestrator.run_folder import log_files
+from isthmus.orchestrator.run_folder.log_files import LogReader, LogWriter, last_line
+from isthmus.orchestrator.run_folder.rotated_lines import Limits
+from isthmus.protos import disk
+from isthmus.protos.control.v1 import control_pb2
 from tests.fakes.holes import has_holes
 
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.emulator.emulator_config import RelayEndpoint, Up, apply_line, lead_line
-from orchestrator.emulator.owner_pipes import (
+from isthmus.orchestrator.emulator.emulator_config import RelayEndpoint, Up, apply_line, lead_line
+from isthmus.orchestrator.emulator.owner_pipes import (
     COUNTERS_EVERY_S,
     FLUSH_EVERY_S,
     Conversation,
     LineReader,
 )
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import to_json
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import to_json
 
 WITHIN_S = 20.0
 READY = Up(op="ready")

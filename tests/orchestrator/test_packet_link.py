@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.emulator.packet_link import (
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.packet_link import (
     MAX_FRAME_BYTES,
     MIN_QUEUE_BYTES,
     PIECE_S,

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from orchestrator.core.parameter_digests import WINDOW_STEPS, Difference, DigestComparison
+from isthmus.orchestrator.core.parameter_digests import WINDOW_STEPS, Difference, DigestComparison
 
 NAMES = ("embedding", "1.weight", "2.weight")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.limits import PASSED_ENV_BYTES
+from isthmus.protos.limits import PASSED_ENV_BYTES
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
 from tests.fakes.worlds import JOB
 

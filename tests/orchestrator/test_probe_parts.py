@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.link_probe import (
+from isthmus.orchestrator.evidence.link_probe import (
     Direction,
     FileChangedError,
     directions,
@@ -18,13 +18,13 @@ from orchestrator.evidence.link_probe import (
     read_directions,
     replace_text,
 )
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from topology.documents.load import load_topology
-from topology.documents.run_documents import DocumentText, check_pair
-from topology.errors import ConfigError
-from topology.job import Probe
-from topology.measured.editing import with_measured
-from topology.text.yaml_document import read_document
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Probe
+from isthmus.topology.measured.editing import with_measured
+from isthmus.topology.text.yaml_document import read_document
 
 TOPOLOGY = """\
 version: 1

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.client.coordinator_client import Client
-from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
-from protos.control.v1.control_pb2_grpc import CoordinatorStub
-from protos.identities import COORDINATOR
-from protos.proxies import PROXY, ProxyError, proxy_options
-from protos.security import InsecureAddressError, control_security
-from sites.agent.session import channel_options
+from isthmus.orchestrator.client.coordinator_client import Client
+from isthmus.protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
+from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorStub
+from isthmus.protos.identities import COORDINATOR
+from isthmus.protos.proxies import PROXY, ProxyError, proxy_options
+from isthmus.protos.security import InsecureAddressError, control_security
+from isthmus.sites.agent.session import channel_options
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.coordinators import coordinating, run_scenario
 from tests.fakes.http_proxy import http_proxy
 
 if TYPE_CHECKING:
-    from protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
+    from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
 
 
 def test_agents_and_operators_go_through_the_proxy(

@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.core import run_queue
-from protos.control.v1 import control_pb2 as pb
+from isthmus.orchestrator.core import run_queue
+from isthmus.protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import (
     DEADLINE_S,
     Bench,
@@ -179,7 +179,7 @@ def test_one_whose_files_are_gone_fails_and_the_next_begins(
 
 
 def test_the_queue_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.coordinator.control.MAX_WAITING", 1)
+    monkeypatch.setattr("isthmus.orchestrator.coordinator.control.MAX_WAITING", 1)
     assert run_queue.MAX_WAITING > 1
 
     async def scenario() -> None:

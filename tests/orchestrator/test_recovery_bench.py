@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.recovery import (
+from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.bench.recovery import (
     KINDS,
     Recovery,
     RecoveryBench,
@@ -17,11 +17,11 @@ from orchestrator.evidence.bench.recovery import (
     recovery_of,
     return_of,
 )
-from orchestrator.evidence.bench.scaling import RUNS, Ended
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from orchestrator.run_folder.run_files import METRICS, strict_json
-from topology.faults.loading import load_faults
+from isthmus.orchestrator.evidence.bench.scaling import RUNS, Ended
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.run_folder.run_files import METRICS, strict_json
+from isthmus.topology.faults.loading import load_faults
 
 JOB = Path(__file__).parents[2] / "scripts" / "bench_recovery" / "job.yaml"
 

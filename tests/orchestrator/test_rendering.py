@@ -16,13 +16,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from orchestrator.rendering.kubernetes import Wishes, coordinator_objects, secret_of, site_objects
-from orchestrator.rendering.slurm_script import slurm_script
-from protos.save_time import LEAVE_S, SAVE_WITHIN
+from isthmus.orchestrator.rendering.kubernetes import (
+    Wishes,
+    coordinator_objects,
+    secret_of,
+    site_objects,
+)
+from isthmus.orchestrator.rendering.slurm_script import slurm_script
+from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.world import Topology
 from tests.fakes.kubernetes_server import jobset_schema
-from topology.documents.load import load_topology
-from topology.errors import ConfigError
-from topology.world import Topology
 
 VERSIONS = ("1.29", "1.34", "1.37")
 MANUAL = Path(__file__).parents[2] / "docs" / "operating.md"
@@ -162,7 +167,16 @@ def test_pod_0_runs_the_agent_and_the_others_wait_for_it(index: int, tmp_path: P
         assert [said[at + 1] for at, word in enumerate(said) if word == "--node"] == nodes
     else:
         assert said == [
-            *["python", "-m", "sites.node.serve", "--site", "eu", "--bind", "0.0.0.0:7444"]
+            *[
+                "python",
+                "-P",
+                "-m",
+                "isthmus.sites.node.serve",
+                "--site",
+                "eu",
+                "--bind",
+                "0.0.0.0:7444",
+            ]
         ]
     is_ready = subprocess.run(
         container["readinessProbe"]["exec"]["command"],
@@ -178,7 +192,7 @@ def test_the_lines_for_secrets_name_the_files_where_they_are(tmp_path: Path) -> 
     (tmp_path / "topology.yaml").write_text(written)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "orchestrator.cli.main", "render", "kubernetes"),
+            *(sys.executable, "-m", "isthmus.orchestrator.cli.main", "render", "kubernetes"),
             *("topology.yaml", "--image", "x"),
         ],
         cwd=tmp_path,
@@ -276,7 +290,7 @@ def test_a_batch_script_is_one_of_the_shell() -> None:
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     assert "#SBATCH --requeue\n" in script
     assert "cd ~/'it'\"'\"'s here' || exit 1\n" in script
-    assert "'/opt/my env/bin/python' -m sites.agent" in script
+    assert "'/opt/my env/bin/python' -m isthmus.sites.agent" in script
 
 
 @pytest.mark.slow
@@ -286,7 +300,7 @@ def test_the_manual_followed_literally_as_far_as_it_runs_here(tmp_path: Path) ->
     for command in commands.splitlines():
         words = command.removeprefix("isthmus ").split()
         subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli.main", *words],
+            [sys.executable, "-m", "isthmus.orchestrator.cli.main", *words],
             cwd=tmp_path,
             check=True,
             capture_output=True,

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from orchestrator.core import replan_machine, run_events
-from orchestrator.core.link_watch import BELIEVED
-from orchestrator.core.membership import EndChange, TreesWanted
-from orchestrator.core.replan_machine import (
+from isthmus.orchestrator.core import replan_machine, run_events
+from isthmus.orchestrator.core.link_watch import BELIEVED
+from isthmus.orchestrator.core.membership import EndChange, TreesWanted
+from isthmus.orchestrator.core.replan_machine import (
     ATTEMPTS,
     EpochBegun,
     LinkReported,
@@ -22,15 +22,15 @@ from orchestrator.core.replan_machine import (
     ReplanMachine,
     SwitchPlanned,
 )
-from orchestrator.core.run_events import RecordEvent
-from protos import metrics
+from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.protos import metrics
+from isthmus.topology.epoch import Epoch
+from isthmus.topology.job import Job
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan, star
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology
-from topology.epoch import Epoch
-from topology.job import Job
-from topology.plan_wishes import Replan
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, star
 
 T = TypeVar("T")
 SITES = ("a", "b", "c")

@@ -7,22 +7,22 @@ import dataclasses
 
 import pytest
 
-from orchestrator.coordinator.replanning import Answer, Replanner
-from orchestrator.core.replan_machine import (
+from isthmus.orchestrator.coordinator.replanning import Answer, Replanner
+from isthmus.orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,
     SwitchPlanned,
 )
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.epoch import Epoch
+from isthmus.topology.measured.measured_links import LinkFigures
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.trees import ReductionPlan, Tree, has_same_turns
+from isthmus.topology.world import Topology
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
-from topology.documents.load import load_job
-from topology.epoch import Epoch
-from topology.measured.measured_links import LinkFigures
-from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.trees import ReductionPlan, Tree, has_same_turns
-from topology.world import Topology
 
 DEADLINE_S = 60.0
 PLANNED_JOB = JOB + "plan: {}\nexchange: {codec: fp32}\nreduction: {tree: star, hub: a}\n"
@@ -125,7 +125,7 @@ def test_other_trees_for_those_who_are_left_around_a_dead_link() -> None:
 @pytest.mark.multiprocess
 def test_a_process_that_says_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "orchestrator.coordinator.replanning.MODULE", "keyword"
+        "isthmus.orchestrator.coordinator.replanning.MODULE", "keyword"
     )  # of Python: does nothing
     one = spec()
     failed = PlanningFailed("its process ended with status 0")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.evidence.record.bench_record import BENCH, read_bench
-from orchestrator.evidence.record.run_record import read_record
-from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.run_facts import RunFacts, run_facts
+from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.evidence.record.bench_record import BENCH, read_bench
+from isthmus.orchestrator.evidence.record.run_record import read_record
+from isthmus.orchestrator.evidence.report.page import page
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts, run_facts
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import record_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.report import page
+from isthmus.orchestrator.evidence.report import page
 
 SHEET = Path(page.__file__).with_name("page.css").read_text(encoding="utf-8")
 THEMES = {"light": 0, "dark": 1}

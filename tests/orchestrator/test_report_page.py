@@ -16,24 +16,28 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.coordinator.control_messages import event_message, run_message
-from orchestrator.coordinator.journal import Journal
-from orchestrator.core.run_metrics import RunMetrics, summarise
-from orchestrator.core.run_view import RecordedEvent, RunView
-from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
-from orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
-from orchestrator.evidence.record.step_timelines import MAX_READ_STEPS, TimelineReader, choose
-from orchestrator.evidence.report.markdown import markdown
-from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.run_facts import RunFacts, run_facts
-from orchestrator.evidence.trace_events import rates
-from orchestrator.evidence.view.live import plain_line
-from orchestrator.run_folder.home import TOPOLOGY, RunFolder
-from orchestrator.run_folder.run_files import METRICS, RunFiles
+from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.coordinator.control_messages import event_message, run_message
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
+from isthmus.orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
+from isthmus.orchestrator.evidence.record.step_timelines import (
+    MAX_READ_STEPS,
+    TimelineReader,
+    choose,
+)
+from isthmus.orchestrator.evidence.report.markdown import markdown
+from isthmus.orchestrator.evidence.report.page import page
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts, run_facts
+from isthmus.orchestrator.evidence.trace_events import rates
+from isthmus.orchestrator.evidence.view.live import plain_line
+from isthmus.orchestrator.run_folder.home import TOPOLOGY, RunFolder
+from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
+from isthmus.topology.presets.templates import topology_yaml
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
-from topology.presets.templates import topology_yaml
 
 HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
 VOID = {"br", "hr", "input", "link", "meta"}

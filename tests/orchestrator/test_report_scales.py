@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.evidence.report.charts import linear, logarithmic, rounded, ticks
-from orchestrator.evidence.report.html import Markup, element, join, shortened
-from orchestrator.evidence.report.run_facts import SiteFacts
-from orchestrator.evidence.report.sitemap import latitude, lay_out, longitude
-from orchestrator.evidence.trace_events import assign_lanes
+from isthmus.orchestrator.evidence.report.charts import linear, logarithmic, rounded, ticks
+from isthmus.orchestrator.evidence.report.html import Markup, element, join, shortened
+from isthmus.orchestrator.evidence.report.run_facts import SiteFacts
+from isthmus.orchestrator.evidence.report.sitemap import latitude, lay_out, longitude
+from isthmus.orchestrator.evidence.trace_events import assign_lanes
 
 SPANS = st.tuples(st.floats(-1e9, 1e9, allow_nan=False), st.floats(1e-6, 1e9, allow_nan=False))
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from protos.control.v1 import control_pb2 as pb
-from protos.security import control_security
-from sites.agent.coordinator_channel import CoordinatorChannel
-from sites.agent.known_coordinator import KnownCoordinator
-from sites.agent.session import Dialler, Session, SessionLostError, channel_options
+from isthmus.protos.control.v1 import control_pb2 as pb
+from isthmus.protos.security import control_security
+from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
+from isthmus.sites.agent.known_coordinator import KnownCoordinator
+from isthmus.sites.agent.session import Dialler, Session, SessionLostError, channel_options
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.timeouts import Timeouts
 from tests.fakes.coordinators import Bench, coordinating, run_scenario
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import until
 from tests.fakes.worlds import topology_text
-from topology.documents.load import load_topology
-from topology.timeouts import Timeouts
 
 pytestmark = pytest.mark.slow
 

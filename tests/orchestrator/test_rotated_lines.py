@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.record import run_record
-from orchestrator.evidence.record.run_record import read_record
-from orchestrator.run_folder import log_files, run_files
-from orchestrator.run_folder.log_files import LogReader, LogWriter
-from orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
-from orchestrator.run_folder.run_files import METRICS, MetricsError, RunFiles, read_metrics
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.evidence.record import run_record
+from isthmus.orchestrator.evidence.record.run_record import read_record
+from isthmus.orchestrator.run_folder import log_files, run_files
+from isthmus.orchestrator.run_folder.log_files import LogReader, LogWriter
+from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
+from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, RunFiles, read_metrics
+from isthmus.protos.control.v1 import control_pb2
 from tests.fakes.recorded_runs import metric
 
 SMALL = Limits(part_bytes=200, num_parts=3)

@@ -5,9 +5,15 @@ Each test is a run that tests/sim has found.
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.core.membership import EntryBegun, Limits, Membership, SendSettle, SiteSettled
-from orchestrator.core.run_events import (
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.membership import (
+    EntryBegun,
+    Limits,
+    Membership,
+    SendSettle,
+    SiteSettled,
+)
+from isthmus.orchestrator.core.run_events import (
     AgentCame,
     AgentMissed,
     Endpoint,
@@ -19,12 +25,12 @@ from orchestrator.core.run_events import (
     SitePrepared,
     SiteRunning,
 )
-from orchestrator.core.run_lead import Action, Event, RunLead
-from orchestrator.core.run_machine import RunMachine
-from protos.failure import Failure
+from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
+from isthmus.orchestrator.core.run_machine import RunMachine
+from isthmus.protos.failure import Failure
+from isthmus.topology.epoch import Epoch
 from tests.fakes.run_worlds import read_again, stepped
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, plan_of, world
-from topology.epoch import Epoch
 
 NAMES = ("ap", "eu", "us")
 

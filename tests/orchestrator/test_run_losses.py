@@ -2,9 +2,9 @@
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.core.run_events import RunState
-from orchestrator.core.run_view import RunView
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.run_view import RunView
 from tests.fakes.run_worlds import COLLECT_S, World, failure, read_again, recorded_events, stepped
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.core.run_events import Endpoint, RecordEvent, RunState
-from orchestrator.core.stall_watch import AbsentRank
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.run_events import Endpoint, RecordEvent, RunState
+from isthmus.orchestrator.core.stall_watch import AbsentRank
 from tests.fakes.run_worlds import (
     COLLECT_S,
     GRACE_S,

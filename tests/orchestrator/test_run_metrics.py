@@ -1,9 +1,9 @@
 import math
 from typing import Any
 
-from orchestrator.core.run_events import RunState
-from orchestrator.core.run_metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics, summarise
-from orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.run_metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics, summarise
+from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
 
 
 def step(loss: float, tokens: float, **more: float) -> dict[str, float]:

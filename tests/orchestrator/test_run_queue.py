@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orchestrator.core.run_queue import RunQueue, Waiting
+from isthmus.orchestrator.core.run_queue import RunQueue, Waiting
 
 SITES = "abcd"
 

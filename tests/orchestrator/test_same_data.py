@@ -1,4 +1,4 @@
-from orchestrator.core.same_data import WINDOW_STEPS, SameDataWatch
+from isthmus.orchestrator.core.same_data import WINDOW_STEPS, SameDataWatch
 
 
 def test_sites_are_told_in_one_order_whoever_was_heard_first() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.bench_folder import new_bench
-from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.scaling import Ended, Scaling, predict, result_of
-from orchestrator.evidence.bench.sweep_settings import Planned, Point, load_points
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.cli.bench_folder import new_bench
+from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.bench.scaling import Ended, Scaling, predict, result_of
+from isthmus.orchestrator.evidence.bench.sweep_settings import Planned, Point, load_points
+from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Failed,
@@ -24,13 +24,13 @@ from orchestrator.evidence.record.bench_record import (
     read_bench,
     t_95,
 )
-from orchestrator.evidence.record.measured_steps import MeasurementError, measure
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError, measure
+from isthmus.topology.cost.compute import layer_times, num_parameters, step_compute_s
+from isthmus.topology.model.step_model import exchange_time_s
+from isthmus.topology.world import Topology
 from tests.fakes import benches
 from tests.fakes.benches import a_question
 from tests.fakes.measured_runs import MeasuredRuns, link_record, step_record
-from topology.cost.compute import layer_times, num_parameters, step_compute_s
-from topology.model.step_model import exchange_time_s
-from topology.world import Topology
 
 TOPOLOGY_YAML = """\
 version: 1

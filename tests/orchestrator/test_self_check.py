@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from orchestrator.emulator import self_check
-from orchestrator.emulator.self_check import (
+from isthmus.orchestrator.emulator import self_check
+from isthmus.orchestrator.emulator.self_check import (
     GRID_BITS_PER_S,
     GRID_RTTS_S,
     Effort,
@@ -20,7 +20,7 @@ from orchestrator.emulator.self_check import (
     scene_of,
     worst,
 )
-from orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from tests.fakes.worlds import topology
 
 EFFORT = Effort(window_s=0.05, datagrams=2000)

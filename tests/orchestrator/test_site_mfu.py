@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.evidence.report.site_mfu import Mfu, site_mfu
+from isthmus.orchestrator.evidence.report.site_mfu import Mfu, site_mfu
+from isthmus.topology.job import Job, Model, Trainer
+from isthmus.topology.world import Topology
 from tests.fakes.worlds import topology
-from topology.job import Job, Model, Trainer
-from topology.world import Topology
 
 MODEL = Model(layers=2, heads=2, width=8, context=16)
 FLOPS_PER_TOKEN = 6 * (2 * (12 * 8 * 8 + 4 * 8) + 2 * 8 + 256 * 8) + 12 * 2 * 8 * 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.stall_watch import AbsentRank, StallWatch
+from isthmus.orchestrator.core.stall_watch import AbsentRank, StallWatch
 
 
 def absent(rank: int, *, is_stopped: bool = False, is_in_collective: bool = False) -> AbsentRank:

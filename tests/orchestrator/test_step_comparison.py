@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from orchestrator.core import run_events
-from orchestrator.core.run_events import RunState
-from orchestrator.core.step_comparison import WINDOW_STEPS, StepComparison, StepEnd
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.step_comparison import WINDOW_STEPS, StepComparison, StepEnd
 from tests.fakes.run_worlds import World
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.coordinator.submission import Submission, decided
-from protos.control.v1 import control_pb2
-from protos.errors import ConfigMismatchError, RemoteProtocolError
+from isthmus.orchestrator.coordinator.submission import Submission, decided
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import topology_hash
+from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.run_spec import RunSpec
 from tests.fakes.worlds import JOB, topology, topology_text
-from topology.errors import ConfigError
-from topology.hashing import topology_hash
-from topology.plan_wishes import Replan
-from topology.run_spec import RunSpec
 
 DECISIONS = {
     "placement": [{"site": "a", "sequences": 20}, {"site": "c", "sequences": 28}],

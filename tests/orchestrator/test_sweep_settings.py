@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.documents import load_pair
-from orchestrator.evidence.bench.sweep_settings import (
+from isthmus.orchestrator.documents import load_pair
+from isthmus.orchestrator.evidence.bench.sweep_settings import (
     Point,
     load_points,
     parse_sweep,
@@ -16,10 +16,10 @@ from orchestrator.evidence.bench.sweep_settings import (
     planned_runs,
     points,
 )
-from orchestrator.plans import as_launched
-from sites.trainer.sampler import samples_of
+from isthmus.orchestrator.plans import as_launched
+from isthmus.sites.trainer.sampler import samples_of
+from isthmus.topology.errors import ConfigError
 from tests.fakes.benches import a_question
-from topology.errors import ConfigError
 
 TOPOLOGY = """\
 version: 1

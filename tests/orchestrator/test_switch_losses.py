@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.coordinator.journal import Journal
-from protos import metrics
-from protos.control.v1 import control_pb2 as pb
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2 as pb
+from isthmus.topology.epoch import Epoch
+from isthmus.topology.run_spec import CodedPlan
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, active, coordinating
 from tests.fakes.worlds import JOB, topology_text
-from topology.epoch import Epoch
-from topology.run_spec import CodedPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]  # a planner's process
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.evidence.record.run_record import LinkSample, read_record
-from orchestrator.evidence.trace_events import rates, trace
-from orchestrator.run_folder.home import RunFolder
+from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.evidence.record.run_record import LinkSample, read_record
+from isthmus.orchestrator.evidence.trace_events import rates, trace
+from isthmus.orchestrator.run_folder.home import RunFolder
 from tests.fakes.recorded_runs import ACTIVE_S, BEGAN_S, STEP_S, record_run
 
 FAULTS = (

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from orchestrator.evidence.view.live import LiveTable, plain_line
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.evidence.view.live import LiveTable, plain_line
+from isthmus.protos.control.v1 import control_pb2
 
 STEP = {
     "loss": 2.5,

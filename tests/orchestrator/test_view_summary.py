@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.live import ASCII, BLOCKS, sparkline
-from orchestrator.evidence.view.summary import RunSummary
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.live import ASCII, BLOCKS, sparkline
+from isthmus.orchestrator.evidence.view.summary import RunSummary
 
 SUMMARY: dict[str, Any] = {
     "run_id": "r1",

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from protos.checkpoint.manifest import MANIFEST, Manifest
-from protos.checkpoint.requests import (
+from isthmus.protos.checkpoint.manifest import MANIFEST, Manifest
+from isthmus.protos.checkpoint.requests import (
     is_written,
     look_every_s,
     request_checkpoint,
     requested_step,
     saved_step,
 )
-from protos.checkpoint.store import checkpoint_name
+from isthmus.protos.checkpoint.store import checkpoint_name
 
 
 @pytest.mark.parametrize(("step_s", "ahead"), [(0.1, 50), (60.0, 1), (0.0, 5000)])

@@ -7,9 +7,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
-from protos.checkpoint.requests import is_written, requested_step
-from protos.checkpoint.store import (
+from isthmus.protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
+from isthmus.protos.checkpoint.requests import is_written, requested_step
+from isthmus.protos.checkpoint.store import (
     StoredCheckpoint,
     checkpoint_name,
     checkpoints_in,
@@ -18,7 +18,7 @@ from protos.checkpoint.store import (
     newest_good,
     opened,
 )
-from protos.errors import BadCheckpointError
+from isthmus.protos.errors import BadCheckpointError
 
 URL = "memory://bucket/run"
 

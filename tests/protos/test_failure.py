@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protos.errors import CorruptDataError, PeerLostError, failure_of
-from protos.failure import Failure
+from isthmus.protos.errors import CorruptDataError, PeerLostError, failure_of
+from isthmus.protos.failure import Failure
 
 FAILURE = Failure(
     code="RANK_KILLED",

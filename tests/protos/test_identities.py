@@ -2,7 +2,7 @@
 
 import pytest
 
-from protos.identities import CALLERS, Identity
+from isthmus.protos.identities import CALLERS, Identity
 from tests.fakes.methods import FRAME_METHODS, described_methods
 
 

@@ -7,8 +7,8 @@ from collections import deque
 
 import pytest
 
-from protos.errors import RemoteProtocolError
-from protos.numbered import Numbered
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.numbered import Numbered
 
 
 class Side:

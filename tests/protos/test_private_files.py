@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.private_files import UnsafeFileError, make_secret, private_folder, read_secret
+from isthmus.protos.private_files import UnsafeFileError, make_secret, private_folder, read_secret
 
 
 def test_a_secret_is_its_users_alone_and_made_once(tmp_path: Path) -> None:

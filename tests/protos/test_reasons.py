@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protos.failure import MESSAGE_CHARS, reason_of
+from isthmus.protos.failure import MESSAGE_CHARS, reason_of
 
 
 class Unprintable(Exception):  # noqa: N818 - as a library might call it

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.launchers import keeper, slurm
-from protos.save_time import LEAVE_S, SAVE_WITHIN, SAVE_WITHIN_S, SaveTimeError, save_within_s
+from isthmus.orchestrator.launchers import keeper, slurm
+from isthmus.protos.save_time import (
+    LEAVE_S,
+    SAVE_WITHIN,
+    SAVE_WITHIN_S,
+    SaveTimeError,
+    save_within_s,
+)
 
 ENDS_WITHIN_S = 10.0
 """An agent that has its checkpoint: graces of ranks and gateways, logs, a leave."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.training_part import NEEDED, CannotTrainError, require_training_part, what_lacks
+from isthmus.protos.training_part import NEEDED, CannotTrainError, require_training_part, what_lacks
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

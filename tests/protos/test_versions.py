@@ -2,7 +2,7 @@
 
 import pytest
 
-from protos.versions import negotiate
+from isthmus.protos.versions import negotiate
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from orchestrator.core import run_events
-from orchestrator.core.membership import (
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.membership import (
     RoundBegun,
     SendCancel,
     SendResume,
     SendSettle,
     SiteSettled,
 )
-from orchestrator.core.run_events import (
+from isthmus.orchestrator.core.run_events import (
     Endpoint,
     SendPrepare,
     SendRelease,
@@ -29,9 +29,9 @@ from orchestrator.core.run_events import (
     SitePrepared,
     SiteRunning,
 )
-from orchestrator.core.run_lead import Event
-from protos.failure import Failure
-from protos.numbered import Numbered
+from isthmus.orchestrator.core.run_lead import Event
+from isthmus.protos.failure import Failure
+from isthmus.protos.numbered import Numbered
 from tests.sim.site import Report, SimSite
 
 Told = SendPrepare | SendStart | SendStop | SendRelease | SendSettle | SendResume | SendCancel

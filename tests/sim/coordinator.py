@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from orchestrator.core import run_events
-from orchestrator.core.leases import Leases
-from orchestrator.core.membership import Membership
-from orchestrator.core.run_events import RecordEvent, RunState, SendStop
-from orchestrator.core.run_lead import Action, Event, RunLead
-from orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED, RunMachine, Verdict
-from orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.leases import Leases
+from isthmus.orchestrator.core.membership import Membership
+from isthmus.orchestrator.core.run_events import RecordEvent, RunState, SendStop
+from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
+from isthmus.orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED, RunMachine, Verdict
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.topology.epoch import Epoch
 from tests.fakes.run_worlds import read_again
 from tests.sim.agent import SimAgent, Told
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, world
-from topology.epoch import Epoch
 
 FORGOTTEN = {
     "generation_not_persisted": {"epoch.proposed", "epoch.entering", "epoch.cancelled"},

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import cache
 
-from orchestrator.core.membership import Limits
+from isthmus.orchestrator.core.membership import Limits
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.trees.trees import ReductionPlan, Tree, followed
+from isthmus.topology.world import Topology
 from tests.fakes.worlds import topology_text
-from topology.documents.load import load_topology
-from topology.run_spec import CodedPlan
-from topology.timeouts import Timeouts
-from topology.trees.trees import ReductionPlan, Tree, followed
-from topology.world import Topology
 
 NAMES = ("ap", "eu", "sa", "us")
 """All sites that there may be, in the order of a run."""

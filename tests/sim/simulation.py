@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.core.membership import (
+from isthmus.orchestrator.core.membership import (
     EntryBegun,
     Reached,
     Suspected,
     TreesWanted,
 )
-from orchestrator.core.run_events import (
+from isthmus.orchestrator.core.run_events import (
     CancelRequested,
     RecordEvent,
     RunState,
@@ -32,8 +32,9 @@ from orchestrator.core.run_events import (
     SiteRunning,
     StepTaken,
 )
-from orchestrator.core.run_lead import Event
-from orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED
+from isthmus.orchestrator.core.run_lead import Event
+from isthmus.orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED
+from isthmus.topology.epoch import Epoch
 from tests.sim.agent import Around, SimAgent, Stage, Told
 from tests.sim.coordinator import BROKEN, FORGOTTEN, FakeJournal, Outward, SimCoordinator
 from tests.sim.plans import LIMITS, NAMES, plan_of
@@ -48,7 +49,6 @@ from tests.sim.site import (
     Saved,
     SimSite,
 )
-from topology.epoch import Epoch
 
 MUTANTS = (
     "no_fence",

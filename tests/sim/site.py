@@ -11,11 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sites.gateway.reduction.epochs import Epochs, Fate, Gift, PlanInForce, Verdict, in_force
-from sites.local.rank_messages import Members
-from sites.worker.member_history import Entering, Following, MemberHistory
+from isthmus.sites.gateway.reduction.epochs import (
+    Epochs,
+    Fate,
+    Gift,
+    PlanInForce,
+    Verdict,
+    in_force,
+)
+from isthmus.sites.local.rank_messages import Members
+from isthmus.sites.worker.member_history import Entering, Following, MemberHistory
+from isthmus.topology.epoch import Epoch, Finished, Handover
 from tests.sim.plans import NAMES
-from topology.epoch import Epoch, Finished, Handover
 
 NUM_CHUNKS = 3
 LOST_BITS = 15

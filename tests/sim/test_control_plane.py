@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError
 from tests.sim.simulation import MUTANTS, Simulation
 
 NUM_SEEDS = 2000

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import backward
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from sites.worker.site import Site
+from isthmus.sites.worker.site import Site
 from tests.sites.worker_programs import join_site
 
 RANKS_PER_SITE = (2, 1)
@@ -233,7 +233,7 @@ def _trainer(folder: Path, batch: int, seed: int) -> Any:  # noqa: ANN401
 def transformers_together(folder: Path, name: str) -> None:
     """Train by the Trainer, with the two lines of docs/frameworks.md."""
     site = enter()
-    from sites.integrations.transformers import train_together
+    from isthmus.sites.integrations.transformers import train_together
 
     trainer = _trainer(folder / name, BATCH, seed=site.global_rank)
     train_together(trainer, site)
@@ -294,7 +294,7 @@ def lightning_together(folder: Path, name: str) -> None:
     site = enter()
     import lightning
 
-    from sites.integrations.lightning import Together
+    from isthmus.sites.integrations.lightning import Together
 
     class Module(lightning.LightningModule):  # type: ignore[misc] # lightning may not be there
         def __init__(self) -> None:

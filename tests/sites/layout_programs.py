@@ -28,9 +28,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.collectives import Collectives
-from sites.worker.routes import Holders
-from sites.worker.sharding import local_of, whole_of
+from isthmus.sites.worker.collectives import Collectives
+from isthmus.sites.worker.routes import Holders
+from isthmus.sites.worker.sharding import local_of, whole_of
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 

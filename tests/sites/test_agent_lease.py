@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from protos.control.v1.control_pb2 import (
+from isthmus.protos.control.v1.control_pb2 import (
     AgentMessage,
     CoordinatorMessage,
     HeartbeatAck,
     Welcome,
 )
-from sites.agent import session as session_module
-from sites.agent.agent import Agent, join_within_s
-from sites.agent.session import Outbox, Session, SessionLostError
+from isthmus.sites.agent import session as session_module
+from isthmus.sites.agent.agent import Agent, join_within_s
+from isthmus.sites.agent.session import Outbox, Session, SessionLostError
 
 LEASE_S = 5.0
 HEARTBEAT_S = 1.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sites.node.supervisor import Supervisor
+from isthmus.sites.node.supervisor import Supervisor
 
 
 def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:

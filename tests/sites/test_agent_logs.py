@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from protos import disk
-from protos.control.v1.control_pb2 import ShipLogsRequest
-from protos.errors import PeerLostError
-from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
-from sites.agent.logs import LogShipper, OwnLines
-from sites.node.log_files import KEEP_BYTES, LAG_BYTES, Lines, LogFiles, Tail
-from sites.node.torchrun import rank_files
+from isthmus.protos import disk
+from isthmus.protos.control.v1.control_pb2 import ShipLogsRequest
+from isthmus.protos.errors import PeerLostError
+from isthmus.protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
+from isthmus.sites.agent.logs import LogShipper, OwnLines
+from isthmus.sites.node.log_files import KEEP_BYTES, LAG_BYTES, Lines, LogFiles, Tail
+from isthmus.sites.node.torchrun import rank_files
 from tests.fakes.holes import has_holes
 
 PLENTY = 1 << 20

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from protos.control.v1 import control_pb2 as control
-from sites.gateway.config import GatewayConfig
-from sites.node.failures import SiteError
-from sites.node.gateway_configs import gateway_config
-from sites.node.order import SiteOrder, read_order
+from isthmus.protos.control.v1 import control_pb2 as control
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.gateway_configs import gateway_config
+from isthmus.sites.node.order import SiteOrder, read_order
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.plan_wishes import Replan
 from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
-from topology.documents.load import load_job, load_topology
-from topology.plan_wishes import Replan
 
 
 def test_an_order_says_what_to_start(tmp_path: Path) -> None:

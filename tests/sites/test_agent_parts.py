@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from protos.control.v1 import control_pb2 as control
-from protos.limits import CONTROL_MESSAGE_BYTES
-from sites.agent.session import BULK_BYTES, Outbox
-from sites.node.sockets import SOCKET_PATH_BYTES, socket_folder
+from isthmus.protos.control.v1 import control_pb2 as control
+from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
+from isthmus.sites.agent.session import BULK_BYTES, Outbox
+from isthmus.sites.node.sockets import SOCKET_PATH_BYTES, socket_folder
 
 
 def metric(step: int) -> control.Metric:

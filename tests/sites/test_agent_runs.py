@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.control.v1 import control_pb2 as control
+from isthmus.protos.control.v1 import control_pb2 as control
 from tests.fakes.agent_bench import AgentBench, agent_bench, job_yaml, prepare, topology_yaml
 from tests.fakes.agent_coordinator import AgentCoordinator, agent_coordinator
 
@@ -133,7 +133,7 @@ def test_a_script_that_ends_without_having_joined_is_named(tmp_path: Path) -> No
             (failure,) = message.failures
             assert failure.code == "NEVER_JOINED"
             assert failure.message.split()[0].endswith("agent_rank.py")
-            assert "`site = sites.join()`" in failure.message
+            assert "`site = isthmus.join()`" in failure.message
 
     play(story)
 
@@ -173,7 +173,7 @@ def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
         pytest.param(
             "-m tests.fakes.agent_gateway", "GATEWAY_EXITED", marks=pytest.mark.exhaustive
         ),
-        ("-m sites.launcher.node", "RANK_KILLED"),
+        ("-m isthmus.sites.launcher.node", "RANK_KILLED"),
     ],
 )
 def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code: str) -> None:
@@ -231,7 +231,7 @@ def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
     async def story() -> None:
         async with scene(tmp_path, "ignore") as (coordinator, bench):
             await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
-            assert len(bench.below("sites.launcher.rank")) == 2
+            assert len(bench.below("isthmus.sites.launcher.rank")) == 2
             os.kill(bench.process.pid, signal.SIGKILL)
             await bench.wait_gone(5.0)
 
@@ -266,7 +266,7 @@ def test_a_run_goes_on_when_its_coordinator_hangs_up_and_comes_back(tmp_path: Pa
             )
             hello = coordinator.all("hello")[1].hello
             assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
-            assert bench.below("sites.launcher.rank")
+            assert bench.below("isthmus.sites.launcher.rank")
             coordinator.say(stop=control.Stop(run_id="r1", generation=1, grace_s=0.5))
             await coordinator.wait_message("ended")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.control.v1 import control_pb2 as control
-from protos.versions import CONTROL_PROTOCOL_MAX
+from isthmus.protos.control.v1 import control_pb2 as control
+from isthmus.protos.versions import CONTROL_PROTOCOL_MAX
 from tests.fakes.agent_bench import AgentBench, agent_bench, job_yaml, prepare, topology_yaml
 from tests.fakes.agent_coordinator import AgentCoordinator, agent_coordinator
 from tests.fakes.waiting import until
@@ -45,7 +45,7 @@ def agent(folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
     }
     listed = [part for name, value in given.items() for part in (f"--{name}", value)]
     return subprocess.run(
-        [sys.executable, "-m", "sites.agent", *listed, "--json"],
+        [sys.executable, "-m", "isthmus.sites.agent", *listed, "--json"],
         capture_output=True,
         text=True,
         timeout=60,

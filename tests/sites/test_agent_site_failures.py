@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from protos.failure import Failure
-from sites.agent.site_failures import awaits_cause, order_failures
-from sites.launcher.rank_failures import describe_failure, write_error_file
-from sites.node.failures import describe_end, rank_failure
+from isthmus.protos.failure import Failure
+from isthmus.sites.agent.site_failures import awaits_cause, order_failures
+from isthmus.sites.launcher.rank_failures import describe_failure, write_error_file
+from isthmus.sites.node.failures import describe_end, rank_failure
 
 
 def failure(name: str, at_s: float, **fields: object) -> Failure:

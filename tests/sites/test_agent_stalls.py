@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from protos.control.v1.control_pb2 import Stall
-from sites.agent.stalls import Stalls
-from sites.node.rank_stacks import RankStack
+from isthmus.protos.control.v1.control_pb2 import Stall
+from isthmus.sites.agent.stalls import Stalls
+from isthmus.sites.node.rank_stacks import RankStack
 
 
 def told_of(*said: dict[str, Any], left: dict[int, int]) -> Stall:

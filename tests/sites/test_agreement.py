@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import torch
 
-from sites.worker.agreement import tell_all
-from sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.agreement import tell_all
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
 
 
 class Averages:

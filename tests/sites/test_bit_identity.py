@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from protos.errors import NonFiniteError
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.registry import BY_NAME, EXACT
-from sites.local.chunk_grid import grid
+from isthmus.protos.errors import NonFiniteError
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.registry import BY_NAME, EXACT
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.topology.job import CODECS
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.exchanges import Exchanges
 from tests.fakes.reductions import BUCKET, Reference
 from tests.fakes.tree_worlds import FORMS, make_plan
-from topology.job import CODECS
-from topology.trees.trees import ReductionPlan
 
 SPECIAL = (
     0x7FC00000, 0x7FC12345, 0xFFC00001, 0x7F800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F000000, 0x00000001,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protos.errors import LayoutMismatchError, RemoteProtocolError
-from sites.gateway.reduction.bucket import Arrival, RoundHistory
+from isthmus.protos.errors import LayoutMismatchError, RemoteProtocolError
+from isthmus.sites.gateway.reduction.bucket import Arrival, RoundHistory
 
 
 def test_rounds() -> None:

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.trainer.gpt import Gpt
-from topology.job import Model
-from topology.model.buckets import buckets_of
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.topology.job import Model
+from isthmus.topology.model.buckets import buckets_of
 
 
 @pytest.mark.slow

@@ -21,22 +21,22 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.optim import lr_scheduler as rates
 
-from protos.checkpoint.manifest import Manifest, StoredFile
-from protos.checkpoint.store import StoredCheckpoint, checkpoints_in
-from protos.errors import BadCheckpointError, ConfigMismatchError
-from sites.checkpoint import export, writer
-from sites.checkpoint.checkpoints import Checkpoints
-from sites.checkpoint.exchange_state import ExchangeState
-from sites.checkpoint.interval import FIRST_STEPS, Interval
-from sites.checkpoint.place import Place
-from sites.checkpoint.run_objects import RunObjects
-from sites.checkpoint.training_state import TrainingState
-from sites.checkpoint.writer import agree_on_step
-from sites.worker.collectives import ensure_process_group
-from sites.worker.gateway_link import AloneLink
-from sites.worker.missing_sites import MissingSites
-from sites.worker.site import scale_learning_rates
-from topology.job import Checkpoint
+from isthmus.protos.checkpoint.manifest import Manifest, StoredFile
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in
+from isthmus.protos.errors import BadCheckpointError, ConfigMismatchError
+from isthmus.sites.checkpoint import export, writer
+from isthmus.sites.checkpoint.checkpoints import Checkpoints
+from isthmus.sites.checkpoint.exchange_state import ExchangeState
+from isthmus.sites.checkpoint.interval import FIRST_STEPS, Interval
+from isthmus.sites.checkpoint.place import Place
+from isthmus.sites.checkpoint.run_objects import RunObjects
+from isthmus.sites.checkpoint.training_state import TrainingState
+from isthmus.sites.checkpoint.writer import agree_on_step
+from isthmus.sites.worker.collectives import ensure_process_group
+from isthmus.sites.worker.gateway_link import AloneLink
+from isthmus.sites.worker.missing_sites import MissingSites
+from isthmus.sites.worker.site import scale_learning_rates
+from isthmus.topology.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
 CPU = torch.device("cpu")
@@ -382,7 +382,7 @@ def test_who_has_no_folder_to_write_into_says_so_before_others_write(
         told.append((step, problem))
         raise OSError(problem)
 
-    monkeypatch.setattr("sites.checkpoint.writer.agree_on_step", agree)
+    monkeypatch.setattr("isthmus.sites.checkpoint.writer.agree_on_step", agree)
     (tmp_path / "store").write_text("a file, not a folder")
     training = Training(str(tmp_path / "store"), tmp_path)
     training.checkpoints.start(lambda value: value, 0)

@@ -7,10 +7,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from protos.checkpoint.manifest import MANIFEST
-from protos.checkpoint.store import checkpoint_name, joined, opened
-from sites.checkpoint.cleaning import remove_parts, remove_superseded
-from sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
+from isthmus.protos.checkpoint.manifest import MANIFEST
+from isthmus.protos.checkpoint.store import checkpoint_name, joined, opened
+from isthmus.sites.checkpoint.cleaning import remove_parts, remove_superseded
+from isthmus.sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
 
 
 def place_of(

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sites.checkpoint.staging import Staging
-from sites.worker.collectives import ensure_process_group
-from sites.worker.site import Site
+from isthmus.sites.checkpoint.staging import Staging
+from isthmus.sites.worker.collectives import ensure_process_group
+from isthmus.sites.worker.site import Site
 from tests.sites.test_checkpoint_of_one_step import SCRIPTS, Run, check_goes_on
 
 pytestmark = [

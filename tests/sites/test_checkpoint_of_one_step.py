@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.checkpoint.store import checkpoint_name, checkpoints_in
-from sites.checkpoint.export import model_tensors
-from sites.checkpoint.staging import Staging
-from sites.checkpoint.writer import take_last
-from sites.local.rank_messages import Welcome
-from sites.worker.environment import lone_spec
-from sites.worker.gateway_link import AloneLink
-from sites.worker.sharding import local_of
-from sites.worker.site import Site
-from topology.job import Checkpoint
+from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
+from isthmus.sites.checkpoint.export import model_tensors
+from isthmus.sites.checkpoint.staging import Staging
+from isthmus.sites.checkpoint.writer import take_last
+from isthmus.sites.local.rank_messages import Welcome
+from isthmus.sites.worker.environment import lone_spec
+from isthmus.sites.worker.gateway_link import AloneLink
+from isthmus.sites.worker.sharding import local_of
+from isthmus.sites.worker.site import Site
+from isthmus.topology.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sites.codecs.codec import Codec, FloatPart, Floats, Part
-from sites.codecs.kernels import loops
-from sites.codecs.quantising_codecs import AS_IT_IS, QUANTISED, BlockCodec
-from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.chunk_reduction import add_up
+from isthmus.sites.codecs.codec import Codec, FloatPart, Floats, Part
+from isthmus.sites.codecs.kernels import loops
+from isthmus.sites.codecs.quantising_codecs import AS_IT_IS, QUANTISED, BlockCodec
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.reduction.chunk_reduction import add_up
+from isthmus.topology.codec_costs import BLOCK, LOSSLESS
 from tests.fakes import numpy_codecs as oracle
-from topology.codec_costs import BLOCK, LOSSLESS
 
 SIZES = (1, 2, 3, 63, 64, 127, 128, 129, 255, 256, 1000, 4097)
 SPECIAL = np.array(

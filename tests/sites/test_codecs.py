@@ -11,14 +11,14 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 
-from protos.errors import CorruptDataError
-from protos.frame import MAX_PAYLOAD_BYTES
-from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.registry import BY_NAME, codec_named
-from topology.documents.load import load_job
-from topology.errors import ConfigError
-from topology.job import CODECS
+from isthmus.protos.errors import CorruptDataError
+from isthmus.protos.frame import MAX_PAYLOAD_BYTES
+from isthmus.sites.codecs import zstd_guard
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.registry import BY_NAME, codec_named
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import CODECS
 
 ALL = pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
 ROUNDING = ("fp32", "bf16", "split", "bf16-split")

@@ -12,12 +12,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from protos.errors import CorruptDataError
-from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.quantising_codecs import AS_IT_IS, COMPRESSED, QUANTISED, BlockCodec, num_kept
-from sites.codecs.registry import BY_NAME
-from topology.codec_costs import BLOCK, RATIOS
+from isthmus.protos.errors import CorruptDataError
+from isthmus.sites.codecs import zstd_guard
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.quantising_codecs import (
+    AS_IT_IS,
+    COMPRESSED,
+    QUANTISED,
+    BlockCodec,
+    num_kept,
+)
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.topology.codec_costs import BLOCK, RATIOS
 
 BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]
 EACH_BLOCK = pytest.mark.parametrize("codec", BLOCKS, ids=[codec.name for codec in BLOCKS])

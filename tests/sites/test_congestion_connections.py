@@ -17,29 +17,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway.config import PeerLink
-from sites.gateway.links.congestion import connections
-from sites.gateway.links.congestion.connections import (
+from isthmus.protos.frame import ChunkKey, Frame, Kind
+from isthmus.sites.gateway.config import PeerLink
+from isthmus.sites.gateway.links.congestion import connections
+from isthmus.sites.gateway.links.congestion.connections import (
     ChannelGrowth,
     channels_for,
     idle_cost_s,
 )
-from sites.gateway.links.congestion.kernel import (
+from isthmus.sites.gateway.links.congestion.kernel import (
     Segments,
     begin_bbr_anew,
     segments_of,
     send_buffer_bytes,
 )
-from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.progress import Progress
-from sites.gateway.links.send_queue import LinkTotals, Outbox, SendQueue, outgoing
-from sites.gateway.links.streams import Streams, _Carrying
-from sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.links.peer_watch import PeerWatch
+from isthmus.sites.gateway.links.progress import Progress
+from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox, SendQueue, outgoing
+from isthmus.sites.gateway.links.streams import Streams, _Carrying
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.channels import first_channels
+from isthmus.topology.model.wire_load import chunk_bytes_for
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
-from topology.channels import first_channels
-from topology.model.wire_load import chunk_bytes_for
-from topology.trees.trees import ReductionPlan
 
 
 def test_the_number_of_channels_follows_the_loss() -> None:

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway.config import PeerLink
-from sites.gateway.links.congestion import kernel
-from sites.gateway.links.congestion.kernel import (
+from isthmus.protos.frame import ChunkKey, Frame, Kind
+from isthmus.sites.gateway.config import PeerLink
+from isthmus.sites.gateway.links.congestion import kernel
+from isthmus.sites.gateway.links.congestion.kernel import (
     Segments,
     begin_bbr_anew,
     segments_of,
     set_up,
     use_pauses,
 )
-from sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.send_queue import Outbox
 from tests.fakes.looks import Looks, outbox_with
 
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)

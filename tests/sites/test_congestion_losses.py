@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from sites.gateway.links.congestion.losses import ChanceLosses
+from isthmus.sites.gateway.links.congestion.losses import ChanceLosses
 
 SENT = 1000
 """Segments between two looks."""

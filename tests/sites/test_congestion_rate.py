@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.config import PeerLink
-from sites.gateway.links.congestion.rate import (
+from isthmus.sites.gateway.config import PeerLink
+from isthmus.sites.gateway.links.congestion.rate import (
     WARM_ROUND_TRIPS,
     IdleRoundTrip,
     LimitedRate,
@@ -19,8 +19,8 @@ from sites.gateway.links.congestion.rate import (
     WayBack,
     window_bytes,
 )
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
-from topology.trees.trees import ReductionPlan
 
 
 def test_a_window_is_far_beyond_what_its_link_holds(tmp_path: Path) -> None:

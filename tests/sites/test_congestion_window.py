@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from sites.gateway.links.congestion.window import LinkWindow, Path
+from isthmus.sites.gateway.links.congestion.window import LinkWindow, Path
 
 RATE = 60e6
 RTT_S = 0.05

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import CorruptDataError, IsthmusError, RemoteProtocolError
-from protos.frame import (
+from isthmus.protos.errors import CorruptDataError, IsthmusError, RemoteProtocolError
+from isthmus.protos.frame import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -23,12 +23,12 @@ from protos.frame import (
     pack,
     unpack,
 )
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
 from tests.fakes.exchanges import Exchanges, Sent
 from tests.fuzz.wire_targets import sealed
-from topology.trees.trees import ReductionPlan, Tree, star
 
 GATHER = ReductionPlan(2, (), "")
 PLANS = {

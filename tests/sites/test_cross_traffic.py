@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sites.bench import cross_traffic
+from isthmus.sites.bench import cross_traffic
 
 HOSTS_CHOICE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from protos.errors import NotSynchronisedError
-from sites.worker.crossing_check import CrossingCheck
+from isthmus.protos.errors import NotSynchronisedError
+from isthmus.sites.worker.crossing_check import CrossingCheck
 
 Optimizer = torch.optim.SGD
 

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sites.codecs.codec import BodyCodec, Floats
-from sites.codecs.quantising_codecs import AS_IT_IS
-from sites.codecs.registry import BY_NAME
-from sites.worker.device_codecs import DEVICE_CODECS
+from isthmus.sites.codecs.codec import BodyCodec, Floats
+from isthmus.sites.codecs.quantising_codecs import AS_IT_IS
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.worker.device_codecs import DEVICE_CODECS
 
 CPU = torch.device("cpu")
 EACH = pytest.mark.parametrize("name", DEVICE_CODECS)

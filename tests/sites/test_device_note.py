@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from protos import metrics
-from sites.worker.joining import _compare_device
+from isthmus.protos import metrics
+from isthmus.sites.worker.joining import _compare_device
+from isthmus.topology.job import Job, Trainer
 from tests.fakes.worlds import topology
-from topology.job import Job, Trainer
 
 
 def told(*, accelerator: str = "h100-sxm", rank: int = 0, job: Job, **world: Any) -> list[Any]:  # noqa: ANN401

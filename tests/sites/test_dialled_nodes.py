@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sites.node.stream import GREETING
+from isthmus.sites.node.stream import GREETING
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.waiting import wait_for
 
@@ -35,8 +35,8 @@ def served(site: str, folder: Path) -> Iterator[tuple[psutil.Process, str]]:
     with log.open("wb") as file:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                *(sys.executable, "-m", "sites.node.serve", "--site", site),
+                *(sys.executable, "-m", "isthmus.sites.leash", str(os.getpid()), "--"),
+                *(sys.executable, "-m", "isthmus.sites.node.serve", "--site", site),
                 *("--bind", "127.0.0.1:0"),
             ],
             stderr=file,
@@ -53,7 +53,7 @@ def served(site: str, folder: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 def dialled(site: str, address: str, **env: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "sites.node.dial", "--site", site, address],
+        [sys.executable, "-m", "isthmus.sites.node.dial", "--site", site, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,7 +121,7 @@ def test_without_tls_there_is_nothing_to_dial(
     for name in ("ISTHMUS_CA", "ISTHMUS_CERT", "ISTHMUS_KEY"):
         monkeypatch.delenv(name, raising=False)
     done = subprocess.run(
-        [sys.executable, "-m", "sites.node.serve", "--site", "a", "--bind", "127.0.0.1:0"],
+        [sys.executable, "-m", "isthmus.sites.node.serve", "--site", "a", "--bind", "127.0.0.1:0"],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,

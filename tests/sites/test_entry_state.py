@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from protos.errors import ConfigMismatchError
-from sites.checkpoint import entry_state
-from sites.checkpoint.entry_state import EntryState
-from sites.checkpoint.exchange_state import ExchangeState
-from sites.checkpoint.run_objects import RunObjects
-from sites.checkpoint.training_state import TrainingState
-from sites.worker.member_history import Following
+from isthmus.protos.errors import ConfigMismatchError
+from isthmus.sites.checkpoint import entry_state
+from isthmus.sites.checkpoint.entry_state import EntryState
+from isthmus.sites.checkpoint.exchange_state import ExchangeState
+from isthmus.sites.checkpoint.run_objects import RunObjects
+from isthmus.sites.checkpoint.training_state import TrainingState
+from isthmus.sites.worker.member_history import Following
 from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("process_group")

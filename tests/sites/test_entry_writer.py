@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sites.checkpoint import entry_writer
-from sites.checkpoint.entry_writer import EntryWriter, Part, Written, laid_out
-from sites.local.entry_folder import (
+from isthmus.sites.checkpoint import entry_writer
+from isthmus.sites.checkpoint.entry_writer import EntryWriter, Part, Written, laid_out
+from isthmus.sites.local.entry_folder import (
     INDEX,
     OBJECTS,
     SPARE_BYTES,

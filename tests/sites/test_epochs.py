@@ -6,10 +6,17 @@ import random
 
 import pytest
 
-from protos.errors import LocalProtocolError
-from sites.gateway.reduction.epochs import Epochs, Fate, Gift, PlanInForce, Verdict, in_force
-from topology.epoch import Finished
-from topology.trees.trees import ReductionPlan
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.sites.gateway.reduction.epochs import (
+    Epochs,
+    Fate,
+    Gift,
+    PlanInForce,
+    Verdict,
+    in_force,
+)
+from isthmus.topology.epoch import Finished
+from isthmus.topology.trees.trees import ReductionPlan
 
 ALL = ReductionPlan(3, (), "")
 LEFT = ReductionPlan(3, (), "", (0, 1))

@@ -12,10 +12,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sites.gateway.links.peer_links import Link
+from isthmus.sites.gateway.links.peer_links import Link
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
-from topology.trees.trees import ReductionPlan
 
 ROUNDS = 4
 BUCKETS = (500, 33)

@@ -15,16 +15,16 @@ from typing import cast
 import numpy as np
 import pytest
 
-from protos.errors import DeadlineExceededError, PeerLostError
-from protos.frame import HEADER_BYTES, Frame, Kind, Packed, pack
-from sites.codecs.codec import Floats
-from sites.gateway.links.peer_links import Link
-from sites.gateway.reduction import executor
-from sites.gateway.reduction.credit import FRAME_BYTES
-from sites.gateway.reduction.executor import Begun
-from sites.local.rank_messages import Reduce
+from isthmus.protos.errors import DeadlineExceededError, PeerLostError
+from isthmus.protos.frame import HEADER_BYTES, Frame, Kind, Packed, pack
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.gateway.links.peer_links import Link
+from isthmus.sites.gateway.reduction import executor
+from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.sites.gateway.reduction.executor import Begun
+from isthmus.sites.local.rank_messages import Reduce
+from isthmus.topology.trees.trees import ReductionPlan, Tree, followed, star
 from tests.fakes.exchanges import Exchanges, request_of
-from topology.trees.trees import ReductionPlan, Tree, followed, star
 
 DEADLINE_S = 20.0
 CHUNK_BYTES = 1 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from sites.gateway.reduction.following import LEVEL_EVERY, Following
+from isthmus.sites.gateway.reduction.following import LEVEL_EVERY, Following
 
 PATIENCE_S = 10.0
 

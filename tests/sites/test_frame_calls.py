@@ -30,18 +30,18 @@ import hpack
 import psutil
 import pytest
 
-from orchestrator.certificates import issue, make_authority, renew
-from protos import mutual_tls
-from protos.error_statuses import STATUS
-from protos.errors import CorruptDataError, IsthmusError, StaleGenerationError
-from protos.mutual_tls import CertificateError, TlsFiles, TlsSecurity
-from protos.security import LoopbackSecurity, Security
-from sites.gateway.links import frame_calls, frame_listener
-from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
-from sites.gateway.links.frame_listener import FrameListener, Serve
-from sites.gateway.links.http2 import CANCEL, Kind
-from sites.gateway.links.read_ahead import ReadAhead
-from sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
+from isthmus.orchestrator.certificates import issue, make_authority, renew
+from isthmus.protos import mutual_tls
+from isthmus.protos.error_statuses import STATUS
+from isthmus.protos.errors import CorruptDataError, IsthmusError, StaleGenerationError
+from isthmus.protos.mutual_tls import CertificateError, TlsFiles, TlsSecurity
+from isthmus.protos.security import LoopbackSecurity, Security
+from isthmus.sites.gateway.links import frame_calls, frame_listener
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
+from isthmus.sites.gateway.links.http2 import CANCEL, Kind
+from isthmus.sites.gateway.links.read_ahead import ReadAhead
+from isthmus.sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
 from tests.fakes.certified import DOMAIN, certify, held_by
 from tests.fakes.http2_frames import (
     END_STREAM,

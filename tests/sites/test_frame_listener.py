@@ -17,15 +17,15 @@ from typing import Any
 import hpack
 import pytest
 
-from orchestrator.certificates import renew
-from protos.mutual_tls import TlsFiles, TlsSecurity
-from protos.security import LoopbackSecurity
-from sites.gateway.links import frame_calls, frame_listener
-from sites.gateway.links.allowance import Allowance
-from sites.gateway.links.frame_calls import FrameCall, Patience, dial
-from sites.gateway.links.frame_listener import FrameListener
-from sites.gateway.links.http2 import Kind
-from sites.gateway.links.transport import PUSH_METHOD
+from isthmus.orchestrator.certificates import renew
+from isthmus.protos.mutual_tls import TlsFiles, TlsSecurity
+from isthmus.protos.security import LoopbackSecurity
+from isthmus.sites.gateway.links import frame_calls, frame_listener
+from isthmus.sites.gateway.links.allowance import Allowance
+from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_listener import FrameListener
+from isthmus.sites.gateway.links.http2 import Kind
+from isthmus.sites.gateway.links.transport import PUSH_METHOD
 from tests.fakes.certified import certify
 from tests.fakes.http2_frames import END_HEADERS, PREFACE, frame, frames_in, number, settings
 from tests.fakes.raw_calls import RawPeer, accept_any, raw_client

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.emulator.site_namespaces import netns_problem
-from protos.security import InsecureAddressError
-from sites.interfaces import address_of
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from isthmus.protos.security import InsecureAddressError
+from isthmus.sites.interfaces import address_of
+from isthmus.topology.world import GATEWAY_PORTS, PortRange
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -25,7 +26,6 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.sockets import neighbours
-from topology.world import GATEWAY_PORTS, PortRange
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -148,7 +148,7 @@ def test_an_interface_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(netns_problem() is not None, reason="no network namespaces here")
 @pytest.mark.parametrize("address", ["192.0.2.7/24", "2001:db8::7/64"])
 def test_an_interface_of_its_own_gives_either_kind_of_address(address: str) -> None:
-    code = "from sites.interfaces import address_of; print(address_of('nic0'))"
+    code = "from isthmus.sites.interfaces import address_of; print(address_of('nic0'))"
     script = (
         f"ip tuntap add nic0 mode tun && ip addr add {address} dev nic0 && ip link set nic0 up && "
         f'exec {sys.executable} -c "{code}"'
@@ -161,6 +161,8 @@ def test_an_interface_of_its_own_gives_either_kind_of_address(address: str) -> N
 def test_an_interface_without_tls_is_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sites.gateway.links.peer_server.address_of", lambda name: "192.0.2.7")
+    monkeypatch.setattr(
+        "isthmus.sites.gateway.links.peer_server.address_of", lambda name: "192.0.2.7"
+    )
     with pytest.raises(InsecureAddressError, match=r"192\.0\.2\.7"):
         Member(gateway_config(tmp_path, GATHER_2, 0, bind_host="", interface="nic0"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
-from sites.gateway.links.transport import client_options
+from isthmus.sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
+from isthmus.sites.gateway.links.transport import client_options
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
 from tests.fakes.gateway_sites import gateway_config
-from topology.errors import ConfigError
-from topology.json_fields import read_json, to_json
-from topology.trees.trees import ReductionPlan, Tree, star
 
 
 @pytest.mark.parametrize("rtt_s", [0.0, 0.08, 0.3])

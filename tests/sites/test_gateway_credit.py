@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import RemoteProtocolError
-from sites.gateway.config import GatewayConfig
-from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
-from sites.local.chunk_grid import grid
-from sites.node.gateway_configs import gateway_config as gateway_config_of
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.sites.node.gateway_configs import gateway_config as gateway_config_of
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.job import Exchange, Job
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology_text
-from topology.documents.load import load_topology
-from topology.job import Exchange, Job
-from topology.trees.trees import ReductionPlan
 
 NEAR, FAR = (0, 0), (1, 0)
 HELD_BYTES = 512 << 20

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.links.transport import Peer
-from sites.gateway.transfer.state_fetch import StateFetch
-from sites.local.rank_messages import Members
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.transfer.state_fetch import StateFetch
+from isthmus.sites.local.rank_messages import Members
+from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.world import GATEWAY_PORTS
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,
@@ -20,8 +22,6 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.tcp_proxy import TcpProxy
-from topology.trees.trees import ReductionPlan, star
-from topology.world import GATEWAY_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from protos.errors import CorruptDataError, RemoteProtocolError
-from protos.frame import (
+from isthmus.protos.errors import CorruptDataError, RemoteProtocolError
+from isthmus.protos.frame import (
     ACK_BYTES,
     HEADER_BYTES,
     MAX_FRAME_BYTES,

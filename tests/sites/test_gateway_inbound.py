@@ -11,13 +11,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.exchange.v1 import state_pb2, state_pb2_grpc
-from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.transport import SESSION_KEY, Peer
-from sites.local.entry_folder import INDEX, entry_folder
-from sites.local.rank_messages import StateProgress
+from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
+from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer
+from isthmus.sites.local.entry_folder import INDEX, entry_folder
+from isthmus.sites.local.rank_messages import StateProgress
+from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.world import GATEWAY_PORTS
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_rank import DEADLINE_S
 from tests.fakes.gateway_sites import (
@@ -31,8 +33,6 @@ from tests.fakes.gateway_sites import (
 )
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
-from topology.trees.trees import ReductionPlan, star
-from topology.world import GATEWAY_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from protos.frame import HEADER_BYTES
+from isthmus.protos.frame import HEADER_BYTES
+from isthmus.topology.trees.trees import ReductionPlan, Tree
 from tests.fakes.carried_exchanges import CarriedExchanges, World
-from topology.trees.trees import ReductionPlan, Tree
 
 CODECS = ("fp32", "fp32", "bf16", "int8", "int4")
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.trees.shapes import ring_paths
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.world import GATEWAY_PORTS
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -20,9 +23,6 @@ from tests.fakes.gateway_sites import (
 )
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
-from topology.trees.shapes import ring_paths
-from topology.trees.trees import ReductionPlan, Tree, star
-from topology.world import GATEWAY_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

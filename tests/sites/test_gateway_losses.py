@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sites.gateway.config import PeerLink
-from tests.fakes.gateway_process import GatewayProcess
-from tests.fakes.gateway_rank import Floats, GatewayRank
-from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
-from topology.epoch import (
+from isthmus.sites.gateway.config import PeerLink
+from isthmus.topology.epoch import (
     Finished,
     Handover,
     Runs,
     difference,
     union,
 )
-from topology.json_fields import read_json, to_json
-from topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.trees.trees import ReductionPlan, Tree
+from tests.fakes.gateway_process import GatewayProcess
+from tests.fakes.gateway_rank import Floats, GatewayRank
+from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(120)]
 

@@ -12,18 +12,18 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import metrics
-from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
-from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.gateway import Gateway
-from sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
-from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD
-from sites.gateway.probing.probing_gateway import ProbingGateway
-from sites.node.gateway_configs import probing_config
+from isthmus.protos import metrics
+from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from isthmus.sites.gateway.config import GatewayConfig, PeerLink
+from isthmus.sites.gateway.gateway import Gateway
+from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
+from isthmus.sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD
+from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
+from isthmus.sites.node.gateway_configs import probing_config
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.job import Probe
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_sites import SITES, gateway_config
-from topology.documents.load import load_topology
-from topology.job import Probe
-from topology.trees.trees import ReductionPlan
 
 DEADLINE_S = 30.0
 PROBE = Probe(connections=(2,), echoes=20, window_s=0.1)

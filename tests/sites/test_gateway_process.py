@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
-from topology.trees.trees import ReductionPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(120)]
 
@@ -137,5 +137,5 @@ def test_torch_is_never_imported() -> None:
     import subprocess
     import sys
 
-    code = "import sys, sites.gateway.main; sys.exit('torch' in sys.modules)"
+    code = "import sys, isthmus.sites.gateway.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import GATEWAY_PORTS
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -17,8 +19,6 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.tcp_proxy import TcpProxy
-from topology.trees.trees import ReductionPlan
-from topology.world import GATEWAY_PORTS
 
 ALONE = ReductionPlan(1, (), "")
 

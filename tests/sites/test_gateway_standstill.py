@@ -14,21 +14,21 @@ import grpc
 import psutil
 import pytest
 
-from protos.errors import PeerLostError
-from protos.exchange.v1.exchange_pb2 import HelloResponse
-from protos.versions import EXCHANGE_PROTOCOL_MAX
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links import peer_watch
-from sites.gateway.links.congestion.rate import window_bytes
-from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import Peer
-from sites.silence import Silence, Standstills
+from isthmus.protos.errors import PeerLostError
+from isthmus.protos.exchange.v1.exchange_pb2 import HelloResponse
+from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links import peer_watch
+from isthmus.sites.gateway.links.congestion.rate import window_bytes
+from isthmus.sites.gateway.links.peer_watch import PeerWatch
+from isthmus.sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.sites.silence import Silence, Standstills
+from isthmus.topology.trees.trees import ReductionPlan
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
 from tests.fakes.waiting import wait_for
-from topology.trees.trees import ReductionPlan
 
 PLAN = ReductionPlan(2, (), "")
 D_S = 2.0

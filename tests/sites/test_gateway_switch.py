@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 
-from protos.failure import Failure
-from sites.gateway.agent_port import Resume, Settle, read_commands
-from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
-from sites.gateway.links import peer_watch
-from sites.gateway.links.congestion.rate import window_bytes
-from sites.gateway.links.peer_links import Link, PeerLinks
-from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import Peer
+from isthmus.protos.failure import Failure
+from isthmus.sites.gateway.agent_port import Resume, Settle, read_commands
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId, PeerLink
+from isthmus.sites.gateway.links import peer_watch
+from isthmus.sites.gateway.links.congestion.rate import window_bytes
+from isthmus.sites.gateway.links.peer_links import Link, PeerLinks
+from isthmus.sites.gateway.links.peer_watch import PeerWatch
+from isthmus.sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan, star
 from tests.fakes.gateway_sites import (
     SITES,
     Member,
@@ -36,8 +38,6 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.waiting import wait_for
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, star
 
 STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]
 WEIGHTS = [1.0, 2.0, 3.0]

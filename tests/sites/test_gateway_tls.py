@@ -16,17 +16,19 @@ import grpc
 import numpy as np
 import pytest
 
-from orchestrator.certificates import issue, make_authority
-from protos import mutual_tls
-from protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
-from protos.identities import CALLERS
-from protos.security import exchange_security
-from sites.gateway.links import frame_listener
-from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
-from sites.gateway.probing.probing_gateway import ProbingGateway
-from sites.gateway.transfer.donors import donor
-from sites.gateway.transfer.state_fetch import StateFetch
-from sites.local.entry_folder import entry_folder
+from isthmus.orchestrator.certificates import issue, make_authority
+from isthmus.protos import mutual_tls
+from isthmus.protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
+from isthmus.protos.identities import CALLERS
+from isthmus.protos.security import exchange_security
+from isthmus.sites.gateway.links import frame_listener
+from isthmus.sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
+from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
+from isthmus.sites.gateway.transfer.donors import donor
+from isthmus.sites.gateway.transfer.state_fetch import StateFetch
+from isthmus.sites.local.entry_folder import entry_folder
+from isthmus.topology.job import Probe
+from isthmus.topology.world import GATEWAY_PORTS
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -41,8 +43,6 @@ from tests.fakes.methods import FRAME_METHODS, described_methods
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 from tests.sites.test_state_transfer import EPOCH, files_of, make_state
-from topology.job import Probe
-from topology.world import GATEWAY_PORTS
 
 SITES = ("ash", "birch")
 PACKAGE = "isthmus.exchange.v1"
@@ -275,7 +275,7 @@ def test_a_certificate_that_is_not_believed_is_told_of_once_and_not_by_each_conn
     monkeypatch.setattr(mutual_tls, "_is_signed", lambda *_: True)  # its owner believes it
     foreign = tmp_path / "foreign"
     certify(foreign, *SITES)
-    caplog.set_level("DEBUG", "sites.gateway.links.streams")
+    caplog.set_level("DEBUG", "isthmus.sites.gateway.links.streams")
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with ExitStack() as stack:
         proxies: list[TcpProxy] = []

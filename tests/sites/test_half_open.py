@@ -18,24 +18,31 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.coordinator.service import server_options as coordinator_options
-from orchestrator.emulator.emulator_child import running_emulator
-from protos.control.v1.control_pb2 import AgentMessage, Heartbeat
-from protos.control.v1.control_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
-from protos.security import LoopbackSecurity
-from sites.agent.session import channel_options as agent_options
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
-from sites.gateway.links.frame_listener import FrameListener
-from sites.gateway.links.http2 import Kind
-from sites.gateway.links.peer_server import ExchangeServer
-from sites.gateway.links.transport import (
+from isthmus.orchestrator.coordinator.service import server_options as coordinator_options
+from isthmus.orchestrator.emulator.emulator_child import running_emulator
+from isthmus.protos.control.v1.control_pb2 import AgentMessage, Heartbeat
+from isthmus.protos.control.v1.control_pb2_grpc import (
+    CoordinatorStub,
+    add_CoordinatorServicer_to_server,
+)
+from isthmus.protos.security import LoopbackSecurity
+from isthmus.sites.agent.session import channel_options as agent_options
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_listener import FrameListener
+from isthmus.sites.gateway.links.http2 import Kind
+from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.transport import (
     PUSH_METHOD,
     Peer,
     client_options,
     patience,
     server_options,
 )
+from isthmus.topology.faults.script import Change
+from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.world import GATEWAY_PORTS, Detection
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.gateway_sites import (
     Member,
@@ -57,10 +64,6 @@ from tests.fakes.raw_calls import RawPeer
 from tests.fakes.sockets import open_socket
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import until, wait_for
-from topology.faults.script import Change
-from topology.timeouts import Timeouts
-from topology.trees.trees import ReductionPlan, star
-from topology.world import GATEWAY_PORTS, Detection
 
 DETECT_S = 3.0
 SLACK_S = 2.0

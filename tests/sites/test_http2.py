@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import RemoteProtocolError
-from sites.gateway.links import http2
-from sites.gateway.links.http2 import (
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.sites.gateway.links import http2
+from isthmus.sites.gateway.links.http2 import (
     CANCEL,
     NO_ERROR,
     PREFIX_BYTES,

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import LocalProtocolError
-from protos.frame import Kind
-from sites.codecs.registry import codec_named
-from sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
-from sites.gateway.reduction.residuals import Residuals
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.frame import Kind
+from isthmus.sites.codecs.registry import codec_named
+from isthmus.sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
+from isthmus.sites.gateway.reduction.residuals import Residuals
 
 CODEC = codec_named("int8")
 VALUES = np.linspace(-1.0, 3.0, 300, dtype=np.float32)

@@ -12,7 +12,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from sites.codecs.kernels.kernel_cache import NOTED_S, UNUSED_S, cache_file, keep, read_kept
+from isthmus.sites.codecs.kernels.kernel_cache import NOTED_S, UNUSED_S, cache_file, keep, read_kept
 
 ROOT = Path(__file__).parents[2]
 NAME = "zen5-0123456789abcdef.o"
@@ -36,7 +36,7 @@ HALVE = """
 import logging, sys
 logging.basicConfig()
 import numpy as np
-from sites.codecs.kernels.kernel_cache import FLOAT, FLOATS, NOTHING, kernel, load_kernels
+from isthmus.sites.codecs.kernels.kernel_cache import FLOAT, FLOATS, NOTHING, kernel, load_kernels
 def halve(out, divisor):
     for i in range(out.size):
         out[i] = out[i] / divisor
@@ -173,7 +173,7 @@ def test_several_write_and_remove_the_same_at_once(tmp_path: Path) -> None:
 def test_only_gateways_load_kernels(tmp_path: Path) -> None:
     """Ranks would import LLVM for nothing."""
     code = (
-        "import sys, sites.worker.exactness, sites.worker.shard_encoder, sites.agent.site_processes; "
-        "print(sorted({'llvmlite', 'numba', 'sites.codecs'} & set(sys.modules)))"
+        "import sys, isthmus.sites.worker.exactness, isthmus.sites.worker.shard_encoder, isthmus.sites.agent.site_processes; "
+        "print(sorted({'llvmlite', 'numba', 'isthmus.sites.codecs'} & set(sys.modules)))"
     )
     assert run_python(code, tmp_path).strip() == "[]"

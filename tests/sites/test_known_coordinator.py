@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import StaleGenerationError
-from sites.agent.known_coordinator import KnownCoordinator
+from isthmus.protos.errors import StaleGenerationError
+from isthmus.sites.agent.known_coordinator import KnownCoordinator
 
 
 def test_an_older_generation_is_refused_also_by_the_next_agent(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from protos.checkpoint.manifest import MANIFEST, Manifest
-from protos.checkpoint.requests import requested_step, steps_ahead
-from protos.checkpoint.store import checkpoint_name
-from sites.agent import last_checkpoint
-from sites.agent.last_checkpoint import save_before_end
+from isthmus.protos.checkpoint.manifest import MANIFEST, Manifest
+from isthmus.protos.checkpoint.requests import requested_step, steps_ahead
+from isthmus.protos.checkpoint.store import checkpoint_name
+from isthmus.sites.agent import last_checkpoint
+from isthmus.sites.agent.last_checkpoint import save_before_end
 from tests.fakes.waiting import until
 
 DEADLINE_S = 30.0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from protos.failure import MESSAGE_CHARS, Failure, one_line
-from sites.agent.site_processes import reserved_port
-from sites.launcher.node import Watch
-from sites.launcher.rank_failures import (
+from isthmus.protos.failure import MESSAGE_CHARS, Failure, one_line
+from isthmus.sites.agent.site_processes import reserved_port
+from isthmus.sites.launcher.node import Watch
+from isthmus.sites.launcher.rank_failures import (
     COLLATERAL_EXIT_CODE,
     PID_FILE,
     cause_first,
@@ -71,13 +71,13 @@ if action in ("kill", "fill"):
 if action == "term":
     os.kill(os.getpid(), signal.SIGTERM)
 if action == "lost":
-    from protos.errors import PeerLostError
+    from isthmus.protos.errors import PeerLostError
     try:
         raise PeerLostError("site b is gone", "b")
     except PeerLostError as error:
         raise RuntimeError("the step failed") from error
 if action == "lost_caught":
-    from protos.errors import PeerLostError
+    from isthmus.protos.errors import PeerLostError
     try:
         raise PeerLostError("site b is gone", "b")
     except PeerLostError:
@@ -98,7 +98,7 @@ if action == "handler":
 if action == "future":
     raise RuntimeError("Got an error in a callback: PeerLostError: site b is gone")
 if action == "misuse":
-    from protos.errors import LocalProtocolError
+    from isthmus.protos.errors import LocalProtocolError
     raise LocalProtocolError("leave was called before join")
 """
 
@@ -126,7 +126,15 @@ def run_node(
         ended = subprocess.run(
             [
                 *prefix,
-                *(sys.executable, "-m", "sites.launcher.node", "--nodes", "1", "--node", "0"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "isthmus.sites.launcher.node",
+                    "--nodes",
+                    "1",
+                    "--node",
+                    "0",
+                ),
                 *("--ranks", "2", "--name", "r-1"),
                 *("--folder", str(folder), "--start-within", "60", "--grace", "2"),
                 *("--working-folder", str(folder), "--", *command),
@@ -180,7 +188,14 @@ def test_how_a_rank_ended_is_told(
     tmp_path: Path, action: str, code: str, exit_code: int, collateral: bool, message: str
 ) -> None:
     script = write_script(tmp_path)
-    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), "/", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "isthmus.sites.launcher.rank",
+        str(os.getpid()),
+        "/",
+        str(script),
+    ]
     error_file = str(tmp_path / "error.json")
     ended = subprocess.run(
         [*command, action, str(tmp_path)],
@@ -351,9 +366,16 @@ def test_a_full_disk_does_not_take_the_status_of_a_rank(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nfrom protos.errors import PeerLostError\nprint('something')\n" + last
+        "import sys\nfrom isthmus.protos.errors import PeerLostError\nprint('something')\n" + last
     )
-    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), "/", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "isthmus.sites.launcher.rank",
+        str(os.getpid()),
+        "/",
+        str(script),
+    ]
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             command,

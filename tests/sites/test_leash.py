@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from sites.leash import USAGE, main
+from isthmus.sites.leash import USAGE, main
 from tests.fakes.waiting import wait_for
 
 WAIT_S = 20.0
@@ -18,7 +18,7 @@ WAIT_S = 20.0
 PARENT = """
 import os, subprocess, sys, time
 command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
-child = subprocess.Popen([sys.executable, "-m", "sites.leash", str(os.getpid()), "--", *command])
+child = subprocess.Popen([sys.executable, "-m", "isthmus.sites.leash", str(os.getpid()), "--", *command])
 time.sleep(600)
 """
 
@@ -26,7 +26,7 @@ time.sleep(600)
 def leash(parent_pid: int, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command on a leash."""
     return subprocess.run(
-        [sys.executable, "-m", "sites.leash", str(parent_pid), "--", *command],
+        [sys.executable, "-m", "isthmus.sites.leash", str(parent_pid), "--", *command],
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -110,7 +110,7 @@ def test_a_namespace_that_cannot_be_entered_is_named_with_a_cure(
     for parent in (str(os.getpid()), "-"):
         ended = subprocess.run(
             [
-                *(sys.executable, "-m", "sites.leash", parent, "--enter", user, net, "--"),
+                *(sys.executable, "-m", "isthmus.sites.leash", parent, "--enter", user, net, "--"),
                 *(sys.executable, "-c", "print('started')"),
             ],
             capture_output=True,

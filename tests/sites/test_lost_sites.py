@@ -9,10 +9,10 @@ import random
 import numpy as np
 import pytest
 
+from isthmus.topology.trees.trees import ReductionPlan, Tree
 from tests.fakes.carried_exchanges import World
 from tests.fakes.lost_sites import LosingExchanges
 from tests.sites.test_gateway_liveness import drawn_world
-from topology.trees.trees import ReductionPlan, Tree
 
 
 def plan_among(chance: random.Random, num_sites: int, members: tuple[int, ...]) -> ReductionPlan:

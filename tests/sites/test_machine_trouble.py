@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from sites.launcher.kernel_kills import KernelKills
-from sites.node import machine_trouble
-from sites.node.failures import describe_end
-from sites.node.machine_trouble import MachineTrouble
+from isthmus.sites.launcher.kernel_kills import KernelKills
+from isthmus.sites.node import machine_trouble
+from isthmus.sites.node.failures import describe_end
+from isthmus.sites.node.machine_trouble import MachineTrouble
 
 MIB = 1 << 20
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from sites.local.rank_messages import Missing, Reduced, ReductionTimes
-from sites.worker.missing_sites import NOTICE_STEPS, MissingSites
-from sites.worker.site import Site
+from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
+from isthmus.sites.worker.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.sites.worker.site import Site
 
 NUM_SITES = 3
 

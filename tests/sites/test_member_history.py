@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sites.local.rank_messages import Members
-from sites.worker.member_history import (
+from isthmus.sites.local.rank_messages import Members
+from isthmus.sites.worker.member_history import (
     Announced,
     Change,
     Entering,

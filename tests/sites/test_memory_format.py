@@ -11,11 +11,11 @@ from torch import nn
 from torch.autograd import backward
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.local.rank_messages import Reduce
-from sites.worker.site import Site
+from isthmus.sites.local.rank_messages import Reduce
+from isthmus.sites.worker.site import Site
+from isthmus.topology.job import Exchange
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
-from topology.job import Exchange
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from protos.errors import ScriptError
-from sites.worker.sharding import whole_of
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.sharding import whole_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
 

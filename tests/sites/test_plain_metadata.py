@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from protos.errors import BadCheckpointError
-from sites.checkpoint.place import SHARED
-from sites.checkpoint.reader import storage_reader
+from isthmus.protos.errors import BadCheckpointError
+from isthmus.sites.checkpoint.place import SHARED
+from isthmus.sites.checkpoint.reader import storage_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from protos import metrics
-from protos.errors import RemoteProtocolError
-from sites.gateway.links.congestion.kernel import Segments
-from sites.gateway.probing.prober import LinkFigures, is_steady, percentile, rate_between
+from isthmus.protos import metrics
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.sites.gateway.links.congestion.kernel import Segments
+from isthmus.sites.gateway.probing.prober import LinkFigures, is_steady, percentile, rate_between
 
 
 @pytest.mark.parametrize(

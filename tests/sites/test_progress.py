@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sites.gateway.links.progress import Progress, Traffic
+from isthmus.sites.gateway.links.progress import Progress, Traffic
 
 LEASE_S = 10.0
 LOOK_S = 1.0

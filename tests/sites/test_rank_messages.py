@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from protos.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from protos.failure import Failure
-from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.local.rank_messages import (
+from isthmus.protos.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
+from isthmus.protos.failure import Failure
+from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
+from isthmus.sites.local.rank_messages import (
     Digest,
     EncodingOffer,
     Form,

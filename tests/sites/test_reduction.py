@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import (
+from isthmus.protos.errors import (
     CorruptDataError,
     IsthmusError,
     LayoutMismatchError,
     NoTokensError,
     RemoteProtocolError,
 )
-from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Encoded, FloatPart
-from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.protos.frame import ChunkKey, Frame, Kind
+from isthmus.sites.codecs.codec import Codec, Encoded, FloatPart
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
     Own,
@@ -27,9 +27,9 @@ from sites.gateway.reduction.chunk_reduction import (
     Send,
     roles,
 )
-from sites.local.chunk_grid import grid
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
 from tests.fakes.reductions import RANKS, World, check_rounds, contribution
-from topology.trees.trees import ReductionPlan, Tree, star
 
 PLANS = {
     "alone": ReductionPlan(1, (), ""),

@@ -6,15 +6,21 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from protos.frame import Kind
-from sites.codecs.registry import BY_NAME, EXACT
-from sites.gateway.reduction.chunk_reduction import Bucket, BucketReduction, Own, Send, roles
-from sites.local.chunk_grid import grid
+from isthmus.protos.frame import Kind
+from isthmus.sites.codecs.registry import BY_NAME, EXACT
+from isthmus.sites.gateway.reduction.chunk_reduction import (
+    Bucket,
+    BucketReduction,
+    Own,
+    Send,
+    roles,
+)
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.trees.trees import ReductionPlan, star
 from tests.fakes.reductions import check_rounds
 from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world
-from topology.errors import ConfigError
-from topology.model.reduction_plans import plan_reduction
-from topology.trees.trees import ReductionPlan, star
 
 FORMS = ("auto", "star", "gather", "ring", "hierarchy")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.frame import Kind, pack, unpack
-from sites.codecs.codec import Codec, Floats
-from sites.codecs.quantising_codecs import BlockCodec
-from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.protos.frame import Kind, pack, unpack
+from isthmus.sites.codecs.codec import Codec, Floats
+from isthmus.sites.codecs.quantising_codecs import BlockCodec
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
     Finish,
@@ -21,11 +21,11 @@ from sites.gateway.reduction.chunk_reduction import (
     Send,
     roles,
 )
-from sites.gateway.reduction.residuals import BucketResiduals, Residuals
-from sites.local.chunk_grid import grid
+from isthmus.sites.gateway.reduction.residuals import BucketResiduals, Residuals
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.topology.trees.trees import ReductionPlan, star
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import gateway_config, gateways
-from topology.trees.trees import ReductionPlan, star
 
 LOSSY = [codec for codec in BY_NAME.values() if not codec.lossless]
 EACH = pytest.mark.parametrize("codec", LOSSY, ids=[codec.name for codec in LOSSY])

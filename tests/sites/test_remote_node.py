@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from protos.failure import Failure
-from protos.versions import build
-from sites.agent.node_launch import node_places
-from sites.agent.remote_node import RemoteNode
-from sites.node.failures import SiteError
-from sites.node.node import Listener
-from sites.node.stream import GREETING, NodeOrder, error_fields, error_of
-from topology.world import Accelerator, Launcher, Site
+from isthmus.protos.failure import Failure
+from isthmus.protos.versions import build
+from isthmus.sites.agent.node_launch import node_places
+from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.stream import GREETING, NodeOrder, error_fields, error_of
+from isthmus.topology.world import Accelerator, Launcher, Site
 
 ORDER = NodeOrder(
     site="a",
@@ -115,7 +115,7 @@ def test_a_launcher_gives_each_node_a_command() -> None:
     site = dataclasses.replace(SITE, hosts=hosts, launcher=launcher)
     assert [place.host for place in node_places(site, "local")] == list(hosts)
     by_ssh = node_places(site, "ssh")[1]
-    assert by_ssh.command[-4:] == ("-p", "2222", "10.0.0.8", "/opt/python -m sites.node")
+    assert by_ssh.command[-4:] == ("-p", "2222", "10.0.0.8", "/opt/python -m isthmus.sites.node")
     assert not by_ssh.shares_files
 
 
@@ -123,7 +123,7 @@ def test_nodes_that_are_dialled_are_told_to_others_by_the_sites_hosts() -> None:
     site = dataclasses.replace(SITE, hosts=("203.0.113.7", "203.0.113.8"))
     _, other = node_places(site, "local", ("pod-0.eu:7444", "pod-1.eu:7444"))
     assert (other.host, other.told) == ("pod-1.eu", "203.0.113.8")
-    assert other.command[-4:] == ("sites.node.dial", "--site", "a", "pod-1.eu:7444")
+    assert other.command[-4:] == ("isthmus.sites.node.dial", "--site", "a", "pod-1.eu:7444")
     with pytest.raises(SiteError, match="has 2 nodes, and --node 1"):
         node_places(site, "local", ("pod-0.eu:7444",))
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from sites.checkpoint import request_watch
-from sites.checkpoint.request_watch import RequestWatch
+from isthmus.sites.checkpoint import request_watch
+from isthmus.sites.checkpoint.request_watch import RequestWatch
 
 LONG_S = 30.0
 

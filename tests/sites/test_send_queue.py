@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from protos.frame import ChunkKey, Kind
-from sites.gateway.links.send_queue import SendQueue, outgoing
+from isthmus.protos.frame import ChunkKey, Kind
+from isthmus.sites.gateway.links.send_queue import SendQueue, outgoing
 
 
 def key(chunk: int, bucket: int = 0) -> ChunkKey:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from protos.checkpoint.store import checkpoint_name, checkpoints_in
-from sites.checkpoint.export import model_tensors
+from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
+from isthmus.sites.checkpoint.export import model_tensors
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import gateway_processes

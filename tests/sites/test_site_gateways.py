@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from protos.control.v1.control_pb2 import (
+from isthmus.protos.control.v1.control_pb2 import (
     Resume,
     Resumed,
     Settle,
     Settled,
 )
-from sites.agent.site_gateways import EpochChange, Opinions
-from sites.gateway import agent_port
-from sites.node.failures import SiteError
-from topology.epoch import (
+from isthmus.sites.agent.site_gateways import EpochChange, Opinions
+from isthmus.sites.gateway import agent_port
+from isthmus.sites.node.failures import SiteError
+from isthmus.topology.epoch import (
     Epoch,
     Finished,
     Handover,
     finished_from_bytes,
     handovers_to_bytes,
 )
-from topology.json_fields import read_json, to_json
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, star
+from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan, star
 
 STAR = CodedPlan(ReductionPlan(3, (star(3, 1),), "x"), ("int8",))
 

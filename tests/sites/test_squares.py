@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from sites.local.squares import (
+from isthmus.sites.local.squares import (
     MOST_UNITS,
     norm_of,
     total_of,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.config import StallLimits
-from sites.gateway.ranks.stall_watch import StalledRanks, StallWatch
-from sites.local.stack_files import stack_file
-from sites.node.rank_stacks import look_at
+from isthmus.sites.gateway.config import StallLimits
+from isthmus.sites.gateway.ranks.stall_watch import StalledRanks, StallWatch
+from isthmus.sites.local.stack_files import stack_file
+from isthmus.sites.node.rank_stacks import look_at
 from tests.fakes.waiting import wait_for
 
 LIMITS = StallLimits(least_s=5.0, rounds=3, first_s=60.0)
@@ -108,7 +108,7 @@ def test_a_rank_that_has_left_is_not_missed() -> None:
 RANK = """
 import sys, time
 from pathlib import Path
-from sites.worker.stacks import write_stacks_on_signal
+from isthmus.sites.worker.stacks import write_stacks_on_signal
 
 def stuck():
     while True:

@@ -18,19 +18,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from orchestrator.emulator.emulator_config import RelayEndpoint
-from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.emulator.wan_fixture import Wan
-from protos.errors import PeerLostError, RemoteProtocolError, StaleGenerationError
-from protos.exchange.v1 import state_pb2, state_pb2_grpc
-from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.peer_server import Context, abort, session_of
-from sites.gateway.links.transport import SESSION_KEY
-from sites.gateway.links.wire_loop import WireLoop
-from sites.gateway.transfer import state_fetch
-from sites.gateway.transfer.state_fetch import Donor, PieceBook, StateFetch
-from sites.gateway.transfer.state_server import StateServer
-from sites.local.entry_folder import (
+from isthmus.orchestrator.emulator.emulator_config import RelayEndpoint
+from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.wan_fixture import Wan
+from isthmus.protos.errors import PeerLostError, RemoteProtocolError, StaleGenerationError
+from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
+from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.peer_server import Context, abort, session_of
+from isthmus.sites.gateway.links.transport import SESSION_KEY
+from isthmus.sites.gateway.links.wire_loop import WireLoop
+from isthmus.sites.gateway.transfer import state_fetch
+from isthmus.sites.gateway.transfer.state_fetch import Donor, PieceBook, StateFetch
+from isthmus.sites.gateway.transfer.state_server import StateServer
+from isthmus.sites.local.entry_folder import (
     INDEX,
     OBJECTS,
     PIECE_BYTES,
@@ -41,7 +41,7 @@ from sites.local.entry_folder import (
     entry_folder,
     num_pieces,
 )
-from sites.local.rank_messages import StateProgress
+from isthmus.sites.local.rank_messages import StateProgress
 
 MIB = 1 << 20
 WITHIN_S = 60.0

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
-from sites.worker.step_watch import MAX_UNCOUNTED, StepWatch
+from isthmus.protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
+from isthmus.sites.worker.step_watch import MAX_UNCOUNTED, StepWatch
 
 Optimizer = torch.optim.SGD
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from sites.local.entry_folder import INDEX, TENSORS, entry_folder
-from sites.node.supervisor import Supervisor
+from isthmus.sites.local.entry_folder import INDEX, TENSORS, entry_folder
+from isthmus.sites.node.supervisor import Supervisor
 
 
 @pytest.mark.parametrize(("returns", "kept"), [(False, set()), (True, {"epoch-3"})])

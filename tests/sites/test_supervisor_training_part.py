@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from sites.node import supervisor
-from sites.node.failures import SiteError
-from sites.node.supervisor import Supervisor
+from isthmus.sites.node import supervisor
+from isthmus.sites.node.failures import SiteError
+from isthmus.sites.node.supervisor import Supervisor
 
 
 def test_it_names_the_machine_and_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sites.tether import CREDENTIALS, GREETING, LOCK
+from isthmus.sites.tether import CREDENTIALS, GREETING, LOCK
 from tests.fakes.waiting import PROCESSES_S, wait_for
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -23,7 +23,9 @@ SLEEPER = "import signal, time; signal.signal(1, 1); print('ready', flush=True);
 def tether(folder: Path, silence_s: float = 60.0) -> subprocess.Popen[bytes]:
     """Start a tether whose command has said that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sites.tether"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "isthmus.sites.tether"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -111,7 +113,7 @@ def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
         "silence_s": 60.0,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "sites.tether"],
+        [sys.executable, "-m", "isthmus.sites.tether"],
         input=json.dumps(spec).encode() + b"\n",
         capture_output=True,
         check=False,

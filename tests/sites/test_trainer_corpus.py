@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sites.trainer.corpus import load_corpus, unigram_entropy
-from topology.errors import ConfigError
-from topology.job import Data
+from isthmus.sites.trainer.corpus import load_corpus, unigram_entropy
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Data
 
 
 @pytest.fixture

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from protos.checkpoint.store import checkpoint_name
-from sites.checkpoint.export import model_tensors
-from sites.trainer.corpus import load_corpus
-from sites.trainer.learning import evaluate
-from sites.trainer.reference import train_alone
+from isthmus.protos.checkpoint.store import checkpoint_name
+from isthmus.sites.checkpoint.export import model_tensors
+from isthmus.sites.trainer.corpus import load_corpus
+from isthmus.sites.trainer.learning import evaluate
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import JOB as JOB_TEXT
 from tests.fakes.ranks import run_ranks
 from tests.sites import trainer_programs as programs
 from tests.sites.test_trainer_sites import write_texts
-from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from sites.trainer import sampler
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import (
+from isthmus.sites.trainer import sampler
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import (
     DivergedError,
     clip_gradients,
     evaluate,
     make_optimizer,
     take_step,
 )
-from topology.job import Model, Optimizer, Trainer
+from isthmus.topology.job import Model, Optimizer, Trainer
 
 MODEL = Model(layers=2, heads=2, width=32, context=24)
 CONFIG = Trainer(steps=10, global_batch=7, micro_batch=3, evaluation_batches=3, model=MODEL, seed=5)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from sites.trainer.gpt import Gpt
-from sites.trainer.learning import make_optimizer
-from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from topology.cost.compute import LayerTime
-from topology.job import Model, Trainer
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.sites.trainer.learning import make_optimizer
+from isthmus.sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
+from isthmus.topology.cost.compute import LayerTime
+from isthmus.topology.job import Model, Trainer
 
 MODEL = Model(layers=2, heads=2, width=8, context=16)
 CONFIG = Trainer(model=MODEL, global_batch=5, micro_batch=2, seed=3)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sites.trainer.reference import train_alone
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import JOB as JOB_TEXT
 from tests.fakes.ranks import run_ranks
 from tests.sites import trainer_programs as programs
 from tests.sites.test_trainer_sites import write_texts
-from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.exhaustive]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sites.trainer.reference import train_alone
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import JOB as JOB_TEXT
 from tests.fakes.ranks import run_ranks
 from tests.sites import trainer_programs as programs
 from tests.sites.test_trainer_sites import STEPS, write_texts
-from topology.documents.load import load_job
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sites.trainer.reference import ReferenceResult, train_alone
+from isthmus.sites.trainer.reference import ReferenceResult, train_alone
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.job import Data, Job, Trainer
 from tests.multiprocess.harness import job_yaml
-from topology.documents.load import load_job
-from topology.job import Data, Job, Trainer
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sites.trainer import sampler
-from topology.cost.compute import share
+from isthmus.sites.trainer import sampler
+from isthmus.topology.cost.compute import share
 
 
 @settings(max_examples=200)

@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from sites.trainer.learning import learning_rate
-from topology.job import Optimizer
+from isthmus.sites.trainer.learning import learning_rate
+from isthmus.topology.job import Optimizer
 
 OPTIMIZER = Optimizer(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from sites.trainer.corpus import load_corpus
-from sites.trainer.learning import evaluate
-from sites.trainer.reference import train_alone
+from isthmus.sites.trainer.corpus import load_corpus
+from isthmus.sites.trainer.learning import evaluate
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import JOB as JOB_TEXT
 from tests.fakes.ranks import Program, run_ranks
 from tests.sites import trainer_programs as programs
-from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from sites.gateway.links.wire_loop import WireLoop
+from isthmus.sites.gateway.links.wire_loop import WireLoop
 
 DEADLINE_S = 10.0
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from protos.errors import NoTokensError
-from sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline
-from sites.worker.exactness import Exactness
-from sites.worker.tensor_average import MAX_LISTS, Packer, TensorAverage
-from sites.worker.tensor_hashes import layout_of
+from isthmus.protos.errors import NoTokensError
+from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.tensor_average import MAX_LISTS, Packer, TensorAverage
+from isthmus.sites.worker.tensor_hashes import layout_of
+from isthmus.topology.job import Exchange as ExchangeWish
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs
-from topology.job import Exchange as ExchangeWish
 
 
 @pytest.fixture

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from protos.frame import Kind
-from sites.codecs.codec import Floats, Payload
-from sites.codecs.registry import BY_NAME
-from sites.gateway.config import GatewayConfig
-from sites.gateway.ranks.rank_encoding import RankEncoding
-from sites.gateway.reduction.residuals import BucketResiduals
-from sites.local.chunk_grid import grid
-from sites.local.rank_messages import EncodingOffer, Form
-from sites.worker.device_codecs import DEVICE_CODECS
-from sites.worker.shard_encoder import ShardEncoder, encodes_here
+from isthmus.protos.frame import Kind
+from isthmus.sites.codecs.codec import Floats, Payload
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.ranks.rank_encoding import RankEncoding
+from isthmus.sites.gateway.reduction.residuals import BucketResiduals
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.sites.local.rank_messages import EncodingOffer, Form
+from isthmus.sites.worker.device_codecs import DEVICE_CODECS
+from isthmus.sites.worker.shard_encoder import ShardEncoder, encodes_here
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.trees.trees import ReductionPlan, star
 from tests.fakes.exchanges import Exchanges, request_of
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways
@@ -32,8 +34,6 @@ from tests.fakes.two_sites import bits, gateway_processes
 from tests.sites import worker_programs
 from tests.sites.encoding_programs import train_encoding
 from tests.sites.test_device_codecs import EACH, body_codec
-from topology.errors import ConfigError
-from topology.trees.trees import ReductionPlan, star
 
 CPU = torch.device("cpu")
 TREES = {

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sites.worker.bucket_pipeline import MAX_BUCKETS
-from sites.worker.exactness import Exactness
+from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS
+from isthmus.sites.worker.exactness import Exactness
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Exchange, LinkCodec
 from tests.fakes.ranks import Program
 from tests.sites import training_programs, worker_programs
 from tests.sites.test_worker_training import run
-from topology.errors import ConfigError
-from topology.job import Exchange, LinkCodec
 
 MATRIX, VECTOR, SCALAR = torch.ones(2, 2), torch.ones(2), torch.tensor(1.0)
 NAMED = [("head.bias", VECTOR), ("head.weight", MATRIX), ("norm.gain", MATRIX), ("scale", SCALAR)]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from protos.metrics import BUCKET, STEP, TIMELINE
-from sites.worker.step_records import FIRST_STEPS
+from isthmus.protos.metrics import BUCKET, STEP, TIMELINE
+from isthmus.sites.worker.step_records import FIRST_STEPS
 from tests.fakes.ranks import RANKS_S, results, run_ranks
 from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, gateway_processes
 from tests.sites import worker_programs as programs

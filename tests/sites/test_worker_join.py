@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from protos.errors import ConfigMismatchError, IsthmusError, StaleGenerationError
-from sites.local.rank_messages import Reduced
-from sites.worker.environment import Environment, NotLaunchedError
-from sites.worker.gateway_link import GatewayLink
-from sites.worker.joining import join
+from isthmus.protos.errors import ConfigMismatchError, IsthmusError, StaleGenerationError
+from isthmus.sites.local.rank_messages import Reduced
+from isthmus.sites.worker.environment import Environment, NotLaunchedError
+from isthmus.sites.worker.gateway_link import GatewayLink
+from isthmus.sites.worker.joining import join
+from isthmus.topology.errors import ConfigError
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import environment, results, run_ranks
 from tests.sites import worker_programs
-from topology.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "sites" / "scripts" / "two_lines.py"
@@ -140,7 +140,7 @@ class TestAlone:
 JOINS_AGAIN = """
 import multiprocessing, subprocess, sys, torch, sites
 
-site = sites.join()
+site = isthmus.join()
 if __name__ == "__main__":
     for kind in sys.argv[1:]:
         worker = multiprocessing.get_context(kind).Process(target=print)
@@ -163,7 +163,7 @@ def test_a_process_that_a_rank_starts_does_not_join(tmp_path: Path) -> None:
     script.write_text(JOINS_AGAIN)
     ended, gateways = run_as_rank(tmp_path, str(script), "spawn", "forkserver")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("RuntimeError: sites.join: called in process") == 3
+    assert ended.stderr.count("RuntimeError: isthmus.join: called in process") == 3
     assert ended.stdout == "[1.0, 1.0]\n"
     assert gateways.left == [("site0", 0)]
     assert gateways.problems == []
@@ -183,7 +183,7 @@ class TestLeaving:
 
     @pytest.mark.exhaustive
     def test_a_crash_is_no_leave(self, tmp_path: Path) -> None:
-        code = "import sites; site = sites.join(); raise ValueError(site.name)"
+        code = "import isthmus; site = isthmus.join(); raise ValueError(site.name)"
         ended, gateways = run_as_rank(tmp_path, "-c", code)
         assert ended.returncode == 1
         assert ended.stderr.splitlines()[-1].endswith("ValueError: site0")

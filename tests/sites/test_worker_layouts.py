@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.core.parameter_digests import DigestComparison
+from isthmus.orchestrator.core.parameter_digests import DigestComparison
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import gateway_processes

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from protos.errors import (
+from isthmus.protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     LocalProtocolError,
     NoTokensError,
     ScriptError,
 )
-from sites.local.rank_messages import Reduce, Reduced, ReductionTimes
-from sites.worker.bucket_copy import Sizes, Transfer, write_pieces
-from sites.worker.bucket_pipeline import BucketPipeline
-from sites.worker.collectives import Collectives
-from sites.worker.gateway_link import AloneLink
-from sites.worker.initial_state import InitialState
-from sites.worker.routes import Route
+from isthmus.sites.local.rank_messages import Reduce, Reduced, ReductionTimes
+from isthmus.sites.worker.bucket_copy import Sizes, Transfer, write_pieces
+from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.collectives import Collectives
+from isthmus.sites.worker.gateway_link import AloneLink
+from isthmus.sites.worker.initial_state import InitialState
+from isthmus.sites.worker.routes import Route
 from tests.fakes.lone_exchanges import (
     LONG_S,
     BrokenLink,
@@ -123,7 +123,9 @@ def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
 def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
     start: Start, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sites.worker.bucket_pipeline._CAUSE_S", LONG_S if is_told else 0.01)
+    monkeypatch.setattr(
+        "isthmus.sites.worker.bucket_pipeline._CAUSE_S", LONG_S if is_told else 0.01
+    )
     transfer = BrokenSite(Collectives(LONG_S))
     exchange = start(AloneLink(), transfer)
     if is_told:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protos import metrics
+from isthmus.protos import metrics
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import results, run_ranks
 from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, run

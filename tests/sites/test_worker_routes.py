@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sites.worker.canonical import Agreed, Entry, SiteList, SiteTensors, rank_major_names
-from sites.worker.holdings import Block, Dealt, Holding, blocks_of, problem_of
-from sites.worker.routes import (
+from isthmus.sites.worker.canonical import Agreed, Entry, SiteList, SiteTensors, rank_major_names
+from isthmus.sites.worker.holdings import Block, Dealt, Holding, blocks_of, problem_of
+from isthmus.sites.worker.routes import (
     Holders,
     Part,
     Route,

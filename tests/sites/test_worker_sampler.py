@@ -6,14 +6,14 @@ import random
 import numpy as np
 import pytest
 
-from sites.local.rank_messages import Missing, Reduced, ReductionTimes
-from sites.worker.batch_shares import BatchShares
-from sites.worker.data_positions import DataPositions
-from sites.worker.missing_sites import NOTICE_STEPS, MissingSites
-from sites.worker.sampler import Sampler
-from sites.worker.shuffling import key_of, shuffled
-from topology.batch_rule import FullBatch
-from topology.cost.compute import share
+from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
+from isthmus.sites.worker.batch_shares import BatchShares
+from isthmus.sites.worker.data_positions import DataPositions
+from isthmus.sites.worker.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.sites.worker.sampler import Sampler
+from isthmus.sites.worker.shuffling import key_of, shuffled
+from isthmus.topology.batch_rule import FullBatch
+from isthmus.topology.cost.compute import share
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 16, 17, 1000])

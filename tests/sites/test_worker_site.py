@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from protos import metrics
-from sites.local.rank_messages import Welcome
-from sites.worker.environment import lone_spec
-from sites.worker.site import Site
+from isthmus.protos import metrics
+from isthmus.sites.local.rank_messages import Welcome
+from isthmus.sites.worker.environment import lone_spec
+from isthmus.sites.worker.site import Site
+from isthmus.topology.job import Exchange, Job
 from tests.fakes.lone_exchanges import RecordingLink
-from topology.job import Exchange, Job
 
 LONG_S = 30.0
 EIGHT = torch.ones(8)

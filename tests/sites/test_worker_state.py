@@ -5,12 +5,17 @@ import json
 import pytest
 import torch
 
-from protos.errors import LocalProtocolError, PeerLostError, ScriptError, StaleGenerationError
-from protos.limits import CONTROL_MESSAGE_BYTES
-from sites.local.rank_messages import error_for
-from sites.worker.initial_state import _write_back, numbers_of
-from sites.worker.step_records import TokenCount
-from sites.worker.tensor_hashes import ParameterHashes, hash_of, hashes_of, layout_of
+from isthmus.protos.errors import (
+    LocalProtocolError,
+    PeerLostError,
+    ScriptError,
+    StaleGenerationError,
+)
+from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
+from isthmus.sites.local.rank_messages import error_for
+from isthmus.sites.worker.initial_state import _write_back, numbers_of
+from isthmus.sites.worker.step_records import TokenCount
+from isthmus.sites.worker.tensor_hashes import ParameterHashes, hash_of, hashes_of, layout_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch
 
-from protos import metrics
-from protos.errors import IsthmusError
-from sites.local.rank_messages import (
+from isthmus.protos import metrics
+from isthmus.protos.errors import IsthmusError
+from isthmus.sites.local.rank_messages import (
     Digest,
     FromRank,
     Members,
@@ -21,9 +21,9 @@ from sites.local.rank_messages import (
     ReductionTimes,
     Region,
 )
-from sites.worker.bucket_pipeline import Round
-from sites.worker.gateway_link import AloneLink, Link, SiteOnlyLink
-from sites.worker.step_records import MAX_BUCKETS, StepLog, timeline_of
+from isthmus.sites.worker.bucket_pipeline import Round
+from isthmus.sites.worker.gateway_link import AloneLink, Link, SiteOnlyLink
+from isthmus.sites.worker.step_records import MAX_BUCKETS, StepLog, timeline_of
 from tests.fakes.lone_exchanges import lone_exchange
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -172,7 +172,7 @@ def torchtitan_together(folder: Path, name: str) -> None:
     """Train the small Llama with all other sites."""
     site = enter()
     config = config_of(folder)
-    from sites.integrations.torchtitan import TogetherTrainer
+    from isthmus.sites.integrations.torchtitan import TogetherTrainer
 
     trainer = TogetherTrainer(config, site)
     sum_in_gloo(trainer.model_parts)

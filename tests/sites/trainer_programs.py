@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from sites.trainer.__main__ import main
+from isthmus.sites.trainer.__main__ import main
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.run_spec import RunSpec
 from tests.fakes.ranks import JOB as JOB_TEXT
-from topology.documents.load import load_job
-from topology.run_spec import RunSpec
 
 JOB = (
     "trainer.steps=12",
@@ -73,7 +73,7 @@ def train_each_site_by_itself(folder: Path, _: str) -> None:
 
 
 def _run(folder: Path, overrides: tuple[str, ...]) -> None:
-    """Be `python -m sites.trainer`; torch.distributed meets in a file, which needs no port."""
+    """Be `isthmus.sites.trainer`; torch.distributed meets in a file, which needs no port."""
     spec = RunSpec.from_bytes(Path(os.environ["ISTHMUS_SPEC"]).read_bytes())
     job = load_job(JOB_TEXT, "job.yaml", overrides)
     own = folder / f"{os.environ['ISTHMUS_SITE']}-{os.environ['RANK']}.json"

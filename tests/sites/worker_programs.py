@@ -12,9 +12,9 @@ from torch import nn
 from torch.autograd import backward
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
-from protos.errors import IsthmusError
-from sites.worker.site import Site
+import isthmus
+from isthmus.protos.errors import IsthmusError
+from isthmus.sites.worker.site import Site
 from tests.fakes.ranks import wait_for_all_ranks
 
 NUM_STEPS = 4
@@ -197,7 +197,7 @@ def train_alone(folder: Path, name: str) -> None:
     for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
         del os.environ[each]
     _init_process_group()
-    site = sites.join(alone=True)
+    site = isthmus.join(alone=True)
     net = build(seed=site.global_rank)
     model, optimizer = _wrapped(net)
     site.synchronize(model, optimizer)
@@ -213,7 +213,7 @@ def resume_two_models(folder: Path, name: str) -> None:
     for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
         del os.environ[each]
     _init_process_group()
-    site = sites.join(alone=True)
+    site = isthmus.join(alone=True)
     pairs = [_wrapped(build(seed)) for seed in (0, 1)]
     site.synchronize([model for model, _ in pairs], [optimizer for _, optimizer in pairs])
 
@@ -242,7 +242,7 @@ def resume_two_models(folder: Path, name: str) -> None:
 def join_site() -> Site:
     """Join; torch.distributed is initialised before, from a file, which needs no port."""
     _init_process_group()
-    return sites.join()
+    return isthmus.join()
 
 
 def _init_process_group() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from isthmus.topology.cost.layer_time import DEVICES, Device, Interior, interior
+from isthmus.topology.cost.model_shape import Degrees, Workload
 from tests.topology.cost_cases import Case, Errors
-from topology.cost.layer_time import DEVICES, Device, Interior, interior
-from topology.cost.model_shape import Degrees, Workload
 
 _CSV = Path(__file__).parents[1] / "reference" / "public_steps.csv"
 

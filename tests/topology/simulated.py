@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
+from isthmus.topology.job import Exchange, Job, Model, Reduction, Trainer
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import SimulatedRun
+from isthmus.topology.world import Accelerator, Fabric, Topology
 from tests.fakes.small_worlds import small_site, small_world
-from topology.job import Exchange, Job, Model, Reduction, Trainer
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import SimulatedRun
-from topology.world import Accelerator, Fabric, Topology
 
 PLAIN = Settings(gateways_take_time=False)
 """Only links and compute, as the closed forms have it."""

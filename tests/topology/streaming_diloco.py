@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.simulator.engine import Server, SimulationError
+from isthmus.topology.simulator.engine import Server, SimulationError
 
 GRADIENT_BITS = 16
 _STEPS_MIN = 20

@@ -2,10 +2,10 @@
 
 import pytest
 
+from isthmus.topology.catalogue.accelerators import catalogue
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.models.topology_model import MFU
 from tests.topology.documents import TOPOLOGY, changed, told
-from topology.catalogue.accelerators import catalogue
-from topology.documents.load import load_topology
-from topology.models.topology_model import MFU
 
 WANTED = [
     "cpu",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.errors import ConfigError
-from topology.faults.script import Change
-from topology.json_fields import read_json
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.script import Change
+from isthmus.topology.json_fields import read_json
 
 FIGURES = st.dictionaries(
     st.sampled_from(("bytes_per_s", "delay_s", "jitter_s", "loss")),
@@ -66,7 +66,7 @@ def test_what_is_no_change_is_told(wrong: object, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_an_emulator_imports_changes_without_waiting_for_pydantic() -> None:
-    code = "import sys, topology.faults.script; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
+    code = "import sys, isthmus.topology.faults.script; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[2],

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sites.trainer import sampler
-from sites.trainer.gpt import Gpt
-from tests.fakes.worlds import topology
-from topology.cost.compute import (
+from isthmus.sites.trainer import sampler
+from isthmus.sites.trainer.gpt import Gpt
+from isthmus.topology.cost.compute import (
     flops_per_sequence,
     layer_times,
     layers,
@@ -18,7 +17,8 @@ from topology.cost.compute import (
     site_shares,
     step_compute_s,
 )
-from topology.job import Job, Model, Trainer
+from isthmus.topology.job import Job, Model, Trainer
+from tests.fakes.worlds import topology
 
 SMALL = Model(layers=2, heads=2, width=8, context=16)
 

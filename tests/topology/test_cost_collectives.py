@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.cost.collectives import (
+from isthmus.topology.cost.collectives import (
     Channel,
     Level,
     all_reduce_s,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from topology.cost.local_sgd import local_round
+from isthmus.topology.cost.local_sgd import local_round
 
 
 def test_diloco_by_hand() -> None:

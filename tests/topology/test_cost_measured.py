@@ -13,6 +13,10 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.cost.layer_time import A100, H100, PassTimes, interior, layer_times
+from isthmus.topology.cost.memory import memory
+from isthmus.topology.cost.model_shape import Degrees, Workload, utilisation
+from isthmus.topology.cost.parallel import step_from_times, step_time
 from tests.topology.cost_cases import (
     EOS,
     SELENE,
@@ -24,10 +28,6 @@ from tests.topology.cost_cases import (
     hardware_flops,
     vtrain_cases,
 )
-from topology.cost.layer_time import A100, H100, PassTimes, interior, layer_times
-from topology.cost.memory import memory
-from topology.cost.model_shape import Degrees, Workload, utilisation
-from topology.cost.parallel import step_from_times, step_time
 
 GPT_175B = gpt(96, 12288, 96)
 FULL = Degrees(recompute="full")

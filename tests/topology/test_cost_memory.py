@@ -13,10 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.topology.cost.memory import (
+    exchange_bytes,
+    memory,
+    outer_optimizer_bytes,
+    stage_memories,
+)
+from isthmus.topology.cost.model_shape import Degrees, Workload
+from isthmus.topology.workload import RECOMPUTES
 from tests.topology.cost_cases import gpt
-from topology.cost.memory import exchange_bytes, memory, outer_optimizer_bytes, stage_memories
-from topology.cost.model_shape import Degrees, Workload
-from topology.workload import RECOMPUTES
 
 GIB = 2**30
 

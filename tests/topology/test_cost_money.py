@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topology.cost.money import accelerators_usd, egress_usd
-from topology.documents.load import load_topology
-from topology.world import Topology
+from isthmus.topology.cost.money import accelerators_usd, egress_usd
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.world import Topology
 
 
 def world(rate: str = "1Gbit/s") -> Topology:

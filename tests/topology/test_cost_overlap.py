@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.topology.cost.collectives import Channel, Level, all_reduce_s, overlap
+from isthmus.topology.cost.model_shape import Degrees
+from isthmus.topology.cost.parallel import gradients_ready_s
 from tests.topology.cost_cases import bytes_per_s_needed
-from topology.cost.collectives import Channel, Level, all_reduce_s, overlap
-from topology.cost.model_shape import Degrees
-from topology.cost.parallel import gradients_ready_s
 
 
 def test_buckets_by_hand() -> None:

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.worlds import topology
-from tests.topology.cost_cases import EOS, SELENE, gpt
-from topology.catalogue.accelerators import catalogue
-from topology.cost.collectives import Channel
-from topology.cost.compute import layers
-from topology.cost.layer_time import (
+from isthmus.topology.catalogue.accelerators import catalogue
+from isthmus.topology.cost.collectives import Channel
+from isthmus.topology.cost.compute import layers
+from isthmus.topology.cost.layer_time import (
     A100,
     DEVICES,
     H100,
@@ -25,7 +23,7 @@ from topology.cost.layer_time import (
     interior,
     interior_of,
 )
-from topology.cost.model_shape import (
+from isthmus.topology.cost.model_shape import (
     Degrees,
     Workload,
     layers_of_stages,
@@ -33,10 +31,12 @@ from topology.cost.model_shape import (
     part_layers,
     workload_of,
 )
-from topology.cost.parallel import step_time
-from topology.job import Model
-from topology.units import parse_rate
-from topology.world import Fabric
+from isthmus.topology.cost.parallel import step_time
+from isthmus.topology.job import Model
+from isthmus.topology.units import parse_rate
+from isthmus.topology.world import Fabric
+from tests.fakes.worlds import topology
+from tests.topology.cost_cases import EOS, SELENE, gpt
 
 FREE = Interior(node_ranks=8, node=Channel(math.inf), cluster=Channel(math.inf))
 IDEAL = Device(peak_flops_per_s=100e12, gemm_efficiency=0.5)
@@ -244,7 +244,7 @@ def test_experts_far_apart_exchange_longer() -> None:
 
 
 def test_flat_devices_agree_with_modelled_compute() -> None:
-    """topology.cost.compute counts norms as if they multiplied, so within 0.5 %."""
+    """topology/cost/compute.py counts norms as if they multiplied, so within 0.5 %."""
     accelerator = topology().sites[0].accelerator
     model = Model(layers=4, heads=4, width=128, context=128)
     device = flat_device(accelerator)

@@ -6,6 +6,9 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.cost.layer_time import A100, CONTENTION, H100
+from isthmus.topology.cost.model_shape import Degrees, Workload
+from isthmus.topology.cost.parallel import step_time
 from tests.topology.cost_cases import EOS, SELENE, gpt
 from tests.topology.public_cases import (
     FUSED_EFFICIENCY,
@@ -15,9 +18,6 @@ from tests.topology.public_cases import (
     errors_of,
     public_cases,
 )
-from topology.cost.layer_time import A100, CONTENTION, H100
-from topology.cost.model_shape import Degrees, Workload
-from topology.cost.parallel import step_time
 
 CASES = public_cases()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.cost.tcp import (
+from isthmus.topology.cost.tcp import (
     CONGESTION_CONTROLS,
     PAYLOAD_SHARE,
     Path,

@@ -10,10 +10,10 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.cost.layer_time import A100, interior
+from isthmus.topology.cost.model_shape import Degrees, Workload
+from isthmus.topology.cost.parallel import step_time
 from tests.topology.cost_cases import SELENE, gpt, hardware_flops
-from topology.cost.layer_time import A100, interior
-from topology.cost.model_shape import Degrees, Workload
-from topology.cost.parallel import step_time
 
 FULL = Degrees(recompute="full")
 GPT_175B = gpt(96, 12288, 96)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.measured.measured_links import drifts
 from tests.topology.documents import TOPOLOGY, changed
-from topology.documents.load import load_topology
-from topology.measured.measured_links import drifts
 
 
 def measured(figures: str, link: str = "bandwidth: 10Gbit/s, rtt: 62ms") -> list[str]:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.documents.load import load_topology
-from topology.errors import ConfigError
-from topology.measured.editing import with_measured
-from topology.presets.templates import PRESETS, topology_yaml
-from topology.text.yaml_document import read_document
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.measured.editing import with_measured
+from isthmus.topology.presets.templates import PRESETS, topology_yaml
+from isthmus.topology.text.yaml_document import read_document
 
 FIGURES = {"bandwidth": "8.7Gbit/s", "rtt": "64ms", "at": "2026-05-01T12:00:00Z"}
 FLOW = "{bandwidth: 8.7Gbit/s, rtt: 64ms, at: 2026-05-01T12:00:00Z}"

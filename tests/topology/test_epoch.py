@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from topology.epoch import (
+from isthmus.topology.epoch import (
     Epoch,
     Finished,
     Handover,
@@ -21,9 +21,9 @@ from topology.epoch import (
     runs_of,
     union,
 )
-from topology.errors import ConfigError
-from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.trees.trees import ReductionPlan, Tree
 
 PLAN = ReductionPlan(4, (Tree(3, {0: 3, 1: 0}),), "of three", (0, 1, 3))
 

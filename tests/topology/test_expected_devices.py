@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topology.catalogue.accelerators import catalogue
-from topology.documents.load import load_job, load_topology
-from topology.expected_devices import DEVICES, expected_device, unlike
+from isthmus.topology.catalogue.accelerators import catalogue
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.expected_devices import DEVICES, expected_device, unlike
 
 TOPOLOGY = """\
 version: 1

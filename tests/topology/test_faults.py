@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.topology.fault_documents import SCRIPT, TOPOLOGY
-from tests.topology.test_changes import FIGURES
-from topology.documents.load import load_topology
-from topology.faults.loading import load_faults
-from topology.faults.script import (
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import (
     Change,
     Fault,
     FaultScript,
@@ -21,6 +19,8 @@ from topology.faults.script import (
     expand,
     figures_of,
 )
+from tests.topology.fault_documents import SCRIPT, TOPOLOGY
+from tests.topology.test_changes import FIGURES
 
 CHAIN = load_topology(TOPOLOGY, "topology.yaml")
 LINKS = figures_of(CHAIN)

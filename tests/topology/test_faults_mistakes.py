@@ -2,11 +2,11 @@
 
 import pytest
 
+from isthmus.topology.documents.load import document_kind, load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import check_faults, load_faults
 from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
-from topology.documents.load import document_kind, load_topology
-from topology.errors import ConfigError
-from topology.faults.loading import check_faults, load_faults
 
 DURATION = "want a duration in ns, us, ms, s, min, h, as 80ms; got"
 ACTIONS = "'link', 'partition', 'cut', 'flap', 'heal', 'pause', 'kill', 'reset' or 'half_open'"

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.hashing import config_hash, topology_hash
+from isthmus.topology.world import Topology
 from tests.topology.documents import JOB, TOPOLOGY, changed
-from topology.documents.load import load_job, load_topology
-from topology.hashing import config_hash, topology_hash
-from topology.world import Topology
 
 WORLD = load_topology(TOPOLOGY, "t.yaml")
 

@@ -6,6 +6,31 @@ import random
 
 import pytest
 
+from isthmus.topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from isthmus.topology.documents.run_documents import RunDocuments
+from isthmus.topology.hashing import config_hash
+from isthmus.topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import StepModel, exchange_time_s
+from isthmus.topology.model.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
+from isthmus.topology.model.wire_load import (
+    FRAME_BYTES,
+    Load,
+    Wire,
+    chunk_bytes_for,
+    chunk_bytes_of,
+    gateways_s_per_byte,
+    tree_ratios,
+)
+from isthmus.topology.planner.reductions import named
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import link_loads
+from isthmus.topology.simulator.step_work import step_work
+from isthmus.topology.trees.link_codecs import codec_between, plan_codecs, smallest
+from isthmus.topology.trees.pairs import pairs_of
+from isthmus.topology.trees.shapes import widest_tree
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.world import Topology
 from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_placement import load, mistakes
 from tests.topology.test_trees_packing import (
@@ -15,31 +40,6 @@ from tests.topology.test_trees_packing import (
     optimum_bytes_per_s,
     script,
 )
-from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
-from topology.documents.run_documents import RunDocuments
-from topology.hashing import config_hash
-from topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import StepModel, exchange_time_s
-from topology.model.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
-from topology.model.wire_load import (
-    FRAME_BYTES,
-    Load,
-    Wire,
-    chunk_bytes_for,
-    chunk_bytes_of,
-    gateways_s_per_byte,
-    tree_ratios,
-)
-from topology.planner.reductions import named
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import link_loads
-from topology.simulator.step_work import step_work
-from topology.trees.link_codecs import codec_between, plan_codecs, smallest
-from topology.trees.pairs import pairs_of
-from topology.trees.shapes import widest_tree
-from topology.trees.trees import ReductionPlan, Tree, star
-from topology.world import Topology
 
 TRIANGLE = world(3, both_ways((0, 1, 4e6, 0.02), (1, 2, 4e6, 0.02), (0, 2, 1e6, 0.02)))
 PATHS = ReductionPlan(3, (Tree(1, {0: 1, 2: 1}, 3), Tree(0, {1: 0, 2: 0}, 1)), "given")

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from tests.topology.documents import JOB, TOPOLOGY, changed, told
-from topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from topology.errors import ConfigError
-from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from topology.world import (
+from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
+from isthmus.topology.world import (
     CrossTraffic,
     Detection,
     Emulation,
@@ -19,6 +18,7 @@ from topology.world import (
     PortRange,
     Queue,
 )
+from tests.topology.documents import JOB, TOPOLOGY, changed, told
 
 TWO_SITES = """\
 version: 1

@@ -7,15 +7,15 @@ import random
 
 import pytest
 
+from isthmus.topology.job import Job, Reduction
+from isthmus.topology.member_plans import plan_for, plan_with_followers
+from isthmus.topology.planner.reductions import menu
+from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.trees.trees import ReductionPlan, Tree, has_same_turns
+from isthmus.topology.world import Topology
 from tests.fakes.run_specs import spec_of
 from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_trees_packing import script
-from topology.job import Job, Reduction
-from topology.member_plans import plan_for, plan_with_followers
-from topology.planner.reductions import menu
-from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.trees import ReductionPlan, Tree, has_same_turns
-from topology.world import Topology
 
 RING = world(4, both_ways((0, 1, 4e6, 0.02), (1, 2, 2e6, 0.02), (2, 3, 3e6, 0.02), (0, 3, 1e6, 0)))
 

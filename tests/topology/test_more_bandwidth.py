@@ -8,25 +8,25 @@ import random
 
 import pytest
 
+from isthmus.topology.channels import SEND_BUFFER_BYTES, chunks_abreast
+from isthmus.topology.job import Job, Model
+from isthmus.topology.model.reduction_plans import plan_reduction, weighted_sets
+from isthmus.topology.model.site_timing import trainer_timing
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.model.tree_times import plan_times_s
+from isthmus.topology.model.wire_load import Load, chunk_bytes_of
+from isthmus.topology.planner.search import Search
+from isthmus.topology.trees.packing import NEAR_ENOUGH
+from isthmus.topology.trees.pairs import pairs_of
+from isthmus.topology.trees.shapes import ring_paths, widest_tree
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.world import Topology
 from tests.fakes.plannable import (
     a_job,
     a_job_of_one_size,
     a_random_world,
     randomly_widened,
 )
-from topology.channels import SEND_BUFFER_BYTES, chunks_abreast
-from topology.job import Job, Model
-from topology.model.reduction_plans import plan_reduction, weighted_sets
-from topology.model.site_timing import trainer_timing
-from topology.model.step_model import StepModel
-from topology.model.tree_times import plan_times_s
-from topology.model.wire_load import Load, chunk_bytes_of
-from topology.planner.search import Search
-from topology.trees.packing import NEAR_ENOUGH
-from topology.trees.pairs import pairs_of
-from topology.trees.shapes import ring_paths, widest_tree
-from topology.trees.trees import ReductionPlan, Tree, star
-from topology.world import Topology
 
 EXACT = 1 + 1e-9
 """What sums in another order may differ by."""

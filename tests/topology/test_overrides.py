@@ -2,9 +2,9 @@
 
 import pytest
 
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.errors import ConfigError
 from tests.topology.documents import JOB, TOPOLOGY, told
-from topology.documents.load import load_job, load_topology
-from topology.errors import ConfigError
 
 
 def test_overrides_change_values_in_order_and_make_what_is_not_there() -> None:

@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
+from isthmus.topology.cost.local_sgd import local_round
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.run_documents import DocumentText, load_run
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import plan_hashes
+from isthmus.topology.job import Job, Model
+from isthmus.topology.model.buckets import gradient_bytes
+from isthmus.topology.planner.alternatives import widened
+from isthmus.topology.planner.document import PlanFile, plan_text
+from isthmus.topology.planner.explain import WANTED, wider_for
+from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.planner.regime import rounds
+from isthmus.topology.planner.search import Search
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import simulate
+from isthmus.topology.units import format_size
+from isthmus.topology.workload import Limits
+from isthmus.topology.world import Topology
 from tests.fakes.described import MODEL, TWO_SITES_YAML, described_job, sites_of_nodes
 from tests.fakes.plannable import a_job, a_world
 from tests.topology.cost_cases import bytes_per_s_needed
 from tests.topology.documents import changed, told
-from topology.cost.local_sgd import local_round
-from topology.documents.load import load_job, load_topology
-from topology.documents.run_documents import DocumentText, load_run
-from topology.errors import ConfigError
-from topology.hashing import plan_hashes
-from topology.job import Job, Model
-from topology.model.buckets import gradient_bytes
-from topology.planner.alternatives import widened
-from topology.planner.document import PlanFile, plan_text
-from topology.planner.explain import WANTED, wider_for
-from topology.planner.plan import make_plan
-from topology.planner.regime import rounds
-from topology.planner.search import Search
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import simulate
-from topology.units import format_size
-from topology.workload import Limits
-from topology.world import Topology
 
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "bench_plan"
 LINKS = [(0, 1, 2e9, 0.03), (0, 2, 1e7, 0.15), (1, 2, 1e7, 0.15)]

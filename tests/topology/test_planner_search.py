@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from isthmus.topology.documents.placement import placed, restricted, unreached
+from isthmus.topology.job import Job, LinkCodec, Placed, Reduction
+from isthmus.topology.planner.choice import Sizing
+from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.planner.reductions import menu
+from isthmus.topology.planner.search import Search, simulated, sizings, step_of
+from isthmus.topology.trees.trees import star
+from isthmus.topology.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, a_world
-from topology.documents.placement import placed, restricted, unreached
-from topology.job import Job, LinkCodec, Placed, Reduction
-from topology.planner.choice import Sizing
-from topology.planner.plan import make_plan
-from topology.planner.reductions import menu
-from topology.planner.search import Search, simulated, sizings, step_of
-from topology.trees.trees import star
-from topology.world import Topology
 
 
 def simulated_s(job: Job, topology: Topology) -> float:

@@ -8,18 +8,18 @@ import random
 
 import pytest
 
+from isthmus.topology.documents.placement import placed
+from isthmus.topology.job import Exchange, Job, LinkCodec, Placed, Reduction
+from isthmus.topology.measured.measured_links import LinkFigures, with_measured
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import step_time
+from isthmus.topology.model.wire_load import chunk_bytes_of
+from isthmus.topology.planner.reductions import menu
+from isthmus.topology.planner.search import simulated, step_of
+from isthmus.topology.planner.switch import best_switch, relaunched_s
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, a_world
-from topology.documents.placement import placed
-from topology.job import Exchange, Job, LinkCodec, Placed, Reduction
-from topology.measured.measured_links import LinkFigures, with_measured
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import step_time
-from topology.model.wire_load import chunk_bytes_of
-from topology.planner.reductions import menu
-from topology.planner.search import simulated, step_of
-from topology.planner.switch import best_switch, relaunched_s
-from topology.trees.link_codecs import plan_codecs
-from topology.world import Topology
 
 FAST, SLOW = 1e7, 1e6
 TRIANGLE = [(0, 1, FAST, 0.01), (0, 2, FAST, 0.01), (1, 2, FAST, 0.01)]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.errors import ConfigError
 from tests.topology.documents import TOPOLOGY, changed, told
-from topology.documents.load import load_topology
-from topology.errors import ConfigError
 
 
 def test_mistakes_of_every_kind_are_told_together_in_the_order_of_the_text() -> None:

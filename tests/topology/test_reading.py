@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.errors import ConfigError
-from topology.text.yaml_document import MAX_BYTES, MAX_NODES, Place, read_document
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.text.yaml_document import MAX_BYTES, MAX_NODES, Place, read_document
 
 
 def problems(text: str) -> list[str]:

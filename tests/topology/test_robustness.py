@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import FaultScript, expand
+from isthmus.topology.text.yaml_document import read_document
 from tests.topology import fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
-from topology.documents.load import load_job, load_topology
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import FaultScript, expand
-from topology.text.yaml_document import read_document
 
 JUNK: list[object] = [
     None, True, False, 0, -1, 1e30, "", "x", "oregon", "h100", "80ms", "1Gbit/s", "10.0.0.1:1", [], {},

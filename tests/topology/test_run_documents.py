@@ -2,10 +2,10 @@
 
 import pytest
 
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.errors import ConfigError
 from tests.topology.documents import JOB, TOPOLOGY, changed
-from topology.documents.load import load_job, load_topology
-from topology.documents.run_documents import DocumentText, check_pair
-from topology.errors import ConfigError
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")
 

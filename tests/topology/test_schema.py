@@ -2,8 +2,8 @@
 
 import pytest
 
-from topology.documents.schema import SCHEMAS, schema, schema_text
-from topology.presets.templates import SCHEMA_FOLDER
+from isthmus.topology.documents.schema import SCHEMAS, schema, schema_text
+from isthmus.topology.presets.templates import SCHEMA_FOLDER
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)

@@ -9,18 +9,18 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.cost.model_shape import Degrees, layers_per_stage, workload_described
+from isthmus.topology.job import Job, Placed
+from isthmus.topology.model.buckets import gradient_bytes
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.planner.cuts import every_cut, placed_timings
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
+from isthmus.topology.simulator.step_work import described_buckets, inside_of
+from isthmus.topology.workload import DescribedModel, Parallel
+from isthmus.topology.world import Topology
 from tests.fakes.described import described_job, sites_of_nodes
-from topology.cost.model_shape import Degrees, layers_per_stage, workload_described
-from topology.job import Job, Placed
-from topology.model.buckets import gradient_bytes
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import StepModel
-from topology.planner.cuts import every_cut, placed_timings
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
-from topology.simulator.step_work import described_buckets, inside_of
-from topology.workload import DescribedModel, Parallel
-from topology.world import Topology
 
 PLAIN = Settings(gateways_take_time=False)
 MODEL = DescribedModel(

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.cost.compute import step_compute_s
+from isthmus.topology.faults.script import Change, Kill, Pause, TimedChange
+from isthmus.topology.simulator.engine import SimulationError
+from isthmus.topology.simulator.settings import Outages, Settings, Stragglers
+from isthmus.topology.simulator.simulation import simulate
 from tests.topology.simulated import PLAIN, a_job, a_topology, ends
-from topology.cost.compute import step_compute_s
-from topology.faults.script import Change, Kill, Pause, TimedChange
-from topology.simulator.engine import SimulationError
-from topology.simulator.settings import Outages, Settings, Stragglers
-from topology.simulator.simulation import simulate
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_failures_cost_what_was_not_kept_and_the_recovery() -> None:
 
 
 def test_failures_that_never_let_a_step_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topology.simulator.simulation.STUCK_MAX", 5)
+    monkeypatch.setattr("isthmus.topology.simulator.simulation.STUCK_MAX", 5)
     never = Settings(outages=Outages(mtbf_s=0.001, recovery_s=1.0))
     with pytest.raises(SimulationError, match="5 failures in a row, and never more than 0 steps"):
         simulate(a_job(), a_topology(2), never)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.topology.simulator.engine import SimulationError
 from tests.topology.streaming_diloco import LocalSgd, utilisation
-from topology.simulator.engine import SimulationError
 
 # Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, table 4:
 # Gbit/s with which two replicas compute 50, 80, 90, 95 and 99 % of the time. bf16 but for the last

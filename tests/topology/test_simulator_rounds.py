@@ -7,22 +7,28 @@ import math
 
 import pytest
 
-from tests.fakes.described import MODEL, described_job, sites_of_nodes
-from tests.topology.simulated import PLAIN, a_job, a_topology
-from topology.cost.compute import num_parameters, step_compute_s
-from topology.cost.local_sgd import local_round
-from topology.job import Job, Placed
-from topology.model.step_model import exchange_time_s
-from topology.simulator.settings import Outages, Rounds, Settings, Stragglers, fragment_buckets
-from topology.simulator.simulation import (
+from isthmus.topology.cost.compute import num_parameters, step_compute_s
+from isthmus.topology.cost.local_sgd import local_round
+from isthmus.topology.job import Job, Placed
+from isthmus.topology.model.step_model import exchange_time_s
+from isthmus.topology.simulator.settings import (
+    Outages,
+    Rounds,
+    Settings,
+    Stragglers,
+    fragment_buckets,
+)
+from isthmus.topology.simulator.simulation import (
     SimulatedRun,
     coding_s,
     efficiency,
     simulate,
     simulate_alone,
 )
-from topology.workload import Parallel
-from topology.world import Topology
+from isthmus.topology.workload import Parallel
+from isthmus.topology.world import Topology
+from tests.fakes.described import MODEL, described_job, sites_of_nodes
+from tests.topology.simulated import PLAIN, a_job, a_topology
 
 RAW_BYTES = 4 * num_parameters(a_job().trainer.model)
 

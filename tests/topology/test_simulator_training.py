@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.topology.codec_costs import COSTS
+from isthmus.topology.cost.compute import num_parameters, step_compute_s
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.job import Exchange, Job, Model, Reduction, Trainer
+from isthmus.topology.model.buckets import buckets_of
+from isthmus.topology.model.step_model import exchange_time_s, step_time
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import coding_s, efficiency, simulate, simulate_alone
+from isthmus.topology.world import Fabric
 from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.simulated import PLAIN, a_job, a_topology, ends
-from topology.codec_costs import COSTS
-from topology.cost.compute import num_parameters, step_compute_s
-from topology.documents.load import load_job, load_topology
-from topology.job import Exchange, Job, Model, Reduction, Trainer
-from topology.model.buckets import buckets_of
-from topology.model.step_model import exchange_time_s, step_time
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import coding_s, efficiency, simulate, simulate_alone
-from topology.world import Fabric
 
 TOLERANCE = 0.02
 """What buckets and chunks of a whole size leave: the closed forms know layers and mean chunks."""
@@ -177,7 +177,7 @@ def test_steps_that_repeat_themselves_are_those_that_a_simulation_would_make(
 def test_few_flows_tell_the_same_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     job, topology = a_job(tree="ring", global_batch=96, bucket_bytes=16 << 20), a_topology(4)
     fine = simulate(job, topology, PLAIN)
-    monkeypatch.setattr("topology.simulator.step_work.FLOWS_PER_STEP", 60)
+    monkeypatch.setattr("isthmus.topology.simulator.step_work.FLOWS_PER_STEP", 60)
     coarse = simulate(job, topology, PLAIN)
     assert coarse.num_actions < fine.num_actions / 2
     assert coarse.mean_step_s == pytest.approx(fine.mean_step_s, rel=0.05)

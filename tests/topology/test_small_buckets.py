@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.trees.small_buckets import gathered_bytes
+from isthmus.topology.trees.trees import ReductionPlan, Tree, among, star
 from tests.fakes.tree_worlds import both_ways, world
-from topology.trees.small_buckets import gathered_bytes
-from topology.trees.trees import ReductionPlan, Tree, among, star
 
 RATE, RTT_S = 25e6, 0.04
 THREE = world(3, both_ways((0, 1, RATE, RTT_S), (0, 2, RATE, RTT_S), (1, 2, RATE, RTT_S)))

@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
+from isthmus.topology.cost.compute import num_parameters, step_compute_s
+from isthmus.topology.job import Job, Model, Trainer
+from isthmus.topology.model.step_model import exchange_time_s, largest_cycle_means, step_time
+from isthmus.topology.world import Topology
 from tests.fakes.tree_worlds import TRIANGLE, both_ways, world
 from tests.topology.test_wire_time import job, relayed
-from topology.cost.compute import num_parameters, step_compute_s
-from topology.job import Job, Model, Trainer
-from topology.model.step_model import exchange_time_s, largest_cycle_means, step_time
-from topology.world import Topology
 
 MODEL = Model(layers=1, heads=1, width=4, context=4)
 RAW_BYTES = 4 * num_parameters(MODEL)

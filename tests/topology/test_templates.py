@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from topology.documents.load import document_kind, load_job, load_topology
-from topology.documents.run_documents import DocumentText, check_pair
-from topology.model.reduction_plans import plan_reduction
-from topology.presets.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
+from isthmus.topology.documents.load import document_kind, load_job, load_topology
+from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.presets.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
 
 
 def test_the_templates_load_and_fit_together() -> None:

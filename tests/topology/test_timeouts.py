@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.errors import ConfigError
-from topology.timeouts import SHORTEST_DETECT_S, Timeouts
-from topology.world import Detection
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.timeouts import SHORTEST_DETECT_S, Timeouts
+from isthmus.topology.world import Detection
 
 
 def failure(

@@ -6,17 +6,17 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.documents.load import load_job
+from isthmus.topology.documents.placement import problems_of
+from isthmus.topology.documents.run_documents import DocumentText, joined
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job, Model
+from isthmus.topology.planner.cuts import every_cut, in_words, site_cuts
+from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.trainer_cuts import cut_of, is_cut, is_uneven, why_not
+from isthmus.topology.workload import Parallel
 from tests.fakes.described import MODEL as MODEL_OF_SCRIPT
 from tests.fakes.described import sites_of_nodes
-from topology.documents.load import load_job
-from topology.documents.placement import problems_of
-from topology.documents.run_documents import DocumentText, joined
-from topology.errors import ConfigError
-from topology.job import Job, Model
-from topology.planner.cuts import every_cut, in_words, site_cuts
-from topology.planner.plan import make_plan
-from topology.trainer_cuts import cut_of, is_cut, is_uneven, why_not
-from topology.workload import Parallel
 
 WORLD = sites_of_nodes([1, 1], [(0, 1, 1e9, 0.01)])
 RANKS = WORLD.sites[0].num_ranks

@@ -12,21 +12,21 @@ import statistics
 import numpy as np
 import pytest
 
+from isthmus.topology.cost.compute import flops_per_sequence
+from isthmus.topology.cost.slow_start import unused_s
+from isthmus.topology.job import Exchange, Job, Model, Reduction, Trainer
+from isthmus.topology.model.reduction_plans import weighted_sets
+from isthmus.topology.model.step_model import step_time
+from isthmus.topology.model.tree_flow import unused_of_s
+from isthmus.topology.planner.reductions import named
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import simulate
+from isthmus.topology.trees.packing import NEAR_ENOUGH
+from isthmus.topology.trees.pairs import pairs_of
+from isthmus.topology.trees.shapes import widest_tree
+from isthmus.topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.world import Topology
 from tests.fakes.plannable import a_random_world
-from topology.cost.compute import flops_per_sequence
-from topology.cost.slow_start import unused_s
-from topology.job import Exchange, Job, Model, Reduction, Trainer
-from topology.model.reduction_plans import weighted_sets
-from topology.model.step_model import step_time
-from topology.model.tree_flow import unused_of_s
-from topology.planner.reductions import named
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import simulate
-from topology.trees.packing import NEAR_ENOUGH
-from topology.trees.pairs import pairs_of
-from topology.trees.shapes import widest_tree
-from topology.trees.trees import ReductionPlan, Tree
-from topology.world import Topology
 
 MODEL = Model(layers=4, heads=4, width=128, context=64)
 SEEDS = range(30)

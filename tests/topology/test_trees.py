@@ -11,6 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.tree_times import carried
+from isthmus.topology.trees.pairs import pairs_of
+from isthmus.topology.trees.shapes import groups_by_delay, hierarchy, ring_paths, rooted, way_up
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.world import Topology
 from tests.fakes.tree_worlds import (
     LINE,
     SQUARE,
@@ -21,14 +29,6 @@ from tests.fakes.tree_worlds import (
     random_world,
     world,
 )
-from topology.errors import ConfigError
-from topology.job import Job
-from topology.model.reduction_plans import plan_reduction
-from topology.model.tree_times import carried
-from topology.trees.pairs import pairs_of
-from topology.trees.shapes import groups_by_delay, hierarchy, ring_paths, rooted, way_up
-from topology.trees.trees import ReductionPlan, Tree, star
-from topology.world import Topology
 
 
 def refusals(wanted: Job, topology: Topology) -> list[str]:

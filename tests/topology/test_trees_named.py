@@ -4,17 +4,17 @@ import itertools
 
 import pytest
 
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.hashing import config_hash
+from isthmus.topology.job import NamedTree, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.trees.trees import Tree
 from tests.fakes.tree_worlds import job as tree_job
 from tests.fakes.tree_worlds import world
 from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.documents import told as told_alone
-from topology.documents.load import load_job, load_topology
-from topology.documents.run_documents import DocumentText, check_pair
-from topology.errors import ConfigError
-from topology.hashing import config_hash
-from topology.job import NamedTree, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.trees.trees import Tree
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")
 """oregon - virginia - ohio: a line."""

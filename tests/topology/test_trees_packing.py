@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from tests.fakes.tree_worlds import both_ways, check_plan, random_world, world
-from topology.job import Exchange, Job, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import exchange_time_s
-from topology.model.tree_times import seconds_per_byte
-from topology.trees.packing import (
+from isthmus.topology.job import Exchange, Job, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import exchange_time_s
+from isthmus.topology.model.tree_times import seconds_per_byte
+from isthmus.topology.trees.packing import (
     EDGES_MAX,
     ENOUGH,
     PERIOD_MAX,
@@ -21,8 +20,9 @@ from topology.trees.packing import (
     pack_trees,
     small_weights,
 )
-from topology.trees.pairs import Edge, Pairs, pairs_of
-from topology.world import Topology
+from isthmus.topology.trees.pairs import Edge, Pairs, pairs_of
+from isthmus.topology.world import Topology
+from tests.fakes.tree_worlds import both_ways, check_plan, random_world, world
 
 GIGABIT = 125e6
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
-from topology.models.topology_model import AcceleratorModel
-from topology.suggest import did_you_mean, one_of
-from topology.text.validation import Name, Strict, Text, validate, version_one
-from topology.text.yaml_document import read_document
-from topology.world import Accelerator
+from isthmus.topology.models.topology_model import AcceleratorModel
+from isthmus.topology.suggest import did_you_mean, one_of
+from isthmus.topology.text.validation import Name, Strict, Text, validate, version_one
+from isthmus.topology.text.yaml_document import read_document
+from isthmus.topology.world import Accelerator
 
 _FILE = "accelerators.yaml"
 

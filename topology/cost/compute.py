@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.job import Job, Model
-from topology.world import Accelerator, Site, Topology
+from isthmus.topology.job import Job, Model
+from isthmus.topology.world import Accelerator, Site, Topology
 
 VOCABULARY = 256
 """Number of different bytes: the shipped model reads and predicts bytes."""

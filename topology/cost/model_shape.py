@@ -28,10 +28,10 @@ import functools
 import math
 from dataclasses import dataclass
 
-from topology.cost.compute import VOCABULARY
-from topology.job import Model
-from topology.workload import DescribedModel, Parallel
-from topology.world import Site
+from isthmus.topology.cost.compute import VOCABULARY
+from isthmus.topology.job import Model
+from isthmus.topology.workload import DescribedModel, Parallel
+from isthmus.topology.world import Site
 
 RUNTIME_BYTES = 2 << 30
 """Bytes for CUDA context, NCCL's buffers, cuBLAS workspaces and fragmentation. Reported are 1 to 5

@@ -33,8 +33,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.cost.collectives import Level, Overlap, levels_of, overlap, ring_s
-from topology.cost.layer_time import (
+from isthmus.topology.cost.collectives import Level, Overlap, levels_of, overlap, ring_s
+from isthmus.topology.cost.layer_time import (
     Device,
     Interior,
     PassTimes,
@@ -42,7 +42,7 @@ from topology.cost.layer_time import (
     head_times,
     layer_times,
 )
-from topology.cost.model_shape import (
+from isthmus.topology.cost.model_shape import (
     Degrees,
     Workload,
     check_fit,

@@ -11,20 +11,20 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from topology.documents.references import check_references
-from topology.documents.resolve import resolve
-from topology.faults.loading import FaultsModel
-from topology.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
-from topology.job_environment import Variable
-from topology.json_fields import read_json
-from topology.models.job_model import CheckpointModel, JobModel, PlanModel
-from topology.models.topology_model import TopologyModel
-from topology.plan_wishes import PlanWishes, Replan
-from topology.text.validation import validate
-from topology.text.yaml_document import read_with_overrides
-from topology.trainer_cuts import described
-from topology.workload import DescribedModel
-from topology.world import Topology
+from isthmus.topology.documents.references import check_references
+from isthmus.topology.documents.resolve import resolve
+from isthmus.topology.faults.loading import FaultsModel
+from isthmus.topology.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
+from isthmus.topology.job_environment import Variable
+from isthmus.topology.json_fields import read_json
+from isthmus.topology.models.job_model import CheckpointModel, JobModel, PlanModel
+from isthmus.topology.models.topology_model import TopologyModel
+from isthmus.topology.plan_wishes import PlanWishes, Replan
+from isthmus.topology.text.validation import validate
+from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.trainer_cuts import described
+from isthmus.topology.workload import DescribedModel
+from isthmus.topology.world import Topology
 
 T = TypeVar("T")
 

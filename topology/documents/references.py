@@ -2,26 +2,26 @@
 
 These checks look at plain values, not at the models, so that they also run when some other part
 of the file is wrong: all mistakes are told at once. A value of the wrong type is passed over here;
-topology.text.validation has told of it.
+topology/text/validation.py has told of it.
 """
 
 from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from topology.catalogue.accelerators import catalogue, suggestion
-from topology.documents.placement import unlinked
-from topology.errors import ConfigError
-from topology.models.topology_model import (
+from isthmus.topology.catalogue.accelerators import catalogue, suggestion
+from isthmus.topology.documents.placement import unlinked
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.models.topology_model import (
     LOOPBACK,
     FailureModel,
     LauncherModel,
     is_loopback,
     parse_endpoint,
 )
-from topology.suggest import did_you_mean
-from topology.text.yaml_document import Document, Path
-from topology.timeouts import Timeouts
+from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.text.yaml_document import Document, Path
+from isthmus.topology.timeouts import Timeouts
 
 LOOPBACK_INTERFACE = "lo"
 WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with, not bound

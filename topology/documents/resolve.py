@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from topology.catalogue.accelerators import accelerator_of, catalogue
-from topology.documents.references import ancestry
-from topology.geography import great_circle_km, rtt_of_distance
-from topology.models.topology_model import (
+from isthmus.topology.catalogue.accelerators import accelerator_of, catalogue
+from isthmus.topology.documents.references import ancestry
+from isthmus.topology.geography import great_circle_km, rtt_of_distance
+from isthmus.topology.models.topology_model import (
     LOOPBACK,
     EmulationModel,
     FabricModel,
@@ -16,9 +16,9 @@ from topology.models.topology_model import (
     TopologyModel,
     WanModel,
 )
-from topology.text.yaml_document import Document
-from topology.units import format_duration
-from topology.world import (
+from isthmus.topology.text.yaml_document import Document
+from isthmus.topology.units import format_duration
+from isthmus.topology.world import (
     GATEWAY_PORTS,
     Accelerator,
     CrossTraffic,
@@ -183,7 +183,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...], told: float) -> Link:
     source, target = written.between
     measured = written.measured or MeasuredModel()
     bandwidth = written.bandwidth if measured.bandwidth is None else measured.bandwidth
-    assert bandwidth is not None, "topology.documents.references has checked it"
+    assert bandwidth is not None, "isthmus.topology.documents.references has checked it"
     distance_km = _distance_km(written, sites)
     rtt_s, rtt_origin = _rtt(written, distance_km)
     is_measured = measured.bandwidth is not None
@@ -227,7 +227,7 @@ def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
         return written.measured.rtt, "measured"
     if written.rtt is not None:
         return written.rtt, "rtt"
-    assert distance_km is not None, "topology.documents.references has checked it"
+    assert distance_km is not None, "isthmus.topology.documents.references has checked it"
     origin = "locations" if written.distance is None else "distance"
     return rtt_of_distance(distance_km), origin
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topology.documents.load import load_job, load_topology
-from topology.documents.placement import Misplaced, placed, problems_of
-from topology.errors import ConfigError, Problem
-from topology.job import Job
-from topology.run_decisions import decide_reduction
-from topology.run_spec import CodedPlan
-from topology.text.yaml_document import Document, Path, read_with_overrides
-from topology.trees.link_codecs import problems_of as problems_of_codecs
-from topology.world import Topology
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.placement import Misplaced, placed, problems_of
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.job import Job
+from isthmus.topology.run_decisions import decide_reduction
+from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
+from isthmus.topology.trees.link_codecs import problems_of as problems_of_codecs
+from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from topology.faults.loading import FaultsModel
-from topology.models.job_model import JobModel
-from topology.models.topology_model import TopologyModel
+from isthmus.topology.faults.loading import FaultsModel
+from isthmus.topology.models.job_model import JobModel
+from isthmus.topology.models.topology_model import TopologyModel
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, type[BaseModel]] = {

@@ -3,7 +3,7 @@
 The pydantic models say what a user may write. Further checks say what goes with what, and whether
 the sites and links exist. They look at plain values, not at the models, so that they also run when
 some other part of the file is wrong: all mistakes are told at once. They pass over a value of the
-wrong type, for topology.text.validation has told of it.
+wrong type, for topology/text/validation.py has told of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from topology.faults.script import (
+from isthmus.topology.faults.script import (
     ACTIONS,
     Fault,
     FaultScript,
@@ -21,11 +21,11 @@ from topology.faults.script import (
     Span,
     figures_of,
 )
-from topology.suggest import did_you_mean, one_of, shown
-from topology.text.validation import Duration, Loss, Rate, Strict, validate, version_one
-from topology.text.yaml_document import Document, Path, read_with_overrides
-from topology.units import DURATION, format_duration, parse_duration
-from topology.world import Topology
+from isthmus.topology.suggest import did_you_mean, one_of, shown
+from isthmus.topology.text.validation import Duration, Loss, Rate, Strict, validate, version_one
+from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
+from isthmus.topology.units import DURATION, format_duration, parse_duration
+from isthmus.topology.world import Topology
 
 MAX_FAULTS = 1000
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from topology.errors import ConfigError, Problem
-from topology.text.yaml_document import Document, read_document
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.text.yaml_document import Document, read_document
 
 KEY = "measured"
 Figures = Mapping[str, str]

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topology.units import format_duration, format_rate
-from topology.world import Link, Topology
+from isthmus.topology.units import format_duration, format_rate
+from isthmus.topology.world import Link, Topology
 
 FAR = 0.2
 """Share of the described figure by which a measured one differs enough to tell. Losses and jitter

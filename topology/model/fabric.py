@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from topology.cost.collectives import Channel, levels_of
-from topology.cost.collectives import reduce_scatter_s as over_levels_s
-from topology.world import Fabric, Site
+from isthmus.topology.cost.collectives import Channel, levels_of
+from isthmus.topology.cost.collectives import reduce_scatter_s as over_levels_s
+from isthmus.topology.world import Fabric, Site
 
 
 def reduce_scatter_s(site: Site, num_bytes: float) -> float:

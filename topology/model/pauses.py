@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.cost.slow_start import RTO_MIN_S
-from topology.model.tree_flow import Crossing, flow_and_uses_s, unused_of_s
-from topology.model.tree_times import bytes_of_hops
-from topology.model.wire_load import Load
-from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from isthmus.topology.cost.slow_start import RTO_MIN_S
+from isthmus.topology.model.tree_flow import Crossing, flow_and_uses_s, unused_of_s
+from isthmus.topology.model.tree_times import bytes_of_hops
+from isthmus.topology.model.wire_load import Load
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -174,14 +174,14 @@ class RestedLinks:
 
 
 def _opened(num_bytes: Floats, window: Floats, full: Floats) -> Floats:
-    """Return the windows that bursts open: topology.cost.slow_start.window_after, by arrays."""
+    """Return the windows that bursts open: `window_after` (cost/slow_start.py), by arrays."""
     doubled = np.floor(np.log2(num_bytes / window + 1.0))
     opened: Floats = np.minimum(full, window * 2.0**doubled)
     return opened
 
 
 def _left(opened: Floats, idle_s: Floats, rto_s: Floats, first: Floats) -> Floats:
-    """Return what pauses leave of windows; topology.cost.slow_start.num_halvings, by arrays."""
+    """Return what pauses leave of windows; `num_halvings` (cost/slow_start.py), by arrays."""
     num_halvings = np.maximum(np.ceil(idle_s / rto_s).astype(np.int32) - 1, 0)
     left: Floats = np.maximum(first, np.ldexp(opened, -num_halvings))
     return left

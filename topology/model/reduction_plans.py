@@ -3,19 +3,19 @@
 Pure. The coordinator decides this once for a run, and every site reads the result
 (topology/run_decisions.py).
 
-`auto` compares, by topology.model.tree_times, how long a step's gradients take along each of the
+`auto` compares, by topology/model/tree_times.py, how long a step's gradients take along each of the
 reductions below. It counts the gradients of the model that ships, and JUDGED_BYTES for a user's own
 script, whose model is not known.
 
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
 - the best packing of stars, and of trees of any form over the fast links, and over all
-  (topology.trees.packing): every link as busy as is of use, by the weights;
+  (topology/trees/packing.py): every link as busy as is of use, by the weights;
 - where links are faster in one direction, a tree with another way down, and the best packing of
-  such trees over the fast links, and over all (topology.trees.two_way_packing).
+  such trees over the fast links, and over all (topology/trees/two_way_packing.py).
 
 Where links have codecs of their own, all of this counts each tree's own bytes
-(topology.trees.link_codecs).
+(topology/trees/link_codecs.py).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from topology.codec_costs import RATIOS, usual_ratio
-from topology.cost.compute import num_parameters
-from topology.errors import ConfigError, Problem
-from topology.job import Job
-from topology.model.tree_times import plan_times_s, seconds_per_byte
-from topology.model.wire_load import Wire, tree_ratios
-from topology.suggest import did_you_mean
-from topology.trees.named_trees import named_groups, named_trees, refused
-from topology.trees.packing import NEAR_ENOUGH, Packing, pack_stars, pack_trees, weighted
-from topology.trees.pairs import Pairs, pairs_of
-from topology.trees.shapes import (
+from isthmus.topology.codec_costs import RATIOS, usual_ratio
+from isthmus.topology.cost.compute import num_parameters
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.job import Job
+from isthmus.topology.model.tree_times import plan_times_s, seconds_per_byte
+from isthmus.topology.model.wire_load import Wire, tree_ratios
+from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.trees.named_trees import named_groups, named_trees, refused
+from isthmus.topology.trees.packing import NEAR_ENOUGH, Packing, pack_stars, pack_trees, weighted
+from isthmus.topology.trees.pairs import Pairs, pairs_of
+from isthmus.topology.trees.shapes import (
     Groups,
     best_hub,
     groups_by_delay,
@@ -45,15 +45,15 @@ from topology.trees.shapes import (
     widest_tree,
     width,
 )
-from topology.trees.trees import ReductionPlan, Tree, star
-from topology.trees.two_way_packing import (
+from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.trees.two_way_packing import (
     TwoWayPacking,
     pack_two_ways,
     uses_of,
     weighted_two_ways,
     widest_two_way_tree,
 )
-from topology.world import Topology
+from isthmus.topology.world import Topology
 
 JUDGED_BYTES = 256 << 20
 """Bytes that a step is taken to exchange where the model is unknown: 64 million parameters, which

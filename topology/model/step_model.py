@@ -40,19 +40,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.codec_costs import usual_ratio
-from topology.cost.compute import site_shares
-from topology.job import Job
-from topology.model.buckets import gradient_bytes, releases
-from topology.model.pauses import RestedLinks
-from topology.model.reduction_plans import plan_reduction
-from topology.model.site_timing import SiteTiming, trainer_timing
-from topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
-from topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.small_buckets import gathered_bytes
-from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from isthmus.topology.codec_costs import usual_ratio
+from isthmus.topology.cost.compute import site_shares
+from isthmus.topology.job import Job
+from isthmus.topology.model.buckets import gradient_bytes, releases
+from isthmus.topology.model.pauses import RestedLinks
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.site_timing import SiteTiming, trainer_timing
+from isthmus.topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
+from isthmus.topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.small_buckets import gathered_bytes
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.trees.trees import ReductionPlan
-from topology.world import Link, Topology
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Link, Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from topology.model.wire_load import Load
+    from isthmus.topology.model.wire_load import Load
 
     Floats = NDArray[np.float64]
     Places = NDArray[np.intp]
@@ -196,7 +196,7 @@ def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
 
 
 def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Floats) -> Floats:
-    """Return what topology.cost.slow_start.unused_s does, of arrays that go together.
+    """Return what isthmus.topology.cost.slow_start.unused_s does, of arrays that go together.
 
     The first m windows, of w, 2 w, 4 w, ... bytes, leave m t - (2^m - 1) w / r unused.
     """

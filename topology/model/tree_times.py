@@ -20,9 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from topology.model.wire_load import Hop, Load
-from topology.trees.trees import ReductionPlan
-from topology.world import Link, Topology
+from isthmus.topology.model.wire_load import Hop, Load
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Link, Topology
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,6 +128,6 @@ def _gather_times_s(
 def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
     """Return crossings over trees of loads that all find connections warm, or all do not."""
     # numpy takes a fifth of a second to import, and most processes never ask.
-    from topology.model.tree_flow import Crossing, flow_s
+    from isthmus.topology.model.tree_flow import Crossing, flow_s
 
     return flow_s(Crossing(plan, topology, loads))

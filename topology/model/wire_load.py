@@ -8,13 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
-from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
-from topology.cost.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
-from topology.job import Job
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.trees import ReductionPlan
-from topology.world import Link, Site, Topology
+from isthmus.topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
+from isthmus.topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from isthmus.topology.cost.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
+from isthmus.topology.job import Job
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Link, Site, Topology
 
 Hop = tuple[int, int]
 """A directed link, by the indices of its sites."""

@@ -1,7 +1,7 @@
 """The job file as a user writes it, as pydantic models.
 
 It has the exchange, the reduction, the plan, the shipped trainer, and a model of one's own with its
-cut. Defaults are those of topology.job and topology.plan_wishes.
+cut. Defaults are those of topology/job.py and topology/plan_wishes.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from topology.batch_rule import ON_FEWER_SITES
-from topology.job import (
+from isthmus.topology.batch_rule import ON_FEWER_SITES
+from isthmus.topology.job import (
     CODECS,
     COMPUTES,
     NON_FINITE,
@@ -37,8 +37,8 @@ from topology.job import (
     Reduction,
     Trainer,
 )
-from topology.job_environment import NAME, OURS, VALUE_BYTES, VARIABLES_MAX
-from topology.plan_wishes import (
+from isthmus.topology.job_environment import NAME, OURS, VALUE_BYTES, VARIABLES_MAX
+from isthmus.topology.plan_wishes import (
     CUTS,
     GATEWAYS,
     MICRO_BATCHES,
@@ -47,8 +47,8 @@ from topology.plan_wishes import (
     PlanWishes,
     Replan,
 )
-from topology.suggest import shown
-from topology.text.validation import (
+from isthmus.topology.suggest import shown
+from isthmus.topology.text.validation import (
     SIZE_SCHEMA,
     Count,
     KeyedError,
@@ -64,9 +64,15 @@ from topology.text.validation import (
     float32_size,
     version_one,
 )
-from topology.trees.trees import TREES_MAX, WEIGHT_MAX
-from topology.units import DURATION, format_duration, format_fraction, format_size, parse_duration
-from topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
+from isthmus.topology.trees.trees import TREES_MAX, WEIGHT_MAX
+from isthmus.topology.units import (
+    DURATION,
+    format_duration,
+    format_fraction,
+    format_size,
+    parse_duration,
+)
+from isthmus.topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 
 _EXCHANGE = Exchange()
 _REDUCTION = Reduction()

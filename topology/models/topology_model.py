@@ -1,4 +1,6 @@
-"""The topology file as a user writes it. topology/documents/resolve.py makes topology.world of it.
+"""The topology file as a user writes it.
+
+topology/documents/resolve.py makes what stands in topology/world.py of it.
 
 What refers to a name is any text here: topology/documents/references.py tells whether it exists.
 """
@@ -12,8 +14,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from topology.suggest import shown
-from topology.text.validation import (
+from isthmus.topology.suggest import shown
+from isthmus.topology.text.validation import (
     Compute,
     Count,
     Distance,
@@ -34,8 +36,8 @@ from topology.text.validation import (
     default,
     version_one,
 )
-from topology.units import BDP, SIZE, UnitError, parse_size
-from topology.world import (
+from isthmus.topology.units import BDP, SIZE, UnitError, parse_size
+from isthmus.topology.world import (
     EARLY_ENDS,
     EMULATORS,
     LAUNCHERS,
@@ -48,7 +50,7 @@ from topology.world import (
     PortRange,
     Tls,
 )
-from topology.world import Queue as LinkQueue
+from isthmus.topology.world import Queue as LinkQueue
 
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
@@ -336,7 +338,7 @@ class LauncherModel(Strict):
     ]
 
     def resolved(self) -> Launcher:
-        """Return this launcher as topology.world has it."""
+        """Return this launcher as topology/world.py has it."""
         return Launcher(**self.model_dump(exclude={"options"}), options=tuple(self.options))
 
 

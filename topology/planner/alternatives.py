@@ -12,19 +12,19 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from topology.cost.compute import site_shares
-from topology.errors import ConfigError
-from topology.job import Job, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import StepModel
-from topology.planner.choice import Choice, Coding, by_rank, usd_per_s
-from topology.planner.connections import first_connections
-from topology.planner.reductions import Candidate, menu
-from topology.planner.search import Search
-from topology.planner.spreads import Split
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.trees import ReductionPlan
-from topology.world import Link, Topology
+from isthmus.topology.cost.compute import site_shares
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.planner.choice import Choice, Coding, by_rank, usd_per_s
+from isthmus.topology.planner.connections import first_connections
+from isthmus.topology.planner.reductions import Candidate, menu
+from isthmus.topology.planner.search import Search
+from isthmus.topology.planner.spreads import Split
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Link, Topology
 
 FORMS = 4
 """The number of other reductions that are named, the fastest."""

@@ -8,8 +8,8 @@ topology's figures; it changes nothing.
 
 from __future__ import annotations
 
-from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
-from topology.cost.tcp import (
+from isthmus.topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
+from isthmus.topology.cost.tcp import (
     CONGESTION_CONTROLS,
     PAYLOAD_SHARE,
     Path,
@@ -17,10 +17,10 @@ from topology.cost.tcp import (
     connections_needed,
     link_bytes_per_s,
 )
-from topology.job import Job
-from topology.model.wire_load import send_buffer_bytes_of
-from topology.units import format_fraction, format_rate, format_size
-from topology.world import Link, Topology
+from isthmus.topology.job import Job
+from isthmus.topology.model.wire_load import send_buffer_bytes_of
+from isthmus.topology.units import format_fraction, format_rate, format_size
+from isthmus.topology.world import Link, Topology
 
 _CARRIED = 0.8
 """Share of a link that all its allowed connections have to carry, or a plan warns of it."""

@@ -19,14 +19,20 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import le
 from typing import TypeVar
 
-from topology.cost.compute import site_shares
-from topology.cost.layer_time import PassTimes, device_of, head_times, interior_of, layer_times
-from topology.cost.memory import memory
-from topology.cost.model_shape import Degrees, Workload, degrees_of, workload_described
-from topology.cost.parallel import StepTime, step_from_times
-from topology.errors import ConfigError
-from topology.job import Job, Placed
-from topology.model.site_timing import (
+from isthmus.topology.cost.compute import site_shares
+from isthmus.topology.cost.layer_time import (
+    PassTimes,
+    device_of,
+    head_times,
+    interior_of,
+    layer_times,
+)
+from isthmus.topology.cost.memory import memory
+from isthmus.topology.cost.model_shape import Degrees, Workload, degrees_of, workload_described
+from isthmus.topology.cost.parallel import StepTime, step_from_times
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job, Placed
+from isthmus.topology.model.site_timing import (
     Cut,
     Point,
     SiteTiming,
@@ -34,10 +40,10 @@ from topology.model.site_timing import (
     layers_together,
     trainer_timing,
 )
-from topology.trainer_cuts import is_planned, is_uneven
-from topology.units import format_size
-from topology.workload import DescribedModel, Parallel
-from topology.world import Site, Topology
+from isthmus.topology.trainer_cuts import is_planned, is_uneven
+from isthmus.topology.units import format_size
+from isthmus.topology.workload import DescribedModel, Parallel
+from isthmus.topology.world import Site, Topology
 
 Item = TypeVar("Item")
 _CLOSEST = 400

@@ -11,10 +11,15 @@ from typing import Any
 
 import yaml
 
-from topology.errors import ConfigError, Problem
-from topology.planner.document_models import PlanFileModel
-from topology.text.validation import validate
-from topology.text.yaml_document import Document, ScalarError, read_plain, read_with_overrides
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.planner.document_models import PlanFileModel
+from isthmus.topology.text.validation import validate
+from isthmus.topology.text.yaml_document import (
+    Document,
+    ScalarError,
+    read_plain,
+    read_with_overrides,
+)
 
 _JOB_PATHS = {
     "placement": "placement",
@@ -58,7 +63,7 @@ class PlanFile:
         """Refuse another job, or another topology, than the plan was made for.
 
         Args:
-            hashes: topology.hashing.plan_hashes of what is to be run.
+            hashes: isthmus.topology.hashing.plan_hashes of what is to be run.
             job: What messages call it.
             topology: Likewise.
 

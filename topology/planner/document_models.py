@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from topology.job import CODECS
-from topology.models.job_model import (
+from isthmus.topology.job import CODECS
+from isthmus.topology.models.job_model import (
     LINK_CODECS_MAX,
     Bucket,
     Channels,
@@ -16,7 +16,7 @@ from topology.models.job_model import (
     PlacedModel,
     ReductionModel,
 )
-from topology.text.validation import Count, Number, Strict, Text, choice, version_one
+from isthmus.topology.text.validation import Count, Number, Strict, Text, choice, version_one
 
 Seconds = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0)]
@@ -24,7 +24,7 @@ Dollars = Annotated[Number, Field(ge=0)]
 
 
 class MadeForModel(Strict):
-    """The hashes of what the plan follows from: topology.hashing.plan_hashes."""
+    """The hashes of what the plan follows from: isthmus.topology.hashing.plan_hashes."""
 
     job: Text
     topology: Text

@@ -6,18 +6,24 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from topology.cost.compute import num_parameters
-from topology.cost.model_shape import workload_described
-from topology.model.site_timing import SiteTiming
-from topology.model.step_model import StepModel
-from topology.planner.alternatives import Alternatives, widened
-from topology.planner.choice import Choice
-from topology.planner.cuts import in_words
-from topology.planner.memory_fit import largest_micro_batch
-from topology.planner.regime import regime
-from topology.planner.search import Search, fastest_cuts
-from topology.planner.spreads import busiest
-from topology.units import format_duration, format_fraction, format_rate, format_size, significant
+from isthmus.topology.cost.compute import num_parameters
+from isthmus.topology.cost.model_shape import workload_described
+from isthmus.topology.model.site_timing import SiteTiming
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.planner.alternatives import Alternatives, widened
+from isthmus.topology.planner.choice import Choice
+from isthmus.topology.planner.cuts import in_words
+from isthmus.topology.planner.memory_fit import largest_micro_batch
+from isthmus.topology.planner.regime import regime
+from isthmus.topology.planner.search import Search, fastest_cuts
+from isthmus.topology.planner.spreads import busiest
+from isthmus.topology.units import (
+    format_duration,
+    format_fraction,
+    format_rate,
+    format_size,
+    significant,
+)
 
 _BINDS = 0.97
 """Share of a step from which on what takes it is all that counts."""

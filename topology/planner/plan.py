@@ -7,20 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from topology.cost.model_shape import utilisation, workload_described
-from topology.errors import ConfigError, Problem
-from topology.hashing import plan_hashes
-from topology.job import Job
-from topology.model.step_model import StepModel
-from topology.planner.alternatives import Alternatives
-from topology.planner.choice import Choice
-from topology.planner.cuts import in_words
-from topology.planner.explain import binding, efficiency, sentences
-from topology.planner.memory_fit import too_large
-from topology.planner.search import Search
-from topology.planner.sources import inputs, warnings
-from topology.units import format_size
-from topology.world import Site, Topology
+from isthmus.topology.cost.model_shape import utilisation, workload_described
+from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.hashing import plan_hashes
+from isthmus.topology.job import Job
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.planner.alternatives import Alternatives
+from isthmus.topology.planner.choice import Choice
+from isthmus.topology.planner.cuts import in_words
+from isthmus.topology.planner.explain import binding, efficiency, sentences
+from isthmus.topology.planner.memory_fit import too_large
+from isthmus.topology.planner.search import Search
+from isthmus.topology.planner.sources import inputs, warnings
+from isthmus.topology.units import format_size
+from isthmus.topology.world import Site, Topology
 
 _FRONT = 8
 """The most cuts of a site that are listed: the fastest that nothing beats in time and memory."""

@@ -15,12 +15,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from topology.errors import ConfigError
-from topology.job import Job, NamedTree, Reduction
-from topology.model.reduction_plans import plan_reduction, weighted_sets
-from topology.trees.packing import NEAR_ENOUGH
-from topology.trees.pairs import Pairs, edge, pairs_of
-from topology.trees.shapes import (
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job, NamedTree, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction, weighted_sets
+from isthmus.topology.trees.packing import NEAR_ENOUGH
+from isthmus.topology.trees.pairs import Pairs, edge, pairs_of
+from isthmus.topology.trees.shapes import (
     best_hub,
     every_root,
     groups_by_delay,
@@ -28,9 +28,9 @@ from topology.trees.shapes import (
     ring_paths,
     widest_tree,
 )
-from topology.trees.trees import TREES_MAX, WEIGHT_MAX, ReductionPlan, Tree, shape_of, star
-from topology.trees.two_way_packing import widest_two_way_tree
-from topology.world import Topology
+from isthmus.topology.trees.trees import TREES_MAX, WEIGHT_MAX, ReductionPlan, Tree, shape_of, star
+from isthmus.topology.trees.two_way_packing import widest_two_way_tree
+from isthmus.topology.world import Topology
 
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
 """Ratios by which whole weights may be off a linear program: fewer turns share out few chunks

@@ -25,17 +25,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from topology.codec_costs import usual_ratio
-from topology.cost.money import egress_usd
-from topology.documents.placement import restricted, unreached
-from topology.job import Job, Reduction
-from topology.model.buckets import gradient_bytes
-from topology.model.site_timing import SiteTiming
-from topology.model.step_model import StepModel
-from topology.model.tree_times import seconds_per_byte
-from topology.model.wire_load import tree_ratios
-from topology.plan_wishes import PlanWishes
-from topology.planner.choice import (
+from isthmus.topology.codec_costs import usual_ratio
+from isthmus.topology.cost.money import egress_usd
+from isthmus.topology.documents.placement import restricted, unreached
+from isthmus.topology.job import Job, Reduction
+from isthmus.topology.model.buckets import gradient_bytes
+from isthmus.topology.model.site_timing import SiteTiming
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.model.tree_times import seconds_per_byte
+from isthmus.topology.model.wire_load import tree_ratios
+from isthmus.topology.plan_wishes import PlanWishes
+from isthmus.topology.planner.choice import (
     Choice,
     Coding,
     Sizing,
@@ -46,17 +46,23 @@ from topology.planner.choice import (
     recoded,
     usd_per_s,
 )
-from topology.planner.local_search import improved
-from topology.planner.memory_fit import largest_micro_batch
-from topology.planner.reductions import Candidate, TreeChanges, candidate_of, menu, tree_changes
-from topology.planner.site_options import SiteOptions
-from topology.planner.spreads import Split, moves
-from topology.simulator.settings import Settings
-from topology.simulator.simulation import SimulatedRun, simulate
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.pairs import Pairs, pairs_of
-from topology.trees.trees import Tree, shape_of
-from topology.world import Topology
+from isthmus.topology.planner.local_search import improved
+from isthmus.topology.planner.memory_fit import largest_micro_batch
+from isthmus.topology.planner.reductions import (
+    Candidate,
+    TreeChanges,
+    candidate_of,
+    menu,
+    tree_changes,
+)
+from isthmus.topology.planner.site_options import SiteOptions
+from isthmus.topology.planner.spreads import Split, moves
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import SimulatedRun, simulate
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.pairs import Pairs, pairs_of
+from isthmus.topology.trees.trees import Tree, shape_of
+from isthmus.topology.world import Topology
 
 CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)

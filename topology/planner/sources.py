@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from topology.codec_costs import GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
-from topology.cost.compute import flops_per_sequence, num_parameters, peak_flops_per_s
-from topology.cost.layer_time import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
-from topology.cost.model_shape import workload_described
-from topology.job import Job
-from topology.measured.measured_links import drifts
-from topology.planner.choice import Choice, Coding
-from topology.planner.connections import held_back
-from topology.planner.cuts import why_not
-from topology.planner.search import Search
-from topology.units import format_duration, format_fraction, format_rate, format_size
-from topology.world import Link, Site, Topology
+from isthmus.topology.codec_costs import GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from isthmus.topology.cost.compute import flops_per_sequence, num_parameters, peak_flops_per_s
+from isthmus.topology.cost.layer_time import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
+from isthmus.topology.cost.model_shape import workload_described
+from isthmus.topology.job import Job
+from isthmus.topology.measured.measured_links import drifts
+from isthmus.topology.planner.choice import Choice, Coding
+from isthmus.topology.planner.connections import held_back
+from isthmus.topology.planner.cuts import why_not
+from isthmus.topology.planner.search import Search
+from isthmus.topology.units import format_duration, format_fraction, format_rate, format_size
+from isthmus.topology.world import Link, Site, Topology
 
 _RTT_ORIGINS = {
     "measured": "measured",

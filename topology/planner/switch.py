@@ -10,16 +10,16 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from topology.documents.placement import placed
-from topology.job import Job, Placed, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.plan_wishes import PlanWishes
-from topology.planner.alternatives import even_split
-from topology.planner.choice import Sizing
-from topology.planner.plan import make_plan
-from topology.planner.reductions import named
-from topology.planner.search import Search
-from topology.world import Topology
+from isthmus.topology.documents.placement import placed
+from isthmus.topology.job import Job, Placed, Reduction
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.plan_wishes import PlanWishes
+from isthmus.topology.planner.alternatives import even_split
+from isthmus.topology.planner.choice import Sizing
+from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.planner.reductions import named
+from isthmus.topology.planner.search import Search
+from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from topology.faults.script import TimedChange
-from topology.model.buckets import FLOAT32_BYTES, Bucket
-from topology.units import format_duration, format_fraction
+from isthmus.topology.faults.script import TimedChange
+from isthmus.topology.model.buckets import FLOAT32_BYTES, Bucket
+from isthmus.topology.units import format_duration, format_fraction
 
 _MASK = (1 << 64) - 1
 _NORMAL = NormalDist()
@@ -234,17 +234,17 @@ class Settings:
     """One of SHARINGS."""
     slow_start: bool | None = None
     """Whether TCP starts slowly after a pause; None: where there are packets
-    (topology.model.wire_load)."""
+    (topology/model/wire_load.py)."""
     ratio: float | None = None
     """Encoded bytes for each byte of float32; None: as codecs usually come to
-    (topology.codec_costs)."""
+    (topology/codec_costs.py)."""
     gateways_take_time: bool = True
     """Whether gateways take time; False: encoding, decoding and sending cost nothing."""
     stragglers: Stragglers | None = None
     outages: Outages | None = None
     changes: tuple[TimedChange, ...] = ()
     """The changes of links, by time since the beginning: rates, delays, cuts, and ends of them
-    (topology.faults.script)."""
+    (topology/faults/script.py)."""
     rounds: Rounds | None = None
     """The rounds in which sites exchange parameters; None: gradients in every step."""
     reuse_steps: bool = True

@@ -26,12 +26,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from topology.simulator.engine import Engine, Server, SimulationError
-from topology.simulator.settings import Chance, Settings
-from topology.simulator.step_work import StepWork
-from topology.simulator.tree_exchange import StepExchange
-from topology.simulator.wan_links import changing_network
-from topology.step_parts import Crossing, RoundTimes, StepParts, step_parts
+from isthmus.topology.simulator.engine import Engine, Server, SimulationError
+from isthmus.topology.simulator.settings import Chance, Settings
+from isthmus.topology.simulator.step_work import StepWork
+from isthmus.topology.simulator.tree_exchange import StepExchange
+from isthmus.topology.simulator.wan_links import changing_network
+from isthmus.topology.step_parts import Crossing, RoundTimes, StepParts, step_parts
 
 
 @dataclass(frozen=True, slots=True)

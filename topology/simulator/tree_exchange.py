@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from topology.simulator.engine import Engine, Server
-from topology.simulator.step_work import Segment, StepWork
-from topology.simulator.wan_links import Flow, Network
+from isthmus.topology.simulator.engine import Engine, Server
+from isthmus.topology.simulator.step_work import Segment, StepWork
+from isthmus.topology.simulator.wan_links import Flow, Network
 
 Reduced = Callable[[int, int], None]
 """A function that is called with site and bucket when all of a bucket's sum is there."""

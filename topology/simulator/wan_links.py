@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from topology.cost.slow_start import (
+from isthmus.topology.cost.slow_start import (
     RTO_MIN_S,
     is_rested_slow,
     num_halvings,
@@ -34,11 +34,11 @@ from topology.cost.slow_start import (
     window_after,
     windows,
 )
-from topology.faults.script import Change, TimedChange
-from topology.simulator.engine import Engine, SimulationError
-from topology.simulator.settings import Settings
-from topology.simulator.step_work import StepWork
-from topology.world import Link, Site
+from isthmus.topology.faults.script import Change, TimedChange
+from isthmus.topology.simulator.engine import Engine, SimulationError
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.step_work import StepWork
+from isthmus.topology.world import Link, Site
 
 Key = tuple[int, int, int]
 """The step, bucket and segment of a flow: lower keys go first."""

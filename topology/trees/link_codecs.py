@@ -13,12 +13,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 
-from topology.codec_costs import usual_ratio
-from topology.job import CODECS, Exchange, Job
-from topology.suggest import did_you_mean
-from topology.text.yaml_document import Path
-from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from isthmus.topology.codec_costs import usual_ratio
+from isthmus.topology.job import CODECS, Exchange, Job
+from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.text.yaml_document import Path
+from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.world import Topology
 
 _WHOLE = 1 << 12
 """The size of a float32 chunk in the units that sizes are compared in: exact ratios give whole

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from topology.errors import Problem
-from topology.job import NamedTree
-from topology.suggest import did_you_mean
-from topology.trees.pairs import Pairs
-from topology.trees.shapes import Groups
-from topology.trees.trees import Tree
+from isthmus.topology.errors import Problem
+from isthmus.topology.job import NamedTree
+from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.trees.pairs import Pairs
+from isthmus.topology.trees.shapes import Groups
+from isthmus.topology.trees.trees import Tree
 
 
 def refused(key: str, message: str) -> Problem:

@@ -2,7 +2,7 @@
 
 A tree uses an edge both ways alike: as many bytes as go up come down. So the slower direction is
 what counts. Only where directions differ much do trees have other ways down, and then each
-direction counts by itself (topology.trees.two_way_packing). All figures are integers: sums of
+direction counts by itself (topology/trees/two_way_packing.py). All figures are integers: sums of
 floats may differ between Python's versions, sums of integers do not. So the same topology gives the
 same trees everywhere.
 """
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from topology.job import Exchange
-from topology.trees.link_codecs import loads_of
-from topology.world import Topology
+from isthmus.topology.job import Exchange
+from isthmus.topology.trees.link_codecs import loads_of
+from isthmus.topology.world import Topology
 
 Edge = tuple[int, int]
 """The indices of two sites, the lower one first."""
@@ -42,7 +42,7 @@ class Pairs:
     """Nanoseconds there and back again."""
     loads: Mapping[Edge, int] = field(default_factory=dict)
     """Bytes of a chunk by the edge's codec, in some unit. A tree has the least of its edges'
-    (topology.trees.link_codecs). Empty: all are alike, and the unit is that of `bytes_per_s`."""
+    (topology/trees/link_codecs.py). Empty: all are alike, and the unit is that of `bytes_per_s`."""
     one_way: Mapping[Hop, int] = field(default_factory=dict)
     """Bytes per second of each direction of the edges. Empty: no edge's differ by more than the
     ratio ASYMMETRIC."""

@@ -1,7 +1,7 @@
 """Reduction trees: along which links a chunk's sum is formed, and its result comes back.
 
-Pure. The executor in the gateway knows only `ReductionPlan`; topology.model.reduction_plans makes
-one from a job and its topology.
+Pure. The executor in the gateway knows only `ReductionPlan`; topology/model/reduction_plans.py
+makes one from a job and its topology.
 """
 
 import itertools
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
-from topology.errors import ConfigError
-from topology.json_fields import REQUIRED
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.json_fields import REQUIRED
 
 TREES_MAX = 128
 """The most trees of one plan: all that five sites have, and three more."""
@@ -83,7 +83,7 @@ class ReductionPlan:
     """The sites that take part, in ascending order; None: all."""
     gathered_bytes: int = field(default=0, metadata=REQUIRED)
     """The size up to which every member sends its part of a bucket to all others, whatever the
-    trees, in float32 bytes (topology.trees.small_buckets)."""
+    trees, in float32 bytes (topology/trees/small_buckets.py)."""
     turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The tree that carries a chunk, turn by turn; then from the beginning."""
 

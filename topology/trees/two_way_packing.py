@@ -2,7 +2,7 @@
 
 There a chunk's result had better come back another way than the sum went. So each tree has a way
 up, along which sums go to its root, and a way down, along which the result goes from it. The linear
-program is that of topology.trees.packing, over directed links. T is a pair of a way up and a way
+program is that of topology/trees/packing.py, over directed links. T is a pair of a way up and a way
 down with the same root. Maximise the sum of x_T over all such pairs, so that those over each
 directed link carry no more than its rate. A link that a tree uses up and down counts twice.
 
@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topology.trees.packing import NEAR_ENOUGH, generated, least_weights
-from topology.trees.pairs import Hop, Pairs
-from topology.trees.trees import Tree, shape_of
+from isthmus.topology.trees.packing import NEAR_ENOUGH, generated, least_weights
+from isthmus.topology.trees.pairs import Hop, Pairs
+from isthmus.topology.trees.trees import Tree, shape_of
 
 SITES_MAX = 8
 """The most sites that the program is solved for: of eight it takes a fourth of a second."""

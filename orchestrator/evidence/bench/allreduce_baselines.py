@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.run_events import SiteNamespace
-from orchestrator.emulator.emulator_child import running_emulator
-from orchestrator.emulator.emulator_config import netns_config
-from orchestrator.emulator.site_namespaces import DEVICE
-from orchestrator.emulator.wan_fixture import PlayingFaults
-from orchestrator.evidence.bench.allreduce_bench import BASELINES, GB, Baseline, spans_of, times_of
-from orchestrator.evidence.bench.allreduce_conditions import others_bytes_per_s, read_received
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.log_files import last_line
-from topology.errors import ConfigError
-from topology.faults.loading import load_faults
-from topology.faults.script import expand
-from topology.world import Topology
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.orchestrator.emulator.emulator_child import running_emulator
+from isthmus.orchestrator.emulator.emulator_config import netns_config
+from isthmus.orchestrator.emulator.site_namespaces import DEVICE
+from isthmus.orchestrator.emulator.wan_fixture import PlayingFaults
+from isthmus.orchestrator.evidence.bench.allreduce_bench import (
+    BASELINES,
+    GB,
+    Baseline,
+    spans_of,
+    times_of,
+)
+from isthmus.orchestrator.evidence.bench.allreduce_conditions import (
+    others_bytes_per_s,
+    read_received,
+)
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.run_folder.log_files import last_line
+from isthmus.protos.own_processes import leashed, own_command
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.script import expand
+from isthmus.topology.world import Topology
 
 LOOPBACK = "lo"
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -92,7 +100,7 @@ def measure_baseline(
             if config.cross_traffic is not None:
                 time.sleep(LEAD_S)
         command = [
-            *("sites.bench." + name, "--size-bytes", str(size_bytes)),
+            *("isthmus.sites.bench." + name, "--size-bytes", str(size_bytes)),
             *("--count", str(warmup + repeats), "--idle", str(idle_s)),
             *("--timeout", str(timeout_s)),
         ]
@@ -120,13 +128,10 @@ def _running(
     site: str, place: SiteNamespace | None, rank: int, command: Sequence[str], folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run one site's process; it has ended when the block has."""
-    enter = [] if place is None else ["--enter", place.user, place.net]
+    namespaces = None if place is None else (place.user, place.net)
     with _out(folder, site).open("wb") as out, _log(folder, site).open("wb") as log:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "sites.leash", str(os.getpid()), *enter, "--"),
-                *(sys.executable, "-m", *command, "--rank", str(rank)),
-            ],
+            leashed(own_command(*command, "--rank", str(rank)), namespaces),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=log,

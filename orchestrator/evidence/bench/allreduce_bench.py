@@ -23,9 +23,9 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.core.run_metrics import RunMetrics
-from orchestrator.documents import Pair, load_pair, load_topology_file
-from orchestrator.evidence.bench.allreduce_conditions import (
+from isthmus.orchestrator.core.run_metrics import RunMetrics
+from isthmus.orchestrator.documents import Pair, load_pair, load_topology_file
+from isthmus.orchestrator.evidence.bench.allreduce_conditions import (
     NO_CONDITIONS,
     Conditions,
     Samples,
@@ -33,22 +33,22 @@ from orchestrator.evidence.bench.allreduce_conditions import (
     others_bytes_per_s,
     read_received,
 )
-from orchestrator.evidence.bench.scaling import RUNS, Launch, run_and_measure
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.evidence.record.measured_steps import (
+from isthmus.orchestrator.evidence.bench.scaling import RUNS, Launch, run_and_measure
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.record.measured_steps import (
     MeasurementError,
     wire_ratio,
 )
-from orchestrator.run_folder.run_files import (
+from isthmus.orchestrator.run_folder.run_files import (
     strict_json,
     write_atomically,
 )
-from protos import metrics
-from topology.documents.load import split_overrides
-from topology.job import Job
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import exchange_time_s
-from topology.world import Topology
+from isthmus.protos import metrics
+from isthmus.topology.documents.load import split_overrides
+from isthmus.topology.job import Job
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import exchange_time_s
+from isthmus.topology.world import Topology
 
 ALLREDUCE = "allreduce.json"
 
@@ -256,7 +256,7 @@ def _loopback(topology_path: Path, overrides: Sequence[str]) -> list[str]:
 
 def _job_path() -> Path:
     """Return the job that ships with the sites' part, without importing what is theirs."""
-    found = importlib.util.find_spec("sites")
+    found = importlib.util.find_spec("isthmus.sites")
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent / "bench" / "allreduce.yaml"

@@ -8,8 +8,8 @@ from typing import TypeVar
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from orchestrator.core.run_metrics import PARTS
-from orchestrator.evidence.bench.allreduce_bench import (
+from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.evidence.bench.allreduce_bench import (
     BASELINES,
     AllReduceBench,
     AllReduceSetting,
@@ -17,13 +17,13 @@ from orchestrator.evidence.bench.allreduce_bench import (
     Figures,
     Times,
 )
-from orchestrator.evidence.bench.allreduce_conditions import Conditions
-from orchestrator.evidence.bench.recovery import Recovery, RecoveryBench
-from orchestrator.evidence.bench.sweep_settings import Point
-from orchestrator.evidence.record.bench_record import Bench, Interval, Setting
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable, columns_of, told
-from orchestrator.evidence.view.formats import UNKNOWN, show
+from isthmus.orchestrator.evidence.bench.allreduce_conditions import Conditions
+from isthmus.orchestrator.evidence.bench.recovery import Recovery, RecoveryBench
+from isthmus.orchestrator.evidence.bench.sweep_settings import Point
+from isthmus.orchestrator.evidence.record.bench_record import Bench, Interval, Setting
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable, columns_of, told
+from isthmus.orchestrator.evidence.view.formats import UNKNOWN, show
 
 T = TypeVar("T")
 

@@ -15,18 +15,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.scaling import RUNS, Ended
-from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.evidence.record.measured_steps import MeasurementError
-from orchestrator.run_folder.run_files import (
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.scaling import RUNS, Ended
+from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.orchestrator.run_folder.run_files import (
     METRICS,
     MetricsError,
     read_metrics,
     strict_json,
     write_atomically,
 )
-from protos import metrics
+from isthmus.protos import metrics
 
 RECOVERY: Final = "recovery.json"
 """The file in the benchmark's folder with all figures."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.core.run_metrics import PARTS
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.sweep_settings import Planned, Point, planned_runs
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.sweep_settings import Planned, Point, planned_runs
+from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Failed,
@@ -33,15 +33,15 @@ from orchestrator.evidence.record.bench_record import (
     interval,
     write_bench,
 )
-from orchestrator.evidence.record.measured_steps import MeasurementError, measure
-from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
-from topology.codec_costs import RATIOS
-from topology.cost.compute import site_shares, step_compute_s
-from topology.job import Job
-from topology.model.buckets import buckets_of
-from topology.model.step_model import step_time
-from topology.simulator.step_work import GatewayCost, trainer_work
-from topology.world import Site, Topology
+from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError, measure
+from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
+from isthmus.topology.codec_costs import RATIOS
+from isthmus.topology.cost.compute import site_shares, step_compute_s
+from isthmus.topology.job import Job
+from isthmus.topology.model.buckets import buckets_of
+from isthmus.topology.model.step_model import step_time
+from isthmus.topology.simulator.step_work import GatewayCost, trainer_work
+from isthmus.topology.world import Site, Topology
 
 Figures = TypeVar("Figures")
 

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from orchestrator.run_folder.run_files import strict_json, write_atomically
-from topology.errors import ConfigError, Problem
+from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomically
+from isthmus.topology.errors import ConfigError, Problem
 
 BENCH = "bench.json"
 
@@ -165,7 +165,7 @@ class Result(_Strict):
 
     compute: Literal["modelled", "real"]
     schedule: str
-    """One of topology.job.SCHEDULES."""
+    """One of isthmus.topology.job.SCHEDULES."""
     emulator: str
     """As in Run; several, joined by `+`, where runs differed."""
     efficiency: Interval
@@ -211,9 +211,9 @@ class Question(_Strict):
     """Each --set."""
     compute: Literal["modelled", "real"]
     schedule: str | None
-    """Null: as the job says; else one of topology.job.SCHEDULES."""
+    """Null: as the job says; else one of isthmus.topology.job.SCHEDULES."""
     emulator: str | None
-    """Null: as the topology says; else one of topology.world.EMULATORS."""
+    """Null: as the topology says; else one of isthmus.topology.world.EMULATORS."""
     warmup_steps: int
     steps: int
     """Measured ones, after the warm-up."""

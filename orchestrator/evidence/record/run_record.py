@@ -14,21 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
-from orchestrator.core.run_view import RecordedEvent
-from orchestrator.documents import read_text
-from orchestrator.evidence.record.step_timelines import StepTimeline, TimelineReader, hold_back
-from orchestrator.evidence.view import formats
-from orchestrator.run_folder.home import JOB, TOPOLOGY
-from orchestrator.run_folder.rotated_lines import parts_of
-from orchestrator.run_folder.run_files import METRICS
-from protos import metrics
-from protos.control.v1 import control_pb2
-from topology.documents.load import load_job, load_topology
-from topology.documents.placement import placed
-from topology.errors import ConfigError
-from topology.job import Job
-from topology.world import Topology
+from isthmus.orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
+from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.documents import read_text
+from isthmus.orchestrator.evidence.record.step_timelines import (
+    StepTimeline,
+    TimelineReader,
+    hold_back,
+)
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
+from isthmus.orchestrator.run_folder.rotated_lines import parts_of
+from isthmus.orchestrator.run_folder.run_files import METRICS
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.placement import placed
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job
+from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from protos import metrics
+from isthmus.protos import metrics
 
 MAX_STEPS = 12
 """Steps that a page draws; a trace has all that were read."""

@@ -9,10 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.run_metrics import PARTS
-from orchestrator.evidence.bench.bench_tables import link_columns, setting_columns, split_columns
-from orchestrator.evidence.record.bench_record import Bench, Interval, Result, Setting
-from orchestrator.evidence.report.charts import (
+from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.evidence.bench.bench_tables import (
+    link_columns,
+    setting_columns,
+    split_columns,
+)
+from isthmus.orchestrator.evidence.record.bench_record import Bench, Interval, Result, Setting
+from isthmus.orchestrator.evidence.report.charts import (
     Bar,
     LineChart,
     Segment,
@@ -21,7 +25,7 @@ from orchestrator.evidence.report.charts import (
     logarithmic,
     rounded,
 )
-from orchestrator.evidence.report.html import (
+from isthmus.orchestrator.evidence.report.html import (
     Markup,
     element,
     figure,
@@ -30,11 +34,11 @@ from orchestrator.evidence.report.html import (
     table,
     tiles,
 )
-from orchestrator.evidence.report.run_page import split_section
-from orchestrator.evidence.report.wording import PART_CLASSES
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, columns_of, told
-from topology.units import UnitError, parse_duration, parse_rate
+from isthmus.orchestrator.evidence.report.run_page import split_section
+from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of, told
+from isthmus.topology.units import UnitError, parse_duration, parse_rate
 
 
 @dataclass(frozen=True, slots=True)

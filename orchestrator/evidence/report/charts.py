@@ -9,8 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, Span, StepTimeline
-from orchestrator.evidence.report.html import (
+from isthmus.orchestrator.evidence.record.step_timelines import (
+    Bucket,
+    SiteTimeline,
+    Span,
+    StepTimeline,
+)
+from isthmus.orchestrator.evidence.report.html import (
     Markup,
     chart,
     element,
@@ -22,9 +27,9 @@ from orchestrator.evidence.report.html import (
     table,
     words_at,
 )
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import columns_of
-from protos import metrics
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import columns_of
+from isthmus.protos import metrics
 
 
 @dataclass(frozen=True, slots=True)

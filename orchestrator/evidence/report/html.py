@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from orchestrator.evidence.view.fitting_table import Column, told
+from isthmus.orchestrator.evidence.view.fitting_table import Column, told
 
 
 class Markup(str):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from orchestrator.evidence.bench.bench_tables import link_columns, setting_columns, split_columns
-from orchestrator.evidence.record.bench_record import Bench
-from orchestrator.evidence.report import bench_page, wording
-from orchestrator.evidence.report.html import text_of
-from orchestrator.evidence.report.run_facts import RunFacts
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, columns_of, told
+from isthmus.orchestrator.evidence.bench.bench_tables import (
+    link_columns,
+    setting_columns,
+    split_columns,
+)
+from isthmus.orchestrator.evidence.record.bench_record import Bench
+from isthmus.orchestrator.evidence.report import bench_page, wording
+from isthmus.orchestrator.evidence.report.html import text_of
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of, told
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 

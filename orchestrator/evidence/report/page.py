@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.evidence.record.bench_record import Bench
-from orchestrator.evidence.report import wording
-from orchestrator.evidence.report.bench_page import bench_article
-from orchestrator.evidence.report.html import Markup, element, join
-from orchestrator.evidence.report.html import facts as fact_list
-from orchestrator.evidence.report.run_facts import RunFacts
-from orchestrator.evidence.report.run_page import comparison, run_article
+from isthmus.orchestrator.evidence.record.bench_record import Bench
+from isthmus.orchestrator.evidence.report import wording
+from isthmus.orchestrator.evidence.report.bench_page import bench_article
+from isthmus.orchestrator.evidence.report.html import Markup, element, join
+from isthmus.orchestrator.evidence.report.html import facts as fact_list
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts
+from isthmus.orchestrator.evidence.report.run_page import comparison, run_article
 
 _HERE = Path(__file__).resolve().parent
 

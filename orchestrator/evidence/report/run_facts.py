@@ -9,18 +9,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.core.run_metrics import PARTS, SiteMetrics
-from orchestrator.evidence.record.run_record import RunRecord, detail_of
-from orchestrator.evidence.record.step_timelines import StepTimeline, choose
-from orchestrator.evidence.report.site_mfu import Mfu, site_mfu
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.formats import known, ratio
-from protos import metrics
-from protos.control.v1 import control_pb2
-from topology.errors import ConfigError
-from topology.model.reduction_plans import plan_reduction
-from topology.trees.link_codecs import plan_codecs
-from topology.world import Topology
+from isthmus.orchestrator.core.run_metrics import PARTS, SiteMetrics
+from isthmus.orchestrator.evidence.record.run_record import RunRecord, detail_of
+from isthmus.orchestrator.evidence.record.step_timelines import StepTimeline, choose
+from isthmus.orchestrator.evidence.report.site_mfu import Mfu, site_mfu
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.formats import known, ratio
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

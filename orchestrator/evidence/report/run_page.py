@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from orchestrator.core.run_metrics import PARTS
-from orchestrator.evidence.record.step_timelines import typical
-from orchestrator.evidence.report import wording
-from orchestrator.evidence.report.charts import (
+from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.evidence.record.step_timelines import typical
+from isthmus.orchestrator.evidence.report import wording
+from isthmus.orchestrator.evidence.report.charts import (
     PHASE_WORDS,
     Bar,
     LineChart,
@@ -22,7 +22,7 @@ from orchestrator.evidence.report.charts import (
     rounded,
     stacked_bars,
 )
-from orchestrator.evidence.report.html import (
+from isthmus.orchestrator.evidence.report.html import (
     Markup,
     element,
     figure,
@@ -33,12 +33,12 @@ from orchestrator.evidence.report.html import (
     table,
     tiles,
 )
-from orchestrator.evidence.report.html import facts as fact_list
-from orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
-from orchestrator.evidence.report.sitemap import site_map
-from orchestrator.evidence.report.wording import PART_CLASSES
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, columns_of
+from isthmus.orchestrator.evidence.report.html import facts as fact_list
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
+from isthmus.orchestrator.evidence.report.sitemap import site_map
+from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 
 _COLOURS = 6
 """Line colours of the style sheet; more lines than that use them again."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.cost.compute import flops_per_sequence, peak_flops_per_s, site_shares
-from topology.cost.model_shape import utilisation, workload_described
-from topology.errors import ConfigError
-from topology.job import Job
-from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import StepModel
-from topology.planner.cuts import placed_timings
-from topology.world import Site, Topology
+from isthmus.topology.cost.compute import flops_per_sequence, peak_flops_per_s, site_shares
+from isthmus.topology.cost.model_shape import utilisation, workload_described
+from isthmus.topology.errors import ConfigError
+from isthmus.topology.job import Job
+from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.planner.cuts import placed_timings
+from isthmus.topology.world import Site, Topology
 
 
 @dataclass(frozen=True, slots=True)

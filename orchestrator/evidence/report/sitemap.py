@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.evidence.report.charts import ticks
-from orchestrator.evidence.report.html import (
+from isthmus.orchestrator.evidence.report.charts import ticks
+from isthmus.orchestrator.evidence.report.html import (
     Markup,
     element,
     join,
@@ -21,8 +21,8 @@ from orchestrator.evidence.report.html import (
     shortened,
     words_at,
 )
-from orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
-from orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
+from isthmus.orchestrator.evidence.view import formats
 
 ASPECT = 2.3
 """Width over height of the drawing, as in page.css; on a phone it is drawn higher."""

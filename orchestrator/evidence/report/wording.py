@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.core.run_metrics import PARTS
-from orchestrator.evidence.bench.bench_tables import EMULATORS
-from orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, columns_of
-from orchestrator.evidence.view.formats import show
-from orchestrator.evidence.view.live import link_columns
-from protos import metrics
+from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.evidence.bench.bench_tables import EMULATORS
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
+from isthmus.orchestrator.evidence.view.formats import show
+from isthmus.orchestrator.evidence.view.live import link_columns
+from isthmus.protos import metrics
 
 DEFINITIONS = (
     (

@@ -18,30 +18,36 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.documents import Pair
-from orchestrator.evidence.bench.bench_tables import swept_columns
-from orchestrator.evidence.bench.scaling import RUNS, by_themselves, predict, result_of, together
-from orchestrator.evidence.bench.sweep_settings import Point
-from orchestrator.evidence.record.bench_record import (
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.bench_tables import swept_columns
+from isthmus.orchestrator.evidence.bench.scaling import (
+    RUNS,
+    by_themselves,
+    predict,
+    result_of,
+    together,
+)
+from isthmus.orchestrator.evidence.bench.sweep_settings import Point
+from isthmus.orchestrator.evidence.record.bench_record import (
     Predicted,
     Result,
     Run,
 )
-from orchestrator.evidence.record.measured_steps import measure
-from orchestrator.evidence.simulate.simulated_run import records
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.evidence.view.formats import UNKNOWN
-from topology.codec_costs import usual_ratio
-from topology.cost.local_sgd import local_round
-from topology.job import Job
-from topology.model.step_model import StepModel, exchange_time_s
-from topology.model.wire_load import gateways_s_per_byte, has_packets
-from topology.planner.cuts import in_words, placed_timings
-from topology.simulator.settings import Rounds
-from topology.simulator.simulation import SimulatedRun
-from topology.simulator.step_work import Inside
-from topology.world import Site
+from isthmus.orchestrator.evidence.record.measured_steps import measure
+from isthmus.orchestrator.evidence.simulate.simulated_run import records
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.evidence.view.formats import UNKNOWN
+from isthmus.topology.codec_costs import usual_ratio
+from isthmus.topology.cost.local_sgd import local_round
+from isthmus.topology.job import Job
+from isthmus.topology.model.step_model import StepModel, exchange_time_s
+from isthmus.topology.model.wire_load import gateways_s_per_byte, has_packets
+from isthmus.topology.planner.cuts import in_words, placed_timings
+from isthmus.topology.simulator.settings import Rounds
+from isthmus.topology.simulator.simulation import SimulatedRun
+from isthmus.topology.simulator.step_work import Inside
+from isthmus.topology.world import Site
 
 SIMULATED = "simulated"
 """The name that a simulated result has in the place of an emulator."""

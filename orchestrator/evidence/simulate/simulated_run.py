@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.coordinator.journal import Journal
-from orchestrator.core.run_metrics import RunMetrics, summarise
-from orchestrator.documents import Pair
-from orchestrator.run_folder.home import claim_run_folder
-from orchestrator.run_folder.run_files import RunFiles
-from protos import metrics
-from protos.errors import StateConflictError
-from topology.faults.script import Change, TimedChange
-from topology.simulator.simulation import LinkLoad, SimulatedRun, coding_s
-from topology.simulator.training import BucketTimes, SiteStep
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.run_folder.home import claim_run_folder
+from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.protos import metrics
+from isthmus.protos.errors import StateConflictError
+from isthmus.topology.faults.script import Change, TimedChange
+from isthmus.topology.simulator.simulation import LinkLoad, SimulatedRun, coding_s
+from isthmus.topology.simulator.training import BucketTimes, SiteStep
 
 NOTE = "simulated: no process ran, and no byte crossed"
 HOST = "simulated"

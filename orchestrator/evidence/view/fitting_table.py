@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.evidence.view.formats import UNKNOWN
+from isthmus.orchestrator.evidence.view.formats import UNKNOWN
 
 _GAP = 2
 _MAX_TEXT_WIDTH = 28

@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import ConsoleOptions
 
-from protos.control.v1 import control_pb2
-from topology.units import format_duration, format_fraction
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.units import format_duration, format_fraction
 
 UNKNOWN = "-"
 WITH_LOSSES = "WITH_LOSSES"

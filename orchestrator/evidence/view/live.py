@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.evidence.view.formats import known, ratio, show
-from protos import metrics
-from protos.control.v1 import control_pb2
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.evidence.view.formats import known, ratio, show
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
 
 STYLES = {
     "ACTIVE": "green",

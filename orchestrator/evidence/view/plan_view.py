@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 
 WIDTH = 110
 _ALTERNATIVES = 10

@@ -9,12 +9,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.core.run_metrics import PARTS
-from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.evidence.view.formats import known, show
-from orchestrator.evidence.view.live import ASCII, BLOCKS, STYLES, link_columns, sparkline
-from protos.failure import name_exit
+from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.evidence.view.formats import known, show
+from isthmus.orchestrator.evidence.view.live import ASCII, BLOCKS, STYLES, link_columns, sparkline
+from isthmus.protos.failure import name_exit
 
 _CURVE_WIDTH = 40
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.control.v1 import control_pb2 as protos_dot_control_dot_v1_dot_control__pb2
+from isthmus.protos.control.v1 import control_pb2 as isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in protos/control/v1/control_pb2_grpc.py depends on'
+        + f' but the generated code in isthmus/protos/control/v1/control_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,68 +36,68 @@ class CoordinatorStub(object):
         """
         self.Session = channel.stream_stream(
                 '/isthmus.control.v1.Coordinator/Session',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.AgentMessage.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.CoordinatorMessage.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.AgentMessage.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.CoordinatorMessage.FromString,
                 _registered_method=True)
         self.ShipLogs = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/ShipLogs',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.FromString,
                 _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/Submit',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.SubmitResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitResponse.FromString,
                 _registered_method=True)
         self.GetRun = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/GetRun',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/ListRuns',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.ListRunsRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.ListRunsResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ListRunsRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
         self.WatchRun = channel.unary_stream(
                 '/isthmus.control.v1.Coordinator/WatchRun',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
         self.ReadLogs = channel.unary_stream(
                 '/isthmus.control.v1.Coordinator/ReadLogs',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.ReadLogsRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.LogLine.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ReadLogsRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.LogLine.FromString,
                 _registered_method=True)
         self.ReadEvents = channel.unary_stream(
                 '/isthmus.control.v1.Coordinator/ReadEvents',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.ReadEventsRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Event.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ReadEventsRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Event.FromString,
                 _registered_method=True)
         self.CancelRun = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/CancelRun',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
         self.DropSite = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/DropSite',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
         self.AddSite = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/AddSite',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
                 _registered_method=True)
         self.OfferJoin = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/OfferJoin',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.FromString,
                 _registered_method=True)
         self.Join = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/Join',
-                request_serializer=protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.SerializeToString,
-                response_deserializer=protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.FromString,
                 _registered_method=True)
 
 
@@ -197,68 +197,68 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.AgentMessage.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.CoordinatorMessage.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.AgentMessage.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.CoordinatorMessage.SerializeToString,
             ),
             'ShipLogs': grpc.unary_unary_rpc_method_handler(
                     servicer.ShipLogs,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.SerializeToString,
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.SubmitResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitResponse.SerializeToString,
             ),
             'GetRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRun,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.ListRunsRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.ListRunsResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ListRunsRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ListRunsResponse.SerializeToString,
             ),
             'WatchRun': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRun,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
             ),
             'ReadLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadLogs,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.ReadLogsRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.LogLine.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ReadLogsRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.LogLine.SerializeToString,
             ),
             'ReadEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadEvents,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.ReadEventsRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Event.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ReadEventsRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Event.SerializeToString,
             ),
             'CancelRun': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRun,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
             ),
             'DropSite': grpc.unary_unary_rpc_method_handler(
                     servicer.DropSite,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
             ),
             'AddSite': grpc.unary_unary_rpc_method_handler(
                     servicer.AddSite,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.SerializeToString,
             ),
             'OfferJoin': grpc.unary_unary_rpc_method_handler(
                     servicer.OfferJoin,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.SerializeToString,
             ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.FromString,
-                    response_serializer=protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -286,8 +286,8 @@ class Coordinator(object):
             request_iterator,
             target,
             '/isthmus.control.v1.Coordinator/Session',
-            protos_dot_control_dot_v1_dot_control__pb2.AgentMessage.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.CoordinatorMessage.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.AgentMessage.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.CoordinatorMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -313,8 +313,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/ShipLogs',
-            protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -340,8 +340,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/Submit',
-            protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.SubmitResponse.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -367,8 +367,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/GetRun',
-            protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,
@@ -394,8 +394,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/ListRuns',
-            protos_dot_control_dot_v1_dot_control__pb2.ListRunsRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.ListRunsResponse.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ListRunsRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ListRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -421,8 +421,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/WatchRun',
-            protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,
@@ -448,8 +448,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/ReadLogs',
-            protos_dot_control_dot_v1_dot_control__pb2.ReadLogsRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.LogLine.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ReadLogsRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.LogLine.FromString,
             options,
             channel_credentials,
             insecure,
@@ -475,8 +475,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/ReadEvents',
-            protos_dot_control_dot_v1_dot_control__pb2.ReadEventsRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.Event.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ReadEventsRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Event.FromString,
             options,
             channel_credentials,
             insecure,
@@ -502,8 +502,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/CancelRun',
-            protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.CancelRunRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,
@@ -529,8 +529,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/DropSite',
-            protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,
@@ -556,8 +556,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/AddSite',
-            protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SiteRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,
@@ -583,8 +583,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/OfferJoin',
-            protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.OfferJoinRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.OfferJoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -610,8 +610,8 @@ class Coordinator(object):
             request,
             target,
             '/isthmus.control.v1.Coordinator/Join',
-            protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.SerializeToString,
-            protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.FromString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.JoinRequest.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

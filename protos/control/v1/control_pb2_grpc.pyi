@@ -11,7 +11,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
-import protos.control.v1.control_pb2
+import isthmus.protos.control.v1.control_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -24,8 +24,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class CoordinatorStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Session: grpc.StreamStreamMultiCallable[
-        protos.control.v1.control_pb2.AgentMessage,
-        protos.control.v1.control_pb2.CoordinatorMessage,
+        isthmus.protos.control.v1.control_pb2.AgentMessage,
+        isthmus.protos.control.v1.control_pb2.CoordinatorMessage,
     ]
     """One session an agent, opened by the agent (it dials out). The first message each way is
     Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
@@ -34,67 +34,67 @@ class CoordinatorStub:
     """
 
     ShipLogs: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.ShipLogsRequest,
-        protos.control.v1.control_pb2.ShipLogsResponse,
+        isthmus.protos.control.v1.control_pb2.ShipLogsRequest,
+        isthmus.protos.control.v1.control_pb2.ShipLogsResponse,
     ]
     """Log lines of a site. Idempotent by (site, source, sequence)."""
 
     Submit: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.SubmitRequest,
-        protos.control.v1.control_pb2.SubmitResponse,
+        isthmus.protos.control.v1.control_pb2.SubmitRequest,
+        isthmus.protos.control.v1.control_pb2.SubmitResponse,
     ]
 
     GetRun: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.GetRunRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.GetRunRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
 
     ListRuns: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.ListRunsRequest,
-        protos.control.v1.control_pb2.ListRunsResponse,
+        isthmus.protos.control.v1.control_pb2.ListRunsRequest,
+        isthmus.protos.control.v1.control_pb2.ListRunsResponse,
     ]
 
     WatchRun: grpc.UnaryStreamMultiCallable[
-        protos.control.v1.control_pb2.GetRunRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.GetRunRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
     """The run now, then again at each change and each second, until it has ended."""
 
     ReadLogs: grpc.UnaryStreamMultiCallable[
-        protos.control.v1.control_pb2.ReadLogsRequest,
-        protos.control.v1.control_pb2.LogLine,
+        isthmus.protos.control.v1.control_pb2.ReadLogsRequest,
+        isthmus.protos.control.v1.control_pb2.LogLine,
     ]
 
     ReadEvents: grpc.UnaryStreamMultiCallable[
-        protos.control.v1.control_pb2.ReadEventsRequest,
-        protos.control.v1.control_pb2.Event,
+        isthmus.protos.control.v1.control_pb2.ReadEventsRequest,
+        isthmus.protos.control.v1.control_pb2.Event,
     ]
 
     CancelRun: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.CancelRunRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.CancelRunRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
 
     DropSite: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.SiteRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.SiteRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
     """The run goes on without a site, or starts it again."""
 
     AddSite: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.SiteRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.SiteRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
 
     OfferJoin: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.OfferJoinRequest,
-        protos.control.v1.control_pb2.OfferJoinResponse,
+        isthmus.protos.control.v1.control_pb2.OfferJoinRequest,
+        isthmus.protos.control.v1.control_pb2.OfferJoinResponse,
     ]
     """Keeps what a join token is good for, until it is used or has ended."""
 
     Join: grpc.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.JoinRequest,
-        protos.control.v1.control_pb2.JoinResponse,
+        isthmus.protos.control.v1.control_pb2.JoinRequest,
+        isthmus.protos.control.v1.control_pb2.JoinResponse,
     ]
     """From who has a join token, over TLS with the token's own certificate: hands out what was kept
     for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
@@ -102,8 +102,8 @@ class CoordinatorStub:
 
 class CoordinatorAsyncStub:
     Session: grpc.aio.StreamStreamMultiCallable[
-        protos.control.v1.control_pb2.AgentMessage,
-        protos.control.v1.control_pb2.CoordinatorMessage,
+        isthmus.protos.control.v1.control_pb2.AgentMessage,
+        isthmus.protos.control.v1.control_pb2.CoordinatorMessage,
     ]
     """One session an agent, opened by the agent (it dials out). The first message each way is
     Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
@@ -112,67 +112,67 @@ class CoordinatorAsyncStub:
     """
 
     ShipLogs: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.ShipLogsRequest,
-        protos.control.v1.control_pb2.ShipLogsResponse,
+        isthmus.protos.control.v1.control_pb2.ShipLogsRequest,
+        isthmus.protos.control.v1.control_pb2.ShipLogsResponse,
     ]
     """Log lines of a site. Idempotent by (site, source, sequence)."""
 
     Submit: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.SubmitRequest,
-        protos.control.v1.control_pb2.SubmitResponse,
+        isthmus.protos.control.v1.control_pb2.SubmitRequest,
+        isthmus.protos.control.v1.control_pb2.SubmitResponse,
     ]
 
     GetRun: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.GetRunRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.GetRunRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
 
     ListRuns: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.ListRunsRequest,
-        protos.control.v1.control_pb2.ListRunsResponse,
+        isthmus.protos.control.v1.control_pb2.ListRunsRequest,
+        isthmus.protos.control.v1.control_pb2.ListRunsResponse,
     ]
 
     WatchRun: grpc.aio.UnaryStreamMultiCallable[
-        protos.control.v1.control_pb2.GetRunRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.GetRunRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
     """The run now, then again at each change and each second, until it has ended."""
 
     ReadLogs: grpc.aio.UnaryStreamMultiCallable[
-        protos.control.v1.control_pb2.ReadLogsRequest,
-        protos.control.v1.control_pb2.LogLine,
+        isthmus.protos.control.v1.control_pb2.ReadLogsRequest,
+        isthmus.protos.control.v1.control_pb2.LogLine,
     ]
 
     ReadEvents: grpc.aio.UnaryStreamMultiCallable[
-        protos.control.v1.control_pb2.ReadEventsRequest,
-        protos.control.v1.control_pb2.Event,
+        isthmus.protos.control.v1.control_pb2.ReadEventsRequest,
+        isthmus.protos.control.v1.control_pb2.Event,
     ]
 
     CancelRun: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.CancelRunRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.CancelRunRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
 
     DropSite: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.SiteRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.SiteRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
     """The run goes on without a site, or starts it again."""
 
     AddSite: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.SiteRequest,
-        protos.control.v1.control_pb2.Run,
+        isthmus.protos.control.v1.control_pb2.SiteRequest,
+        isthmus.protos.control.v1.control_pb2.Run,
     ]
 
     OfferJoin: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.OfferJoinRequest,
-        protos.control.v1.control_pb2.OfferJoinResponse,
+        isthmus.protos.control.v1.control_pb2.OfferJoinRequest,
+        isthmus.protos.control.v1.control_pb2.OfferJoinResponse,
     ]
     """Keeps what a join token is good for, until it is used or has ended."""
 
     Join: grpc.aio.UnaryUnaryMultiCallable[
-        protos.control.v1.control_pb2.JoinRequest,
-        protos.control.v1.control_pb2.JoinResponse,
+        isthmus.protos.control.v1.control_pb2.JoinRequest,
+        isthmus.protos.control.v1.control_pb2.JoinResponse,
     ]
     """From who has a join token, over TLS with the token's own certificate: hands out what was kept
     for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
@@ -182,9 +182,9 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Session(
         self,
-        request_iterator: _MaybeAsyncIterator[protos.control.v1.control_pb2.AgentMessage],
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.control.v1.control_pb2.AgentMessage],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.control.v1.control_pb2.CoordinatorMessage], collections.abc.AsyncIterator[protos.control.v1.control_pb2.CoordinatorMessage]]:
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.control.v1.control_pb2.CoordinatorMessage], collections.abc.AsyncIterator[isthmus.protos.control.v1.control_pb2.CoordinatorMessage]]:
         """One session an agent, opened by the agent (it dials out). The first message each way is
         Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
         PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
@@ -194,90 +194,90 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def ShipLogs(
         self,
-        request: protos.control.v1.control_pb2.ShipLogsRequest,
+        request: isthmus.protos.control.v1.control_pb2.ShipLogsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.ShipLogsResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.ShipLogsResponse]]:
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.ShipLogsResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.ShipLogsResponse]]:
         """Log lines of a site. Idempotent by (site, source, sequence)."""
 
     @abc.abstractmethod
     def Submit(
         self,
-        request: protos.control.v1.control_pb2.SubmitRequest,
+        request: isthmus.protos.control.v1.control_pb2.SubmitRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.SubmitResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.SubmitResponse]]: ...
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.SubmitResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.SubmitResponse]]: ...
 
     @abc.abstractmethod
     def GetRun(
         self,
-        request: protos.control.v1.control_pb2.GetRunRequest,
+        request: isthmus.protos.control.v1.control_pb2.GetRunRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]: ...
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.Run, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.Run]]: ...
 
     @abc.abstractmethod
     def ListRuns(
         self,
-        request: protos.control.v1.control_pb2.ListRunsRequest,
+        request: isthmus.protos.control.v1.control_pb2.ListRunsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.ListRunsResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.ListRunsResponse]]: ...
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.ListRunsResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.ListRunsResponse]]: ...
 
     @abc.abstractmethod
     def WatchRun(
         self,
-        request: protos.control.v1.control_pb2.GetRunRequest,
+        request: isthmus.protos.control.v1.control_pb2.GetRunRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.control.v1.control_pb2.Run], collections.abc.AsyncIterator[protos.control.v1.control_pb2.Run]]:
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.control.v1.control_pb2.Run], collections.abc.AsyncIterator[isthmus.protos.control.v1.control_pb2.Run]]:
         """The run now, then again at each change and each second, until it has ended."""
 
     @abc.abstractmethod
     def ReadLogs(
         self,
-        request: protos.control.v1.control_pb2.ReadLogsRequest,
+        request: isthmus.protos.control.v1.control_pb2.ReadLogsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.control.v1.control_pb2.LogLine], collections.abc.AsyncIterator[protos.control.v1.control_pb2.LogLine]]: ...
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.control.v1.control_pb2.LogLine], collections.abc.AsyncIterator[isthmus.protos.control.v1.control_pb2.LogLine]]: ...
 
     @abc.abstractmethod
     def ReadEvents(
         self,
-        request: protos.control.v1.control_pb2.ReadEventsRequest,
+        request: isthmus.protos.control.v1.control_pb2.ReadEventsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.control.v1.control_pb2.Event], collections.abc.AsyncIterator[protos.control.v1.control_pb2.Event]]: ...
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.control.v1.control_pb2.Event], collections.abc.AsyncIterator[isthmus.protos.control.v1.control_pb2.Event]]: ...
 
     @abc.abstractmethod
     def CancelRun(
         self,
-        request: protos.control.v1.control_pb2.CancelRunRequest,
+        request: isthmus.protos.control.v1.control_pb2.CancelRunRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]: ...
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.Run, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.Run]]: ...
 
     @abc.abstractmethod
     def DropSite(
         self,
-        request: protos.control.v1.control_pb2.SiteRequest,
+        request: isthmus.protos.control.v1.control_pb2.SiteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]:
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.Run, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.Run]]:
         """The run goes on without a site, or starts it again."""
 
     @abc.abstractmethod
     def AddSite(
         self,
-        request: protos.control.v1.control_pb2.SiteRequest,
+        request: isthmus.protos.control.v1.control_pb2.SiteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.Run, collections.abc.Awaitable[protos.control.v1.control_pb2.Run]]: ...
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.Run, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.Run]]: ...
 
     @abc.abstractmethod
     def OfferJoin(
         self,
-        request: protos.control.v1.control_pb2.OfferJoinRequest,
+        request: isthmus.protos.control.v1.control_pb2.OfferJoinRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.OfferJoinResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.OfferJoinResponse]]:
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.OfferJoinResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.OfferJoinResponse]]:
         """Keeps what a join token is good for, until it is used or has ended."""
 
     @abc.abstractmethod
     def Join(
         self,
-        request: protos.control.v1.control_pb2.JoinRequest,
+        request: isthmus.protos.control.v1.control_pb2.JoinRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.control.v1.control_pb2.JoinResponse, collections.abc.Awaitable[protos.control.v1.control_pb2.JoinResponse]]:
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.JoinResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.JoinResponse]]:
         """From who has a join token, over TLS with the token's own certificate: hands out what was kept
         for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
         """

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.exchange.v1 import exchange_pb2 as protos_dot_exchange_dot_v1_dot_exchange__pb2
+from isthmus.protos.exchange.v1 import exchange_pb2 as isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in protos/exchange/v1/exchange_pb2_grpc.py depends on'
+        + f' but the generated code in isthmus/protos/exchange/v1/exchange_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class ExchangeStub(object):
         """
         self.Hello = channel.unary_unary(
                 '/isthmus.exchange.v1.Exchange/Hello',
-                request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/isthmus.exchange.v1.Exchange/Leave',
-                request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.Attend = channel.stream_stream(
                 '/isthmus.exchange.v1.Exchange/Attend',
-                request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
                 _registered_method=True)
 
 
@@ -84,18 +84,18 @@ def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Hello': grpc.unary_unary_rpc_method_handler(
                     servicer.Hello,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.SerializeToString,
             ),
             'Attend': grpc.stream_stream_rpc_method_handler(
                     servicer.Attend,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -123,8 +123,8 @@ class Exchange(object):
             request,
             target,
             '/isthmus.exchange.v1.Exchange/Hello',
-            protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -150,8 +150,8 @@ class Exchange(object):
             request,
             target,
             '/isthmus.exchange.v1.Exchange/Leave',
-            protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -177,8 +177,8 @@ class Exchange(object):
             request_iterator,
             target,
             '/isthmus.exchange.v1.Exchange/Attend',
-            protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,7 +22,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
-import protos.exchange.v1.exchange_pb2
+import isthmus.protos.exchange.v1.exchange_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -35,8 +35,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class ExchangeStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Hello: grpc.UnaryUnaryMultiCallable[
-        protos.exchange.v1.exchange_pb2.HelloRequest,
-        protos.exchange.v1.exchange_pb2.HelloResponse,
+        isthmus.protos.exchange.v1.exchange_pb2.HelloRequest,
+        isthmus.protos.exchange.v1.exchange_pb2.HelloResponse,
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
@@ -44,16 +44,16 @@ class ExchangeStub:
     """
 
     Leave: grpc.UnaryUnaryMultiCallable[
-        protos.exchange.v1.exchange_pb2.LeaveRequest,
-        protos.exchange.v1.exchange_pb2.LeaveResponse,
+        isthmus.protos.exchange.v1.exchange_pb2.LeaveRequest,
+        isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse,
     ]
     """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
     run cannot go on. ABORTED for an unknown session.
     """
 
     Attend: grpc.StreamStreamMultiCallable[
-        protos.exchange.v1.exchange_pb2.Answer,
-        protos.exchange.v1.exchange_pb2.Ask,
+        isthmus.protos.exchange.v1.exchange_pb2.Answer,
+        isthmus.protos.exchange.v1.exchange_pb2.Ask,
     ]
     """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
     The latest stream of a gateway counts, and ends those before.
@@ -61,8 +61,8 @@ class ExchangeStub:
 
 class ExchangeAsyncStub:
     Hello: grpc.aio.UnaryUnaryMultiCallable[
-        protos.exchange.v1.exchange_pb2.HelloRequest,
-        protos.exchange.v1.exchange_pb2.HelloResponse,
+        isthmus.protos.exchange.v1.exchange_pb2.HelloRequest,
+        isthmus.protos.exchange.v1.exchange_pb2.HelloResponse,
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
@@ -70,16 +70,16 @@ class ExchangeAsyncStub:
     """
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
-        protos.exchange.v1.exchange_pb2.LeaveRequest,
-        protos.exchange.v1.exchange_pb2.LeaveResponse,
+        isthmus.protos.exchange.v1.exchange_pb2.LeaveRequest,
+        isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse,
     ]
     """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
     run cannot go on. ABORTED for an unknown session.
     """
 
     Attend: grpc.aio.StreamStreamMultiCallable[
-        protos.exchange.v1.exchange_pb2.Answer,
-        protos.exchange.v1.exchange_pb2.Ask,
+        isthmus.protos.exchange.v1.exchange_pb2.Answer,
+        isthmus.protos.exchange.v1.exchange_pb2.Ask,
     ]
     """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
     The latest stream of a gateway counts, and ends those before.
@@ -89,9 +89,9 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Hello(
         self,
-        request: protos.exchange.v1.exchange_pb2.HelloRequest,
+        request: isthmus.protos.exchange.v1.exchange_pb2.HelloRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.exchange.v1.exchange_pb2.HelloResponse, collections.abc.Awaitable[protos.exchange.v1.exchange_pb2.HelloResponse]]:
+    ) -> typing.Union[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse]]:
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
         Says it again later to see that the peer lives: the answer is the same.
@@ -100,9 +100,9 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Leave(
         self,
-        request: protos.exchange.v1.exchange_pb2.LeaveRequest,
+        request: isthmus.protos.exchange.v1.exchange_pb2.LeaveRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.exchange.v1.exchange_pb2.LeaveResponse, collections.abc.Awaitable[protos.exchange.v1.exchange_pb2.LeaveResponse]]:
+    ) -> typing.Union[isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse]]:
         """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
         run cannot go on. ABORTED for an unknown session.
         """
@@ -110,9 +110,9 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Attend(
         self,
-        request_iterator: _MaybeAsyncIterator[protos.exchange.v1.exchange_pb2.Answer],
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Answer],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.exchange.v1.exchange_pb2.Ask], collections.abc.AsyncIterator[protos.exchange.v1.exchange_pb2.Ask]]:
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.exchange_pb2.Ask], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Ask]]:
         """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
         The latest stream of a gateway counts, and ends those before.
         """

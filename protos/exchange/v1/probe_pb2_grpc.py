@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.exchange.v1 import probe_pb2 as protos_dot_exchange_dot_v1_dot_probe__pb2
+from isthmus.protos.exchange.v1 import probe_pb2 as isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in protos/exchange/v1/probe_pb2_grpc.py depends on'
+        + f' but the generated code in isthmus/protos/exchange/v1/probe_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class ProbeStub(object):
         """
         self.Turn = channel.stream_stream(
                 '/isthmus.exchange.v1.Probe/Turn',
-                request_serializer=protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.FromString,
                 _registered_method=True)
         self.Echo = channel.unary_unary(
                 '/isthmus.exchange.v1.Probe/Echo',
-                request_serializer=protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.FromString,
                 _registered_method=True)
         self.Finish = channel.unary_unary(
                 '/isthmus.exchange.v1.Probe/Finish',
-                request_serializer=protos_dot_exchange_dot_v1_dot_probe__pb2.FinishRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_probe__pb2.FinishResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.FinishRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.FinishResponse.FromString,
                 _registered_method=True)
 
 
@@ -81,18 +81,18 @@ def add_ProbeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Turn': grpc.stream_stream_rpc_method_handler(
                     servicer.Turn,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.SerializeToString,
             ),
             'Echo': grpc.unary_unary_rpc_method_handler(
                     servicer.Echo,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.SerializeToString,
             ),
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_probe__pb2.FinishRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_probe__pb2.FinishResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.FinishRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.FinishResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -120,8 +120,8 @@ class Probe(object):
             request_iterator,
             target,
             '/isthmus.exchange.v1.Probe/Turn',
-            protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -147,8 +147,8 @@ class Probe(object):
             request,
             target,
             '/isthmus.exchange.v1.Probe/Echo',
-            protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -174,8 +174,8 @@ class Probe(object):
             request,
             target,
             '/isthmus.exchange.v1.Probe/Finish',
-            protos_dot_exchange_dot_v1_dot_probe__pb2.FinishRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_probe__pb2.FinishResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.FinishRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.FinishResponse.FromString,
             options,
             channel_credentials,
             insecure,

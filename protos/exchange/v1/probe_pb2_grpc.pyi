@@ -17,7 +17,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
-import protos.exchange.v1.probe_pb2
+import isthmus.protos.exchange.v1.probe_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -30,43 +30,43 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class ProbeStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Turn: grpc.StreamStreamMultiCallable[
-        protos.exchange.v1.probe_pb2.TurnRequest,
-        protos.exchange.v1.probe_pb2.TurnResponse,
+        isthmus.protos.exchange.v1.probe_pb2.TurnRequest,
+        isthmus.protos.exchange.v1.probe_pb2.TurnResponse,
     ]
     """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
     DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
     """
 
     Echo: grpc.UnaryUnaryMultiCallable[
-        protos.exchange.v1.probe_pb2.EchoRequest,
-        protos.exchange.v1.probe_pb2.EchoResponse,
+        isthmus.protos.exchange.v1.probe_pb2.EchoRequest,
+        isthmus.protos.exchange.v1.probe_pb2.EchoResponse,
     ]
     """Answers at once."""
 
     Finish: grpc.UnaryUnaryMultiCallable[
-        protos.exchange.v1.probe_pb2.FinishRequest,
-        protos.exchange.v1.probe_pb2.FinishResponse,
+        isthmus.protos.exchange.v1.probe_pb2.FinishRequest,
+        isthmus.protos.exchange.v1.probe_pb2.FinishResponse,
     ]
     """The sender has measured all its links, and needs no more turns here."""
 
 class ProbeAsyncStub:
     Turn: grpc.aio.StreamStreamMultiCallable[
-        protos.exchange.v1.probe_pb2.TurnRequest,
-        protos.exchange.v1.probe_pb2.TurnResponse,
+        isthmus.protos.exchange.v1.probe_pb2.TurnRequest,
+        isthmus.protos.exchange.v1.probe_pb2.TurnResponse,
     ]
     """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
     DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
     """
 
     Echo: grpc.aio.UnaryUnaryMultiCallable[
-        protos.exchange.v1.probe_pb2.EchoRequest,
-        protos.exchange.v1.probe_pb2.EchoResponse,
+        isthmus.protos.exchange.v1.probe_pb2.EchoRequest,
+        isthmus.protos.exchange.v1.probe_pb2.EchoResponse,
     ]
     """Answers at once."""
 
     Finish: grpc.aio.UnaryUnaryMultiCallable[
-        protos.exchange.v1.probe_pb2.FinishRequest,
-        protos.exchange.v1.probe_pb2.FinishResponse,
+        isthmus.protos.exchange.v1.probe_pb2.FinishRequest,
+        isthmus.protos.exchange.v1.probe_pb2.FinishResponse,
     ]
     """The sender has measured all its links, and needs no more turns here."""
 
@@ -74,9 +74,9 @@ class ProbeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Turn(
         self,
-        request_iterator: _MaybeAsyncIterator[protos.exchange.v1.probe_pb2.TurnRequest],
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.probe_pb2.TurnRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.exchange.v1.probe_pb2.TurnResponse], collections.abc.AsyncIterator[protos.exchange.v1.probe_pb2.TurnResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.probe_pb2.TurnResponse], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.probe_pb2.TurnResponse]]:
         """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
         DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
         """
@@ -84,17 +84,17 @@ class ProbeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Echo(
         self,
-        request: protos.exchange.v1.probe_pb2.EchoRequest,
+        request: isthmus.protos.exchange.v1.probe_pb2.EchoRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.exchange.v1.probe_pb2.EchoResponse, collections.abc.Awaitable[protos.exchange.v1.probe_pb2.EchoResponse]]:
+    ) -> typing.Union[isthmus.protos.exchange.v1.probe_pb2.EchoResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.probe_pb2.EchoResponse]]:
         """Answers at once."""
 
     @abc.abstractmethod
     def Finish(
         self,
-        request: protos.exchange.v1.probe_pb2.FinishRequest,
+        request: isthmus.protos.exchange.v1.probe_pb2.FinishRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.exchange.v1.probe_pb2.FinishResponse, collections.abc.Awaitable[protos.exchange.v1.probe_pb2.FinishResponse]]:
+    ) -> typing.Union[isthmus.protos.exchange.v1.probe_pb2.FinishResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.probe_pb2.FinishResponse]]:
         """The sender has measured all its links, and needs no more turns here."""
 
 def add_ProbeServicer_to_server(servicer: ProbeServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.exchange.v1 import state_pb2 as protos_dot_exchange_dot_v1_dot_state__pb2
+from isthmus.protos.exchange.v1 import state_pb2 as isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in protos/exchange/v1/state_pb2_grpc.py depends on'
+        + f' but the generated code in isthmus/protos/exchange/v1/state_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,13 +36,13 @@ class StateStub(object):
         """
         self.Index = channel.unary_unary(
                 '/isthmus.exchange.v1.State/Index',
-                request_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
                 _registered_method=True)
         self.Read = channel.unary_unary(
                 '/isthmus.exchange.v1.State/Read',
-                request_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.SerializeToString,
-                response_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.FromString,
+                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.FromString,
                 _registered_method=True)
 
 
@@ -69,13 +69,13 @@ def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Index': grpc.unary_unary_rpc_method_handler(
                     servicer.Index,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.SerializeToString,
             ),
             'Read': grpc.unary_unary_rpc_method_handler(
                     servicer.Read,
-                    request_deserializer=protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.FromString,
-                    response_serializer=protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.SerializeToString,
+                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.FromString,
+                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -103,8 +103,8 @@ class State(object):
             request,
             target,
             '/isthmus.exchange.v1.State/Index',
-            protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -130,8 +130,8 @@ class State(object):
             request,
             target,
             '/isthmus.exchange.v1.State/Read',
-            protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.SerializeToString,
-            protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.FromString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.SerializeToString,
+            isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.FromString,
             options,
             channel_credentials,
             insecure,

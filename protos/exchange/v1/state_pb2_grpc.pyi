@@ -11,7 +11,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
-import protos.exchange.v1.state_pb2
+import isthmus.protos.exchange.v1.state_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -24,14 +24,14 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class StateStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Index: grpc.UnaryUnaryMultiCallable[
-        protos.exchange.v1.state_pb2.IndexRequest,
-        protos.exchange.v1.state_pb2.IndexResponse,
+        isthmus.protos.exchange.v1.state_pb2.IndexRequest,
+        isthmus.protos.exchange.v1.state_pb2.IndexResponse,
     ]
     """What the state consists of with which sites enter."""
 
     Read: grpc.UnaryUnaryMultiCallable[
-        protos.exchange.v1.state_pb2.ReadRequest,
-        protos.exchange.v1.state_pb2.ReadResponse,
+        isthmus.protos.exchange.v1.state_pb2.ReadRequest,
+        isthmus.protos.exchange.v1.state_pb2.ReadResponse,
     ]
     """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
     again.
@@ -39,14 +39,14 @@ class StateStub:
 
 class StateAsyncStub:
     Index: grpc.aio.UnaryUnaryMultiCallable[
-        protos.exchange.v1.state_pb2.IndexRequest,
-        protos.exchange.v1.state_pb2.IndexResponse,
+        isthmus.protos.exchange.v1.state_pb2.IndexRequest,
+        isthmus.protos.exchange.v1.state_pb2.IndexResponse,
     ]
     """What the state consists of with which sites enter."""
 
     Read: grpc.aio.UnaryUnaryMultiCallable[
-        protos.exchange.v1.state_pb2.ReadRequest,
-        protos.exchange.v1.state_pb2.ReadResponse,
+        isthmus.protos.exchange.v1.state_pb2.ReadRequest,
+        isthmus.protos.exchange.v1.state_pb2.ReadResponse,
     ]
     """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
     again.
@@ -56,17 +56,17 @@ class StateServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Index(
         self,
-        request: protos.exchange.v1.state_pb2.IndexRequest,
+        request: isthmus.protos.exchange.v1.state_pb2.IndexRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.exchange.v1.state_pb2.IndexResponse, collections.abc.Awaitable[protos.exchange.v1.state_pb2.IndexResponse]]:
+    ) -> typing.Union[isthmus.protos.exchange.v1.state_pb2.IndexResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.state_pb2.IndexResponse]]:
         """What the state consists of with which sites enter."""
 
     @abc.abstractmethod
     def Read(
         self,
-        request: protos.exchange.v1.state_pb2.ReadRequest,
+        request: isthmus.protos.exchange.v1.state_pb2.ReadRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.exchange.v1.state_pb2.ReadResponse, collections.abc.Awaitable[protos.exchange.v1.state_pb2.ReadResponse]]:
+    ) -> typing.Union[isthmus.protos.exchange.v1.state_pb2.ReadResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.state_pb2.ReadResponse]]:
         """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
         again.
         """

@@ -198,7 +198,7 @@ def load_kernels() -> None:
     machine_code = None if file is None else read_kept(file)
     if machine_code is None:
         # Only here: numba takes longer to import than everything else together.
-        from sites.codecs.kernels.translating import translate
+        from isthmus.sites.codecs.kernels.translating import translate
 
         machine_code = translate(_kernels, _inlined)
         keep(file, machine_code)

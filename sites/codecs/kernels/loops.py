@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.kernels.kernel_cache import (
+from isthmus.sites.codecs.kernels.kernel_cache import (
     DOUBLE,
     FLOAT,
     FLOATS,

@@ -14,7 +14,7 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 import numba
 
-from sites.codecs.kernels.kernel_cache import Kernel, machine_types, target_machine
+from isthmus.sites.codecs.kernels.kernel_cache import Kernel, machine_types, target_machine
 
 _LLVM_NAMES: Final = {
     ctypes.c_void_p: "ptr",

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import grpc.aio
 
-from protos.errors import IsthmusError
-from protos.exchange.v1.exchange_pb2 import Answer, Ask
-from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
-from protos.failure import one_line
-from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.links.congestion.connections import CHANNELS_MAX
-from sites.gateway.links.frame_calls import CallError
-from sites.gateway.links.transport import (
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.exchange.v1.exchange_pb2 import Answer, Ask
+from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.protos.failure import one_line
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
+from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     PULL_METHOD,
@@ -32,10 +32,10 @@ from sites.gateway.links.transport import (
     Peer,
     details,
 )
-from sites.gateway.links.wire_loop import WireLoop
+from isthmus.sites.gateway.links.wire_loop import WireLoop
 
 if TYPE_CHECKING:
-    from protos.exchange.v1.exchange_pb2_grpc import ExchangeAsyncStub
+    from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeAsyncStub
 
 _log = logging.getLogger(__name__)
 

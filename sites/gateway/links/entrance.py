@@ -19,12 +19,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from protos.exchange.v1.exchange_pb2 import Answer, Ask
-from protos.identities import GATEWAY, Identity
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.frame_calls import CallError, FrameCall
-from sites.gateway.links.transport import SESSION_KEY
-from sites.gateway.links.wire_loop import WireLoop
+from isthmus.protos.exchange.v1.exchange_pb2 import Answer, Ask
+from isthmus.protos.identities import GATEWAY, Identity
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
+from isthmus.sites.gateway.links.transport import SESSION_KEY
+from isthmus.sites.gateway.links.wire_loop import WireLoop
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -26,12 +26,12 @@ from typing import Final
 
 import grpc
 
-from protos.errors import RemoteProtocolError
-from protos.limits import EXCHANGE_CHANNEL_BYTES
-from protos.mutual_tls import UnlikeKeyError
-from protos.security import Security
-from sites.gateway.links.congestion.kernel import traffic_of
-from sites.gateway.links.http2 import (
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
+from isthmus.protos.mutual_tls import UnlikeKeyError
+from isthmus.protos.security import Security
+from isthmus.sites.gateway.links.congestion.kernel import traffic_of
+from isthmus.sites.gateway.links.http2 import (
     CANCEL,
     NO_ERROR,
     PREFIX_BYTES,
@@ -42,8 +42,8 @@ from sites.gateway.links.http2 import (
     Http2,
     Message,
 )
-from sites.gateway.links.progress import Progress, Traffic
-from sites.gateway.links.read_ahead import ReadAhead
+from isthmus.sites.gateway.links.progress import Progress, Traffic
+from isthmus.sites.gateway.links.read_ahead import ReadAhead
 
 _READS_MAX: Final = 4
 """Reads of one connection before others have their turn, as far as messages come."""

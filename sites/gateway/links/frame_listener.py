@@ -28,14 +28,20 @@ from typing import Final
 
 import grpc
 
-from protos.error_statuses import STATUS
-from protos.errors import IsthmusError, RemoteProtocolError
-from protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
-from protos.mutual_tls import CertificateError
-from protos.security import Security
-from sites.gateway.links.allowance import Allowance
-from sites.gateway.links.frame_calls import CallError, FrameCall, Patience, last_words, tls_socket
-from sites.gateway.links.http2 import Headers, Http2
+from isthmus.protos.error_statuses import STATUS
+from isthmus.protos.errors import IsthmusError, RemoteProtocolError
+from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
+from isthmus.protos.mutual_tls import CertificateError
+from isthmus.protos.security import Security
+from isthmus.sites.gateway.links.allowance import Allowance
+from isthmus.sites.gateway.links.frame_calls import (
+    CallError,
+    FrameCall,
+    Patience,
+    last_words,
+    tls_socket,
+)
+from isthmus.sites.gateway.links.http2 import Headers, Http2
 
 _log = logging.getLogger(__name__)
 

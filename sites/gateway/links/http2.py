@@ -22,7 +22,7 @@ from typing import Final
 import hpack
 import numpy as np
 
-from protos.errors import RemoteProtocolError
+from isthmus.protos.errors import RemoteProtocolError
 
 Fields = tuple[tuple[str, str], ...]
 """Names and values of a header."""

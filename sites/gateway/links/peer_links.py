@@ -19,22 +19,22 @@ from dataclasses import dataclass
 
 import grpc
 
-from protos.errors import IsthmusError, LocalProtocolError, failure_of
-from protos.exchange.v1.exchange_pb2 import LeaveRequest
-from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
-from protos.failure import Failure
-from protos.frame import ChunkKey, Frame, Kind, pack
-from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
-from sites.gateway.links.attendance import Attendance, Servant
-from sites.gateway.links.congestion.connections import ChannelGrowth
-from sites.gateway.links.congestion.kernel import use_pauses
-from sites.gateway.links.congestion.rate import window_bytes
-from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.peer_server import ExchangeServer
-from sites.gateway.links.peer_watch import Judge, PeerWatch
-from sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
-from sites.gateway.links.streams import Streams
-from sites.gateway.links.transport import Peer, details
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
+from isthmus.protos.exchange.v1.exchange_pb2 import LeaveRequest
+from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.protos.failure import Failure
+from isthmus.protos.frame import ChunkKey, Frame, Kind, pack
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId, PeerLink
+from isthmus.sites.gateway.links.attendance import Attendance, Servant
+from isthmus.sites.gateway.links.congestion.connections import ChannelGrowth
+from isthmus.sites.gateway.links.congestion.kernel import use_pauses
+from isthmus.sites.gateway.links.congestion.rate import window_bytes
+from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.peer_watch import Judge, PeerWatch
+from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
+from isthmus.sites.gateway.links.streams import Streams
+from isthmus.sites.gateway.links.transport import Peer, details
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from protos.error_statuses import STATUS
-from protos.errors import (
+from isthmus.protos.error_statuses import STATUS
+from isthmus.protos.errors import (
     ConfigMismatchError,
     CorruptDataError,
     IsthmusError,
@@ -31,39 +31,42 @@ from protos.errors import (
     StaleGenerationError,
     failure_of,
 )
-from protos.exchange.v1.exchange_pb2 import (
+from isthmus.protos.exchange.v1.exchange_pb2 import (
     HelloRequest,
     HelloResponse,
     LeaveRequest,
     LeaveResponse,
 )
-from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
-from protos.failure import Failure
-from protos.frame import Frame, Kind, pack_ack, unpack
-from protos.limits import CONTROL_MESSAGE_BYTES
-from protos.mutual_tls import Caller
-from protos.security import Security, exchange_security, require_own_site, require_protected
-from protos.versions import (
+from isthmus.protos.exchange.v1.exchange_pb2_grpc import (
+    ExchangeServicer,
+    add_ExchangeServicer_to_server,
+)
+from isthmus.protos.failure import Failure
+from isthmus.protos.frame import Frame, Kind, pack_ack, unpack
+from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
+from isthmus.protos.mutual_tls import Caller
+from isthmus.protos.security import Security, exchange_security, require_own_site, require_protected
+from isthmus.protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
     build,
     negotiate,
 )
-from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.links.congestion.connections import CHANNELS_MAX
-from sites.gateway.links.entrance import CarriedContext, Entrance
-from sites.gateway.links.frame_calls import CallError, FrameCall
-from sites.gateway.links.frame_listener import FrameListener, Serve
-from sites.gateway.links.transport import (
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
+from isthmus.sites.gateway.links.entrance import CarriedContext, Entrance
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
+from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
+from isthmus.sites.gateway.links.transport import (
     PULL_METHOD,
     PUSH_METHOD,
     SESSION_KEY,
     patience,
     server_options,
 )
-from sites.gateway.links.wire_loop import WireLoop
-from sites.interfaces import address_of
-from topology.world import GATEWAY_PORTS, Endpoint
+from isthmus.sites.gateway.links.wire_loop import WireLoop
+from isthmus.sites.interfaces import address_of
+from isthmus.topology.world import GATEWAY_PORTS, Endpoint
 
 _log = logging.getLogger(__name__)
 

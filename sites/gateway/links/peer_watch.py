@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 import grpc
 
-from protos.errors import PeerLostError, StaleGenerationError
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import (
+from isthmus.protos.errors import PeerLostError, StaleGenerationError
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     Peer,
@@ -35,7 +35,7 @@ from sites.gateway.links.transport import (
     refusal_of,
     say_hello,
 )
-from sites.silence import Silence, Standstills
+from isthmus.sites.silence import Silence, Standstills
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sites.silence import Silence, Standstills
+from isthmus.sites.silence import Silence, Standstills
 
 
 @dataclass(frozen=True, slots=True)

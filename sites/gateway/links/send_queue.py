@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from protos import metrics
-from protos.frame import ChunkKey, Frame, Packed, pack
-from sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate, WayBack
+from isthmus.protos import metrics
+from isthmus.protos.frame import ChunkKey, Frame, Packed, pack
+from isthmus.sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate, WayBack
 
 PAUSE_S = 0.2
 """What TCP waits at least (Linux) before it takes a connection for idle."""

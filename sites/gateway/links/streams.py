@@ -26,19 +26,19 @@ from dataclasses import dataclass
 
 import grpc
 
-from protos.frame import unpack_ack
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.frame_calls import CallError, FrameCall
-from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.progress import Progress
-from sites.gateway.links.send_queue import Outbox, Outgoing
-from sites.gateway.links.transport import (
+from isthmus.protos.frame import unpack_ack
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
+from isthmus.sites.gateway.links.peer_watch import PeerWatch
+from isthmus.sites.gateway.links.progress import Progress
+from isthmus.sites.gateway.links.send_queue import Outbox, Outgoing
+from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     details,
     patience,
 )
-from sites.gateway.links.wire_loop import WireLoop
+from isthmus.sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from protos.errors import (
+from isthmus.protos.errors import (
     ConfigMismatchError,
     IsthmusError,
     PermissionDeniedError,
@@ -29,17 +29,17 @@ from protos.errors import (
     StaleGenerationError,
     UnauthenticatedError,
 )
-from protos.exchange.v1.exchange_pb2 import HelloRequest, HelloResponse
-from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
-from protos.identities import GATEWAY
-from protos.limits import EXCHANGE_CHANNEL_BYTES
-from protos.proxies import NO_PROXY
-from protos.security import exchange_security, explained
-from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.congestion.rate import window_bytes
-from sites.gateway.links.frame_calls import FrameCall, Patience, dial
-from topology.world import Endpoint
+from isthmus.protos.exchange.v1.exchange_pb2 import HelloRequest, HelloResponse
+from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.protos.identities import GATEWAY
+from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
+from isthmus.protos.proxies import NO_PROXY
+from isthmus.protos.security import exchange_security, explained
+from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.congestion.rate import window_bytes
+from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from isthmus.topology.world import Endpoint
 
 Options = list[tuple[str, int | str]]
 

@@ -16,12 +16,12 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from protos.errors import DeadlineExceededError, IsthmusError, RemoteProtocolError
-from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.frame_calls import FrameCall
-from sites.gateway.links.peer_server import Context, abort
-from topology.job import Probe
+from isthmus.protos.errors import DeadlineExceededError, IsthmusError, RemoteProtocolError
+from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.frame_calls import FrameCall
+from isthmus.sites.gateway.links.peer_server import Context, abort
+from isthmus.topology.job import Probe
 
 _log = logging.getLogger(__name__)
 

@@ -21,22 +21,22 @@ from typing import Final
 
 import grpc
 
-from protos import metrics
-from protos.errors import PeerLostError, RemoteProtocolError
-from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
-from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.links.congestion.kernel import Segments, segments_of
-from sites.gateway.links.frame_calls import CallError, FrameCall
-from sites.gateway.links.transport import (
+from isthmus.protos import metrics
+from isthmus.protos.errors import PeerLostError, RemoteProtocolError
+from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from isthmus.sites.gateway.config import GatewayConfig, PeerLink
+from isthmus.sites.gateway.links.congestion.kernel import Segments, segments_of
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
+from isthmus.sites.gateway.links.transport import (
     SESSION_KEY,
     Peer,
     details,
     refusal_of,
     say_hello,
 )
-from sites.gateway.links.wire_loop import WireLoop
-from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD, turn_s
-from topology.job import Probe
+from isthmus.sites.gateway.links.wire_loop import WireLoop
+from isthmus.sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD, turn_s
+from isthmus.topology.job import Probe
 
 _log = logging.getLogger(__name__)
 

@@ -14,17 +14,17 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
-from protos.failure import Failure
-from protos.frame import Frame
-from protos.metrics import PROBE
-from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.gateway import EndingGateway, Write
-from sites.gateway.links.peer_server import ExchangeServer
-from sites.gateway.links.transport import Peer
-from sites.gateway.probing.probe_server import POUR_METHOD, ProbeServer, turn_s
-from sites.gateway.probing.prober import Prober
-from topology.job import Probe
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
+from isthmus.protos.failure import Failure
+from isthmus.protos.frame import Frame
+from isthmus.protos.metrics import PROBE
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.gateway import EndingGateway, Write
+from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.probing.probe_server import POUR_METHOD, ProbeServer, turn_s
+from isthmus.sites.gateway.probing.prober import Prober
+from isthmus.topology.job import Probe
 
 _log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos.errors import LocalProtocolError
-from sites.codecs.codec import BodyCodec, Codec
-from sites.codecs.registry import codec_named
-from sites.gateway.config import GatewayConfig
-from sites.local.chunk_grid import grid
-from sites.local.rank_messages import EncodingOffer, Form, Reduce
-from topology.trees.trees import ReductionPlan, has_same_turns
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.sites.codecs.codec import BodyCodec, Codec
+from isthmus.sites.codecs.registry import codec_named
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.sites.local.rank_messages import EncodingOffer, Form, Reduce
+from isthmus.topology.trees.trees import ReductionPlan, has_same_turns
 
 
 class RankEncoding:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from protos import metrics
-from protos.errors import IsthmusError, LocalProtocolError, NonFiniteError, failure_of
-from protos.failure import Failure
-from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.codecs.codec import Floats
-from sites.gateway.config import GatewayConfig
-from sites.gateway.ranks.rank_encoding import RankEncoding
-from sites.local.chunk_grid import shard_numel, shard_of
-from sites.local.rank_messages import (
+from isthmus.protos import metrics
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, NonFiniteError, failure_of
+from isthmus.protos.failure import Failure
+from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.ranks.rank_encoding import RankEncoding
+from isthmus.sites.local.chunk_grid import shard_numel, shard_of
+from isthmus.sites.local.rank_messages import (
     Digest,
     FromGateway,
     FromRank,
@@ -44,7 +44,7 @@ from sites.local.rank_messages import (
     encode,
     to_json,
 )
-from sites.local.regions import map_received
+from isthmus.sites.local.regions import map_received
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sites.gateway.config import StallLimits
-from sites.silence import Standstills
+from isthmus.sites.gateway.config import StallLimits
+from isthmus.sites.silence import Standstills
 
 _ROUNDS = 16
 """Rounds of which the median counts."""

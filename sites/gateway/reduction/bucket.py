@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.errors import (
+from isthmus.protos.errors import (
     CorruptDataError,
     LayoutMismatchError,
     LocalProtocolError,
     NonFiniteError,
     RemoteProtocolError,
 )
-from protos.frame import Frame, Kind
-from sites.codecs.codec import BodyCodec, Codec, Encoded, Floats
-from sites.codecs.kernels import loops
-from sites.codecs.registry import codec_named
-from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.protos.frame import Frame, Kind
+from isthmus.sites.codecs.codec import BodyCodec, Codec, Encoded, Floats
+from isthmus.sites.codecs.kernels import loops
+from isthmus.sites.codecs.registry import codec_named
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     BucketReduction,
     ChunkReduction,
     Event,
@@ -36,10 +36,10 @@ from sites.gateway.reduction.chunk_reduction import (
     Own,
     OwnEncoded,
 )
-from sites.gateway.reduction.credit import FRAME_BYTES
-from sites.gateway.reduction.epochs import BucketKey, Fate
-from sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
-from sites.local.squares import total_of, units_of
+from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.sites.gateway.reduction.epochs import BucketKey, Fate
+from isthmus.sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
+from isthmus.sites.local.squares import total_of, units_of
 
 _AHEAD_MAX = 2
 """Rounds that a peer can be ahead of this gateway: a site is at most one round ahead of another,

@@ -23,20 +23,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.errors import (
+from isthmus.protos.errors import (
     CorruptDataError,
     LayoutMismatchError,
     NoTokensError,
     RemoteProtocolError,
 )
-from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Encoded, FloatPart, Floats, Part, Payload
-from sites.codecs.kernels import loops
-from sites.codecs.registry import BY_NUMBER
-from sites.gateway.reduction.residuals import BucketResiduals
-from sites.local.chunk_grid import Grid
-from sites.local.rank_messages import WEIGHT_MAX
-from topology.trees.trees import ReductionPlan
+from isthmus.protos.frame import ChunkKey, Frame, Kind
+from isthmus.sites.codecs.codec import Codec, Encoded, FloatPart, Floats, Part, Payload
+from isthmus.sites.codecs.kernels import loops
+from isthmus.sites.codecs.registry import BY_NUMBER
+from isthmus.sites.gateway.reduction.residuals import BucketResiduals
+from isthmus.sites.local.chunk_grid import Grid
+from isthmus.sites.local.rank_messages import WEIGHT_MAX
+from isthmus.topology.trees.trees import ReductionPlan
 
 _ONE = np.float32(1)
 

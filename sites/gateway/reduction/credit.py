@@ -24,8 +24,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from protos.errors import RemoteProtocolError
-from sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 
 FRAME_BYTES = 1 << 10
 """Memory that a kept frame takes beside its payload, with a bucket of its own. Frames without a

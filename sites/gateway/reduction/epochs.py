@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from protos.errors import LocalProtocolError
-from sites.codecs.codec import Codec
-from sites.codecs.registry import codec_named
-from sites.gateway.reduction.chunk_reduction import Role, roles
-from topology.epoch import Finished, Runs, numbers_of, runs_of
-from topology.trees.trees import ReductionPlan
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.sites.codecs.codec import Codec
+from isthmus.sites.codecs.registry import codec_named
+from isthmus.sites.gateway.reduction.chunk_reduction import Role, roles
+from isthmus.topology.epoch import Finished, Runs, numbers_of, runs_of
+from isthmus.topology.trees.trees import ReductionPlan
 
 ChunkOrder = tuple[int, int, int]
 """Round, bucket, chunk."""

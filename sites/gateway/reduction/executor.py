@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from protos.errors import (
+from isthmus.protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     LayoutMismatchError,
@@ -39,13 +39,22 @@ from protos.errors import (
     RemoteProtocolError,
     failure_of,
 )
-from protos.failure import Failure
-from protos.frame import HEADER_BYTES, ChunkKey, Frame, Kind, Packed, checksum_of, pack, unpack
-from sites.codecs.codec import Floats
-from sites.codecs.registry import EXACT
-from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.links.peer_links import Link
-from sites.gateway.reduction.bucket import (
+from isthmus.protos.failure import Failure
+from isthmus.protos.frame import (
+    HEADER_BYTES,
+    ChunkKey,
+    Frame,
+    Kind,
+    Packed,
+    checksum_of,
+    pack,
+    unpack,
+)
+from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.codecs.registry import EXACT
+from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.links.peer_links import Link
+from isthmus.sites.gateway.reduction.bucket import (
     Arrival,
     Chunk,
     Expected,
@@ -53,7 +62,7 @@ from sites.gateway.reduction.bucket import (
     RoundHistory,
     check_finite,
 )
-from sites.gateway.reduction.chunk_reduction import (
+from isthmus.sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
     ChunkReduction,
@@ -64,8 +73,8 @@ from sites.gateway.reduction.chunk_reduction import (
     Received,
     Send,
 )
-from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
-from sites.gateway.reduction.epochs import (
+from isthmus.sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
+from isthmus.sites.gateway.reduction.epochs import (
     BucketKey,
     ChunkOrder,
     Epochs,
@@ -74,14 +83,14 @@ from sites.gateway.reduction.epochs import (
     Verdict,
     in_force,
 )
-from sites.gateway.reduction.following import Following
-from sites.gateway.reduction.pool import Pool, Priority
-from sites.gateway.reduction.residuals import Owed, Residuals
-from sites.local.chunk_grid import Grid, Sharing, grid
-from sites.local.rank_messages import Form, Missing, Reduce, Reduced
-from sites.silence import Standstills
-from topology.epoch import Finished
-from topology.trees.trees import ReductionPlan
+from isthmus.sites.gateway.reduction.following import Following
+from isthmus.sites.gateway.reduction.pool import Pool, Priority
+from isthmus.sites.gateway.reduction.residuals import Owed, Residuals
+from isthmus.sites.local.chunk_grid import Grid, Sharing, grid
+from isthmus.sites.local.rank_messages import Form, Missing, Reduce, Reduced
+from isthmus.sites.silence import Standstills
+from isthmus.topology.epoch import Finished
+from isthmus.topology.trees.trees import ReductionPlan
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import LocalProtocolError
-from protos.frame import Kind
-from sites.gateway.reduction.residuals import Owed
+from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.frame import Kind
+from isthmus.sites.gateway.reduction.residuals import Owed
 
 _GRID = "chunk_numel"
 

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from protos.frame import Kind
-from sites.codecs.codec import Codec, Encoded, Floats
+from isthmus.protos.frame import Kind
+from isthmus.sites.codecs.codec import Codec, Encoded, Floats
 
 Owed = dict[tuple[int, int, int, int, Kind], Floats]
 """Residuals by bucket, its layout and elements, chunk, and way."""

@@ -8,11 +8,11 @@ from typing import Final
 
 import grpc
 
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.transport import Peer, say_hello
-from sites.gateway.transfer.state_fetch import Donor
-from sites.local.entry_folder import PIECE_BYTES
+from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.transport import Peer, say_hello
+from isthmus.sites.gateway.transfer.state_fetch import Donor
+from isthmus.sites.local.entry_folder import PIECE_BYTES
 
 _STREAMS_MAX: Final = 8
 

@@ -21,12 +21,12 @@ from typing import BinaryIO, Final
 
 import grpc
 
-from protos.errors import PeerLostError, RemoteProtocolError
-from protos.exchange.v1 import state_pb2, state_pb2_grpc
-from protos.failure import one_line
-from sites.gateway.links.transport import SESSION_KEY, details
-from sites.gateway.transfer.state_server import EARLY
-from sites.local.entry_folder import (
+from isthmus.protos.errors import PeerLostError, RemoteProtocolError
+from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
+from isthmus.protos.failure import one_line
+from isthmus.sites.gateway.links.transport import SESSION_KEY, details
+from isthmus.sites.gateway.transfer.state_server import EARLY
+from isthmus.sites.local.entry_folder import (
     INDEX,
     OBJECTS,
     PIECE_BYTES,
@@ -36,8 +36,8 @@ from sites.local.entry_folder import (
     num_pieces,
     require_room,
 )
-from sites.silence import Silence, Standstills
-from topology.units import format_size
+from isthmus.sites.silence import Silence, Standstills
+from isthmus.topology.units import format_size
 
 _log = logging.getLogger(__name__)
 

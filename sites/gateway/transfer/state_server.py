@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import grpc.aio
 
-from protos.errors import IsthmusError, NotFoundError
-from protos.exchange.v1 import state_pb2, state_pb2_grpc
-from sites.gateway.links.peer_server import Context, abort
-from sites.local.entry_folder import INDEX, OBJECTS, PIECE_BYTES, TENSORS, entry_folder
-from sites.local.rank_messages import StateProgress
+from isthmus.protos.errors import IsthmusError, NotFoundError
+from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
+from isthmus.sites.gateway.links.peer_server import Context, abort
+from isthmus.sites.local.entry_folder import INDEX, OBJECTS, PIECE_BYTES, TENSORS, entry_folder
+from isthmus.sites.local.rank_messages import StateProgress
 
 _TURN_S: Final = 0.5
 """Whoever would wait longer for its turn is told to ask again: then it knows that it is heard, and

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-import sites
+import isthmus
 from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
 from tests.conformance.cases.loops import plain_loop, sgd
 from tests.conformance.cases.models import by_parts
@@ -209,7 +209,7 @@ class Joining(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         if torch.utils.data.get_worker_info() is not None:
-            sites.join()
+            isthmus.join()
         return super().__getitem__(index)
 
 
@@ -218,7 +218,7 @@ class Joining(Numbers):
     Refused("RuntimeError", r"sites\.join: called in DataLoader worker 0"),
 )
 def join_in_a_worker(world: World) -> Any:
-    """A second `sites.join()`, in a DataLoader worker"""
+    """A second `isthmus.join()`, in a DataLoader worker"""
     sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
     data = Numbers() if world.is_oracle else Joining()
     loader: Any = DataLoader(

@@ -14,13 +14,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 KILLED_AT, GROWS_AT = 10, 20
 
 folder, kind, fate = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 last_steps = 40 if fate == "lost" else 800  # by then it has learnt all, and takes part
-site = sites.join()
+site = isthmus.join()
 torch.manual_seed(site.global_rank)
 body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import sites
+import isthmus
 
 
 class Seen:
@@ -28,7 +28,7 @@ class Seen:
 
 
 steps, kind, dropout = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-site = sites.join()
+site = isthmus.join()
 torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
 model: nn.Module = nn.Sequential(
     nn.Linear(8, 17), nn.Tanh(), nn.Dropout(dropout), nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 1)

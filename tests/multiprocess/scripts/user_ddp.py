@@ -9,7 +9,7 @@ import sys
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 
 def break_here(fault: str, model: torch.nn.Module) -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     fault, where, rank, when = sys.argv[2:6] if len(sys.argv) > 2 else ("", "", "0", "0")
     if fault == "import" and os.environ["ISTHMUS_SITE"] == where:
         import a_module_that_does_not_exist  # type: ignore[import-not-found]  # noqa: F401
-    site = sites.join()
+    site = isthmus.join()
     torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 steps, kind, fewer = int(sys.argv[1]), sys.argv[2], int(sys.argv[4])
-site = sites.join()
+site = isthmus.join()
 is_here = site.name == sys.argv[3]
 torch.manual_seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)))

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 steps, ending = int(sys.argv[1]), sys.argv[2]
-site = sites.join()
+site = isthmus.join()
 is_here = sys.argv[3:] in ([], [site.name, str(site.rank)])
 torch.manual_seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)))

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-import sites
+import isthmus
 
-site = sites.join(alone=True)
+site = isthmus.join(alone=True)
 torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
 model = nn.Sequential(nn.Linear(8, 17), nn.Tanh(), nn.Linear(17, 5), nn.Tanh(), nn.Linear(5, 1))
 fully_shard(model[0])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 
 def hang() -> None:
@@ -18,7 +18,7 @@ def hang() -> None:
 
 
 steps, name, rank, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-site = sites.join()
+site = isthmus.join()
 model = DistributedDataParallel(nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 site.synchronize(model, optimizer)

@@ -6,9 +6,9 @@ import sys
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
-site = sites.join()
+site = isthmus.join()
 torch.manual_seed(0)
 # 132 K parameters, so that each of four ranks has several chunks of 64 KiB.
 model = DistributedDataParallel(torch.nn.Linear(256, 513))

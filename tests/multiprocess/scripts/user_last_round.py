@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import sites
+import isthmus
 
 STEPS = 3
 folder = Path(sys.argv[1])
-site = sites.join(alone=True)
+site = isthmus.join(alone=True)
 model = nn.Linear(4096, 4096, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 site.average_gradients(optimizer)

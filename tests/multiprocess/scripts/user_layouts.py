@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import sites
+import isthmus
 
 WIDTH, BLOCKS, SAMPLES, MICRO_BATCHES = 8, 2, 4, 2
 
@@ -47,7 +47,7 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 steps, later, layouts = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-site = sites.join()
+site = isthmus.join()
 torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
 model = Net()
 layout = later.read_text() if later.exists() else layouts[site.index]

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1)
     options = parser.parse_args()
     text = Path(options.data).read_text(encoding="utf-8").strip()
-    site = sites.join()
+    site = isthmus.join()
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer)

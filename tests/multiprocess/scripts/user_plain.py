@@ -5,9 +5,9 @@ import sys
 import torch
 from torch import nn
 
-import sites
+import isthmus
 
-site = sites.join(alone=True)
+site = isthmus.join(alone=True)
 torch.manual_seed(100 + site.index)  # different at each site: average_gradients makes them equal
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(site.device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)

@@ -1,4 +1,4 @@
-"""A script that divides its data by torchrun's variables; its argument is for `sites.join`."""
+"""A script that divides its data by torchrun's variables; its argument is for `isthmus.join`."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
-site = sites.join(environment="global" if sys.argv[1] == "global" else "site")
+site = isthmus.join(environment="global" if sys.argv[1] == "global" else "site")
 torch.manual_seed(0)
 data = torch.randn(64, 8)
 model = DistributedDataParallel(nn.Linear(8, 1))

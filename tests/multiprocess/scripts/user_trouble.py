@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 steps, trouble, name = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 rank, at = int(sys.argv[4]), int(sys.argv[5])
-site = sites.join()
+site = isthmus.join()
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import sites
+import isthmus
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3
 
-site = sites.join(alone=True)
+site = isthmus.join(alone=True)
 
 torch.manual_seed(site.global_rank)
 model = DistributedDataParallel(nn.Linear(8, 1).to(site.device))

@@ -24,8 +24,8 @@ import math
 import socket
 import time
 
-from sites.gateway.config import PeerLink
-from sites.gateway.links.congestion.kernel import (
+from isthmus.sites.gateway.config import PeerLink
+from isthmus.sites.gateway.links.congestion.kernel import (
     begin_bbr_anew,
     is_bbr,
     segments_of,
@@ -33,13 +33,13 @@ from sites.gateway.links.congestion.kernel import (
     set_up,
     starts_slowly_after_idle,
 )
-from sites.gateway.links.congestion.rate import Pace
-from sites.gateway.links.congestion.window import LinkWindow, Path
-from sites.gateway.links.entrance import Entrance
-from sites.gateway.links.send_queue import LinkTotals, Outbox
-from sites.gateway.links.streams import Streams
-from sites.gateway.links.transport import Peer
-from topology.channels import first_channels
+from isthmus.sites.gateway.links.congestion.rate import Pace
+from isthmus.sites.gateway.links.congestion.window import LinkWindow, Path
+from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox
+from isthmus.sites.gateway.links.streams import Streams
+from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.channels import first_channels
 
 _log = logging.getLogger(__name__)
 

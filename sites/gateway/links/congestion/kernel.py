@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from sites.gateway.config import PeerLink
-from sites.gateway.links.progress import Traffic
-from sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.config import PeerLink
+from isthmus.sites.gateway.links.progress import Traffic
+from isthmus.sites.gateway.links.send_queue import Outbox
 
 _log = logging.getLogger(__name__)
 

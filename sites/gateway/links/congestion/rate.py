@@ -19,8 +19,8 @@ import math
 from collections import deque
 from statistics import median_low
 
-from protos.frame import HEADER_BYTES
-from sites.gateway.config import GatewayConfig, PeerLink
+from isthmus.protos.frame import HEADER_BYTES
+from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 
 _WINDOW_MIN_BYTES = 32 << 20
 _WINDOW_BDP = 4

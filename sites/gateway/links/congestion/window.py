@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sites.gateway.links.congestion.losses import ChanceLosses
+from isthmus.sites.gateway.links.congestion.losses import ChanceLosses
 
 _OWN_QUEUE = 0.2
 """Up to so much longer than the idle one, as a part of that, one's own frames explain a round trip.

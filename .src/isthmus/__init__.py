@@ -1,0 +1,29 @@
+"""Train one model in several data centers: what `import isthmus` gives a training script.
+
+A script needs two lines of it:
+
+    site = isthmus.join()
+    site.synchronize(model, optimizer)
+
+torch is imported with the first use of a name below, so that commands start without it.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.sites.worker.joining import join
+    from isthmus.sites.worker.site import Site
+
+__all__ = ["Site", "join"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the worker library when a script first asks for it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+    from isthmus.protos.training_part import require_training_part
+
+    require_training_part()
+    from isthmus.sites.worker import joining
+
+    return getattr(joining, name)
