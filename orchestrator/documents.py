@@ -12,12 +12,10 @@ from isthmus.protos.mutual_tls import TlsFiles
 from isthmus.protos.security import use_tls
 from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from isthmus.topology.documents.run_documents import DocumentText, joined
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.faults.loading import load_faults
-from isthmus.topology.faults.script import FaultScript
-from isthmus.topology.job import Job
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import read_with_overrides
-from isthmus.topology.world import Topology
 
 _KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}
 
@@ -91,15 +89,6 @@ def protect(topology: Topology, path: Path) -> None:
             for each in (topology.tls.ca, topology.tls.cert, topology.tls.key)
         )
         use_tls(TlsFiles(ca=ca, cert=cert, key=key))
-
-
-def load_faults_file(path: Path, topology: Topology) -> FaultScript:
-    """Read and load a fault script for a topology; ConfigError with every mistake."""
-    text = read_text(path)
-    try:
-        return load_faults(text, str(path), topology)
-    except ConfigError as error:
-        raise mistaken(error, text, path, "faults") from error
 
 
 def mistaken(error: ConfigError, text: str, path: Path, wanted: str) -> ConfigError:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.orchestrator.documents import AppliedPlan, Pair, load_pair, mistaken, read_text
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.hashing import plan_hashes
-from isthmus.topology.job import Job
-from isthmus.topology.planner.document import PlanFile, overrides_of
+from isthmus.topology.planner.document import PlanFile
 from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.hashing import plan_hashes
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.plan_decisions import overrides_of
 from isthmus.topology.text.yaml_document import read_with_overrides
 
 

@@ -1,6 +1,7 @@
 """Errors that cross a process boundary; error_statuses.py has their gRPC status codes.
 
-Each class tells apart who must act. A wrong YAML file never crosses the wire: topology/errors.py.
+Each class tells apart who must act. A wrong YAML file never crosses the wire:
+topology/spec/errors.py.
 """
 
 from isthmus.protos.failure import Failure, one_line, reason_of

@@ -31,7 +31,7 @@ from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import make_optimizer, take_step
 from isthmus.sites.worker.collectives import ensure_process_group
 from isthmus.sites.worker.missing_sites import MissingSites
-from isthmus.topology.job import Checkpoint, Model, Trainer
+from isthmus.topology.spec.job import Checkpoint, Model, Trainer
 
 EVERY = 5
 

@@ -29,7 +29,7 @@ from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import make_optimizer, take_step
 from isthmus.sites.worker.device_codecs import DEVICE_CODECS
 from isthmus.sites.worker.shard_encoder import ShardEncoder
-from isthmus.topology.job import Trainer
+from isthmus.topology.spec.job import Trainer
 
 
 def trained_gradient(steps: int) -> Floats:

@@ -46,8 +46,8 @@ from isthmus.sites.trainer.learning import (
     token_losses,
 )
 from isthmus.sites.worker.data_positions import Positions
-from isthmus.topology.job import CODECS, Exchange, Model, Optimizer, Trainer
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.job import CODECS, Exchange, Model, Optimizer, Trainer
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 
 SHARES = ((0, 10), (10, 16))
 """Samples of the batch, by site: unequal."""

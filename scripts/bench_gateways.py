@@ -30,8 +30,8 @@ from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.protos.own_processes import entered
 from isthmus.sites.gateway.config import HELD_BYTES
-from isthmus.topology.channels import FLOWS_MAX
-from isthmus.topology.model.wire_load import chunk_bytes_for
+from isthmus.topology.trees.channels import FLOWS_MAX
+from isthmus.topology.trees.wire_load import chunk_bytes_for
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 
 

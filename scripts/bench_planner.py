@@ -26,11 +26,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from isthmus.topology.cost.compute import num_parameters
-from isthmus.topology.job import Job, LinkCodec, Model, NamedTree, Placed, Reduction
 from isthmus.topology.planner.plan import make_plan
-from isthmus.topology.units import parse_size
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.compute import num_parameters
+from isthmus.topology.spec.job import Job, LinkCodec, Model, NamedTree, Placed, Reduction
+from isthmus.topology.spec.units import parse_size
+from isthmus.topology.spec.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, randomly_widened
 
 _STEPS, _SKIPPED = 12, 4

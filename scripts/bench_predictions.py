@@ -28,11 +28,11 @@ from isthmus.orchestrator.evidence.record.measured_steps import measure
 from isthmus.orchestrator.plans import as_launched
 from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.orchestrator.run_folder.run_files import METRICS, read_metrics
-from isthmus.topology.cost.compute import flops_per_sequence
-from isthmus.topology.job import Model
 from isthmus.topology.model.step_model import step_time
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import simulate
+from isthmus.topology.spec.compute import flops_per_sequence
+from isthmus.topology.spec.job import Model
 
 MODEL = Model(layers=24, heads=4, width=64, context=64)
 SEQUENCES = 8

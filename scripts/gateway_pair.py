@@ -23,8 +23,8 @@ from isthmus.sites.local.rank_messages import Reduce, Reduced, Region
 from isthmus.sites.local.regions import create_region
 from isthmus.sites.node.gateway_process import MALLOC
 from isthmus.sites.worker.gateway_link import GatewayLink
-from isthmus.topology.json_fields import to_json
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 
 SITES = ("a", "b")
 DEADLINE_S = 120.0

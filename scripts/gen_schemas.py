@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the JSON Schemas of the YAML documents into topology/, from the models that check them.
+"""Write the documents' JSON Schemas from the models that check them.
 
 Usage: python scripts/gen_schemas.py [--check]
 With --check nothing is written: exit 1 when a committed schema is out of date.
@@ -11,14 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from isthmus.topology.documents.schema import SCHEMAS, schema_text  # noqa: E402
+from isthmus.topology.schemas.schema import SCHEMAS, schema_text  # noqa: E402
 
 
 def main(argv: list[str]) -> int:
     """Write the schemas, or with --check compare them with what is committed."""
     stale = []
     for kind in SCHEMAS:
-        path = ROOT / "topology" / f"{kind}.schema.json"
+        path = ROOT / "topology" / "schemas" / f"{kind}.schema.json"
         text = schema_text(kind)
         if argv != ["--check"]:
             path.write_text(text, encoding="utf-8")

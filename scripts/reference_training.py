@@ -12,7 +12,7 @@ from pathlib import Path
 
 from isthmus.sites.trainer.reference import train_alone
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 
 def main() -> int:

@@ -45,9 +45,9 @@ from isthmus.orchestrator.evidence.bench.bench_tables import AllReduceTables
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
-from isthmus.topology.job import CODECS, TREES
-from isthmus.topology.units import format_size, parse_size
-from isthmus.topology.world import EMULATORS, Topology
+from isthmus.topology.spec.job import CODECS, TREES
+from isthmus.topology.spec.units import format_size, parse_size
+from isthmus.topology.spec.world import EMULATORS, Topology
 
 MAX_BYTES = 16 << 30
 """Ranks hold the tensor three times, and the host's memory is all there is."""

@@ -24,7 +24,7 @@ from isthmus.orchestrator.evidence.record.bench_record import (
     read_bench,
 )
 from isthmus.orchestrator.run_folder.state_lock import LOCK, StateLockedError, lock
-from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.spec.errors import ConfigError, Problem
 
 
 def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]) -> Bench:

@@ -39,9 +39,9 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.hashing import config_hash
-from isthmus.topology.job import COMPUTES
-from isthmus.topology.world import EMULATORS
+from isthmus.topology.spec.hashing import config_hash
+from isthmus.topology.spec.job import COMPUTES
+from isthmus.topology.spec.world import EMULATORS
 
 
 class BenchProgress:

@@ -20,7 +20,7 @@ from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoint_name
 from isthmus.protos.errors import BadCheckpointError
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.training_part import require_training_part
-from isthmus.topology.units import format_size
+from isthmus.topology.spec.units import format_size
 
 choice_argument = click.argument("choice", metavar="[RUN|PATH]", default="")
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from isthmus.protos.catalogue import CATALOGUE
-from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.spec.errors import ConfigError, Problem
 
 Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
 

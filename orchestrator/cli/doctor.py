@@ -16,7 +16,7 @@ from isthmus.orchestrator.documents import load_pair, loaded_topology, protect, 
 from isthmus.orchestrator.run_folder.home import home_folder
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.documents.load import split_overrides
-from isthmus.topology.suggest import did_you_mean, one_of
+from isthmus.topology.spec.suggest import did_you_mean, one_of
 
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 

@@ -25,11 +25,11 @@ from isthmus.orchestrator.plans import plan_of, read_plan
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.documents.load import document_kind, split_overrides
-from isthmus.topology.documents.schema import SCHEMAS, schema_text
-from isthmus.topology.errors import ConfigError, Problem
 from isthmus.topology.faults.loading import check_faults
-from isthmus.topology.measured.measured_links import drifts
-from isthmus.topology.world import Topology
+from isthmus.topology.schemas.schema import SCHEMAS, schema_text
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.measured_links import drifts
+from isthmus.topology.spec.world import Topology
 
 
 @click.command("validate")

@@ -23,11 +23,11 @@ from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import home_folder, is_folder_name
 from isthmus.protos.own_processes import entered
 from isthmus.protos.security import require_protected
-from isthmus.topology.world import EMULATORS
+from isthmus.topology.spec.world import EMULATORS
 
 if TYPE_CHECKING:
     from isthmus.orchestrator.core.run_events import Endpoint
-    from isthmus.topology.world import Topology
+    from isthmus.topology.spec.world import Topology
 
 _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "apply": ()}
 """What may stand beside each option that does something else than to emulate."""
@@ -156,7 +156,8 @@ def _refuse_mixtures(modes: Sequence[str], options: Sequence[str]) -> None:
 
 def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -> tuple[Any, Any]:
     """Return the topology and the fault script; without one, a script without faults."""
-    from isthmus.orchestrator.documents import load_faults_file, load_topology_file
+    from isthmus.orchestrator.documents import load_topology_file
+    from isthmus.orchestrator.emulator.fault_files import load_faults_file
     from isthmus.topology.faults.script import FaultScript, figures_of
 
     topology = load_topology_file(path, overrides)

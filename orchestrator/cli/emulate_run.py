@@ -25,7 +25,7 @@ from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTabl
 from isthmus.orchestrator.evidence.view.formats import known, show
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.topology.faults.script import TimedChange
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.world import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,13 @@ from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.doctor.document_checks import light_problems, placed_findings
 from isthmus.orchestrator.doctor.examination import examined_of, quick_findings
 from isthmus.orchestrator.doctor.findings import Severity
-from isthmus.orchestrator.documents import Pair, load_faults_file, load_pair
+from isthmus.orchestrator.documents import Pair, load_pair
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.launchers.standing import coordinator_of
 from isthmus.orchestrator.plans import as_launched, with_plan
 from isthmus.orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 
 class _ScriptCommand(click.Command):
@@ -212,6 +212,8 @@ def _faults(
         raise click.UsageError("--faults: only where the run is embedded, without --coordinator")
     if not pair.topology.emulate:
         raise click.UsageError("--faults: the WAN is not emulated here; give --emulate too")
+    from isthmus.orchestrator.emulator.fault_files import load_faults_file
+
     load_faults_file(path, pair.topology)
     return ["--faults", str(path.absolute()), *([] if seed is None else ["--seed", str(seed)])]
 

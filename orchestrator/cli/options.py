@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from isthmus.orchestrator.run_folder.home import RunChoice, is_folder_name
-from isthmus.topology.units import parse_duration, parse_rate
-from isthmus.topology.world import EMULATORS
+from isthmus.topology.spec.units import parse_duration, parse_rate
+from isthmus.topology.spec.world import EMULATORS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

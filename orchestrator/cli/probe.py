@@ -43,11 +43,11 @@ from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTabl
 from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
 from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.job import Probe
-from isthmus.topology.measured.editing import with_measured
-from isthmus.topology.measured.measured_links import FAR
+from isthmus.topology.documents.editing import with_measured
+from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.measured_links import FAR
+from isthmus.topology.spec.units import format_duration, format_rate
 from isthmus.topology.text.yaml_document import read_document
-from isthmus.topology.units import format_duration, format_rate
 
 TABLE_WIDTH = 140
 """Where no terminal sets one."""

@@ -24,7 +24,7 @@ from isthmus.protos.errors import NotFoundError
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.proxies import PROXY
 from isthmus.protos.security import require_protected
-from isthmus.topology.suggest import did_you_mean, one_of
+from isthmus.topology.spec.suggest import did_you_mean, one_of
 
 
 @click.command("coordinator")

@@ -20,8 +20,8 @@ from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos.identities import COORDINATOR
 from isthmus.protos.save_time import SAVE_WITHIN
 from isthmus.protos.security import TLS_VARIABLES, tls_files
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.world import Topology
 
 
 class _Dumper(yaml.SafeDumper):

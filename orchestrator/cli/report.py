@@ -16,8 +16,8 @@ from isthmus.orchestrator.cli.options import (
     out_option,
 )
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.client.run_reader import read_run_record
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
+from isthmus.orchestrator.evidence.record.run_record import read_run_record
 from isthmus.orchestrator.evidence.report.markdown import markdown
 from isthmus.orchestrator.evidence.report.page import page
 from isthmus.orchestrator.evidence.report.run_facts import RunFacts, run_facts

@@ -24,7 +24,7 @@ from isthmus.orchestrator.run_folder.log_files import last_line
 from isthmus.protos.checkpoint.store import joined
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.own_processes import own_command
-from isthmus.topology.job_paths import anchored_checkpoint
+from isthmus.topology.spec.job_paths import anchored_checkpoint
 
 START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""

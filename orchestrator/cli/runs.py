@@ -21,7 +21,7 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.run_folder.home import RunFolder, find_run, home_folder, run_folders
 from isthmus.orchestrator.run_folder.removal import folders_of, remove, size_of
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.units import parse_duration
+from isthmus.topology.spec.units import parse_duration
 
 _DAYS = re.compile(r"(\d{1,5}) ?d")
 DAY_S = 86_400.0

@@ -27,7 +27,8 @@ from isthmus.orchestrator.cli.options import (
     sweep_option,
 )
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.documents import load_faults_file, load_pair
+from isthmus.orchestrator.documents import load_pair
+from isthmus.orchestrator.emulator.fault_files import load_faults_file
 from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
 from isthmus.orchestrator.evidence.bench.sweep_settings import (
     Point,
@@ -51,7 +52,6 @@ from isthmus.orchestrator.evidence.simulate.simulated_result import (
 from isthmus.orchestrator.evidence.simulate.simulated_run import write_run
 from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
 from isthmus.topology.faults.script import TimedChange, expand
-from isthmus.topology.hashing import config_hash
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import (
     BUCKETS_MAX,
@@ -63,7 +63,8 @@ from isthmus.topology.simulator.settings import (
     Stragglers,
 )
 from isthmus.topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
-from isthmus.topology.units import UnitError, parse_fraction
+from isthmus.topology.spec.hashing import config_hash
+from isthmus.topology.spec.units import UnitError, parse_fraction
 
 STEPS, WARMUP_STEPS, CHECKPOINT_EVERY = 20, 5, 100
 """Steps where no option says how many. With rounds, as many whole ones as hold these steps."""

@@ -146,7 +146,7 @@ def accelerators_command(output: Output) -> int:
     """List the accelerators that a topology may name, their figures, and who says so."""
     from isthmus.topology.catalogue.accelerators import catalogue
     from isthmus.topology.models.topology_model import Dtype
-    from isthmus.topology.units import format_fraction, format_size
+    from isthmus.topology.spec.units import format_fraction, format_size
 
     entries = catalogue().values()
     known = [entry.accelerator for entry in entries]
@@ -229,14 +229,14 @@ def _sites_table(sites: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _links_table(links: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    from isthmus.topology.units import (
+    from isthmus.topology.spec.units import (
         format_distance,
         format_duration,
         format_fraction,
         format_rate,
     )
 
-    def shown(key: str, form: Any) -> list[str]:  # noqa: ANN401 - one of topology/units.py
+    def shown(key: str, form: Any) -> list[str]:  # noqa: ANN401 - one of topology/spec/units.py
         return [form(each[key]) if each[key] else "-" for each in links]
 
     return {

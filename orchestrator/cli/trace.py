@@ -9,7 +9,7 @@ import click
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import out_option, run_options
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.client.run_reader import read_run_record
+from isthmus.orchestrator.evidence.record.run_record import read_run_record
 from isthmus.orchestrator.evidence.trace_events import trace
 from isthmus.orchestrator.run_folder.home import RunChoice
 from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomically

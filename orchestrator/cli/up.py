@@ -37,8 +37,8 @@ from isthmus.protos.errors import StateConflictError
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.private_files import private_folder
 from isthmus.protos.save_time import save_within_s
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.world import Topology
 
 POLL_S = 0.1
 DOWN_S = 80.0

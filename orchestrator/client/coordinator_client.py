@@ -26,7 +26,7 @@ from isthmus.protos.identities import COORDINATOR
 from isthmus.protos.limits import CONTROL_CHANNEL_BYTES
 from isthmus.protos.proxies import proxy_options
 from isthmus.protos.security import control_security, explained, require_protected
-from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.spec.errors import ConfigError, Problem
 
 CALL_S = 10.0
 """A coordinator answers within milliseconds; a stopped one never does."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from isthmus.orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from isthmus.orchestrator.client.recorded_run import RecordedRun
@@ -26,9 +26,6 @@ from isthmus.orchestrator.run_folder.home import (
 )
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import IsthmusError
-
-if TYPE_CHECKING:
-    from isthmus.orchestrator.evidence.record.run_record import RunRecord
 
 TERMINAL = frozenset(
     {
@@ -232,16 +229,3 @@ def known_run(home: Path, folder: RunFolder) -> control_pb2.Run:
 def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:
     """Return what the coordinator wrote at the run's end, if this machine has it."""
     return (read_object(Path(run.folder) / SUMMARY) or None) if run.folder else None
-
-
-def read_run_record(choice: RunChoice) -> RunRecord:
-    """Read everything that a run recorded.
-
-    Raises:
-        NotFoundError: there is no such run.
-    """
-    # Imported here: it brings the documents' models, which most commands about a run do without.
-    from isthmus.orchestrator.evidence.record.run_record import read_record
-
-    with reading(choice) as reader:
-        return read_record(reader.get(), list(reader.events(follow=False)))

@@ -25,9 +25,9 @@ from isthmus.orchestrator.coordinator.control import Control
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalGoneError
 from isthmus.orchestrator.coordinator.local_agents import LocalAgents
 from isthmus.orchestrator.coordinator.own_log import OwnLines, bound
-from isthmus.orchestrator.coordinator.run_wan import FaultPlan
 from isthmus.orchestrator.coordinator.service import CoordinatorService, listen, make_server
-from isthmus.orchestrator.documents import load_faults_file, load_topology_file, protect
+from isthmus.orchestrator.coordinator.wan import FaultPlan, emulation
+from isthmus.orchestrator.documents import load_topology_file, protect
 from isthmus.orchestrator.interruption import first_signal
 from isthmus.orchestrator.run_folder.home import ANNOUNCED, LOG
 from isthmus.orchestrator.run_folder.run_files import write_atomically
@@ -39,10 +39,9 @@ from isthmus.protos.identities import COORDINATOR
 from isthmus.protos.private_files import keep_private
 from isthmus.protos.security import control_security, require_protected
 from isthmus.topology.documents.placement import restricted
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.faults.script import FaultScript
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.world import Endpoint, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Endpoint, Topology
 
 COMMAND = "coordinator"
 LOG_FORMAT = "%(asctime)s coordinator: %(message)s"
@@ -67,7 +66,8 @@ class Settings:
     runs: Path
     bind: Endpoint
     is_embedded: bool
-    faults: FaultScript | None
+    faults: object | None
+    """A fault script, as the emulator has it."""
     seed: int | None
 
 
@@ -111,7 +111,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         runs=(options.runs or options.state / "runs").absolute(),
         bind=bind,
         is_embedded=options.embedded,
-        faults=load_faults_file(options.faults, here) if options.faults else None,
+        faults=emulation().load_faults_file(options.faults, here) if options.faults else None,
         seed=options.seed,
     )
 
@@ -278,8 +278,7 @@ async def _running(
 def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
     if settings.faults is None:
         return None
-    seed = settings.faults.seed if settings.seed is None else settings.seed
-    return FaultPlan(script=settings.faults, seed=seed, strike=agents.strike)
+    return FaultPlan(script=settings.faults, seed=settings.seed, agent_pid=agents.pid)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from isthmus.orchestrator.coordinator.control_messages import (
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
 from isthmus.orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
 from isthmus.orchestrator.coordinator.run_epochs import begin_epochs, epoch_message
-from isthmus.orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from isthmus.orchestrator.coordinator.submission import Submission
+from isthmus.orchestrator.coordinator.wan import FaultPlan, Wan, emulation
 from isthmus.orchestrator.core import membership, replan_machine, run_events, run_lead
 from isthmus.orchestrator.core.clock_watch import ClockWatch
 from isthmus.orchestrator.core.run_events import RunState
@@ -82,14 +82,17 @@ class ActiveRun:
         self._clock = ClockWatch()
         self._unwritten: JournalError | None = None
         topology = submission.spec.topology
-        self._wan = RunWan(
-            topology,
-            faults,
-            folder,
-            handle=self.handle,
-            record=self._record,
-            add_metrics=self._add_wan_metrics,
-        )
+        self._wan: Wan | None = None
+        """None: the run's links are real."""
+        if topology.emulate:
+            self._wan = emulation().RunWan(
+                topology,
+                faults,
+                folder,
+                handle=self.handle,
+                record=self._record,
+                add_metrics=self._add_wan_metrics,
+            )
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
         self._replanning: Replanning | None = None
@@ -358,7 +361,8 @@ class ActiveRun:
     async def _close(self) -> None:
         if self._replanning is not None:
             await self._replanning.close()
-        await self._wan.close()
+        if self._wan is not None:
+            await self._wan.close()
 
     # ------------------------------------------------------------ actions
 
@@ -367,11 +371,13 @@ class ActiveRun:
             case run_events.RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
                 if action.kind == "run.active":
-                    self._wan.play()
+                    if self._wan is not None:
+                        self._wan.play()
                     self._watch_links()
             case run_events.SendPrepare():
                 self._send(action.site, self._prepare(action))
             case run_events.OpenNamespaces() | run_events.OpenRelay():
+                assert self._wan is not None, "the topology asks for it"
                 self._wan.open(action)
             case run_events.SendStart():
                 start = control_pb2.Start(

@@ -16,9 +16,9 @@ from isthmus.orchestrator.coordinator.joins import Joins
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
 from isthmus.orchestrator.coordinator.passed_env import PassedEnv
 from isthmus.orchestrator.coordinator.run_epochs import settled_from, suspected_from
-from isthmus.orchestrator.coordinator.run_wan import FaultPlan
 from isthmus.orchestrator.coordinator.sessions import Connection, Session, Sessions
 from isthmus.orchestrator.coordinator.submission import Submission, decided, submitted_before
+from isthmus.orchestrator.coordinator.wan import FaultPlan
 from isthmus.orchestrator.core import run_events, run_lead
 from isthmus.orchestrator.core.leases import Leases
 from isthmus.orchestrator.core.membership import EntryBegun, Reached
@@ -39,10 +39,10 @@ from isthmus.protos.errors import (
 )
 from isthmus.protos.failure import reason_of
 from isthmus.protos.versions import build
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.world import GATEWAY_PORTS, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import GATEWAY_PORTS, Topology
 
 TICK_S = 0.05
 CHECK_S = 1.0

@@ -15,9 +15,8 @@ from isthmus.orchestrator.core.run_machine import RETURNS_WITHIN_S
 from isthmus.protos.failure import name_exit
 from isthmus.protos.own_processes import leashed, own_command
 from isthmus.protos.private_files import users_umask
-from isthmus.topology.faults.script import Kill, Pause
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.world import Topology
 
 TERMINATE_S = 5.0
 """Time for an agent to end its site; its processes die with it after that."""
@@ -106,24 +105,10 @@ class LocalAgents:
             watching = watch(site, await start_one(site))
             self._watching.append(asyncio.create_task(watching, name=f"agent-{site}"))
 
-    def strike(self, strike: Pause | Kill) -> None:
-        """Stop processes of a site where they are, let them go on, or kill them."""
-        process = self._processes.get(strike.site)
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim = _victim(psutil.Process(process.pid), strike.process)
-            if victim is None:
-                return
-            is_alone = strike.process in {"agent", "gateway", "rank"}
-            if isinstance(strike, Kill):
-                for each in [victim] if is_alone else [victim, *victim.children(recursive=True)]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
-            elif strike.is_paused:
-                victim.suspend() if is_alone else _suspend(victim)
-            else:
-                _resume(victim)
+    def pid(self, site: str) -> int | None:
+        """Return the process of a site's agent; None: it has none by now."""
+        process = self._processes.get(site)
+        return None if process is None or process.returncode is not None else process.pid
 
     async def stop(self) -> None:
         """End all agents and return when they are gone. A second call changes nothing."""
@@ -134,7 +119,7 @@ class LocalAgents:
         for process in running:
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 process.terminate()
-                _resume(psutil.Process(process.pid))  # where it is paused, it would not hear
+                resume(psutil.Process(process.pid))  # where it is paused, it would not hear
         try:
             async with asyncio.timeout(TERMINATE_S):
                 for process in running:
@@ -146,36 +131,7 @@ class LocalAgents:
                 await process.wait()
 
 
-def _victim(agent: psutil.Process, process: str) -> psutil.Process | None:
-    """Return what a fault calls `process` (topology/faults/script.py); None: not there.
-
-    Of several gateways, nodes or ranks, the one that was started first.
-    """
-    if process in {"site", "agent"}:
-        return agent
-    module = GATEWAY if process == "gateway" else TORCHRUN
-    below = agent.children(recursive=True)
-    found = [each for each in below if module in each.cmdline()]
-    if process == "rank":
-        found = [rank for node in found for rank in node.children()]
-    return min(found, key=lambda each: each.pid, default=None)
-
-
-def _suspend(agent: psutil.Process) -> None:
-    """SIGSTOP a process and all below it: parents first, so that none starts another unseen."""
-    stopped: set[int] = set()
-    while True:
-        below = [agent, *agent.children(recursive=True)]
-        running = [process for process in below if process.pid not in stopped]
-        if not running:
-            return
-        for process in running:
-            stopped.add(process.pid)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-
-
-def _resume(agent: psutil.Process) -> None:
+def resume(agent: psutil.Process) -> None:
     """SIGCONT a process and all below it: children first, so that none is thought to hang."""
     for process in [*reversed(agent.children(recursive=True)), agent]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -13,51 +13,24 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from isthmus.orchestrator.coordinator.replan_question import Question
 from isthmus.topology.documents.placement import restricted
-from isthmus.topology.epoch import Epoch
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Reduction
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.measured.measured_links import LinkFigures, with_measured
+from isthmus.topology.documents.run_decisions import decide_reduction
 from isthmus.topology.planner.reductions import named
 from isthmus.topology.planner.switch import best_switch, relaunched_s
-from isthmus.topology.run_decisions import decide_reduction
-from isthmus.topology.run_spec import CodedPlan, RunSpec
-from isthmus.topology.trees.trees import among, has_same_turns
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Reduction
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.measured_links import with_measured
+from isthmus.topology.spec.reduction_plan import among, has_same_turns
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.world import Topology
 
 _NICE = 10
 """It may share its machine with ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drifted:
-    """A directed link that is not as the topology says."""
-
-    source: str
-    target: str
-    figures: LinkFigures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a plan is made of."""
-
-    spec: RunSpec
-    described: Topology
-    """All sites, those that take no part included: a new launch may choose among them."""
-    epoch: Epoch
-    """What the run has by now: who takes part, and by which trees."""
-    dead_links: tuple[tuple[str, str], ...]
-    """Members that do not reach each other."""
-    drifted: tuple[Drifted, ...]
-    keeps_codecs: bool
-    """Every chunk has to keep the codec that it had when the run began."""
-    at: str
-    """When it was measured, in ISO 8601."""
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from isthmus.orchestrator.coordinator.journal import JournalError
-from isthmus.orchestrator.coordinator.replan_process import Drifted, Question
+from isthmus.orchestrator.coordinator.replan_question import Drifted, Question
 from isthmus.orchestrator.core import replan_machine
 from isthmus.orchestrator.core.membership import TreesWanted
 from isthmus.orchestrator.core.replan_machine import (
@@ -31,10 +31,10 @@ from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.failure import reason_of
 from isthmus.protos.own_processes import leashed, own_command
-from isthmus.topology.epoch import Epoch
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.run_spec import CodedPlan, RunSpec
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.world import Topology
 
 MODULE = "isthmus.orchestrator.coordinator.replan_process"
 PLAN_S = 300.0

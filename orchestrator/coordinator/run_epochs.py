@@ -11,10 +11,10 @@ from isthmus.orchestrator.core.run_events import Endpoint
 from isthmus.orchestrator.core.run_lead import Send
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import RemoteProtocolError
-from isthmus.topology.epoch import Epoch, finished_from_bytes, handovers_to_bytes
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.member_plans import plan_for, plan_with_followers
-from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.epoch import Epoch, finished_from_bytes, handovers_to_bytes
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.trees.member_plans import plan_for, plan_with_followers
 
 MAX_WHY = 500
 """Characters of a site's reason that are kept."""

@@ -30,9 +30,9 @@ from isthmus.protos.join_tokens import holder_of
 from isthmus.protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
 from isthmus.protos.mutual_tls import caller_of
 from isthmus.protos.security import control_security, require_own_site
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.world import Endpoint
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Endpoint
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]

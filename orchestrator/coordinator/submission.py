@@ -13,15 +13,15 @@ from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
 from isthmus.protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
 from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.run_decisions import decide_run
 from isthmus.topology.documents.run_documents import DocumentText, load_run
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.job import Job, Reduction
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.planner.document import overrides_of
-from isthmus.topology.run_decisions import decide_run
-from isthmus.topology.run_spec import RunSpec
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.job import Job, Reduction
+from isthmus.topology.spec.plan_decisions import overrides_of
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.run_spec import RunSpec
+from isthmus.topology.spec.world import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

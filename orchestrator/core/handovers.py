@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 
-from isthmus.topology.epoch import Handover, Runs
+from isthmus.topology.spec.epoch import Handover, Runs
 
 
 def share_finished(

@@ -21,10 +21,10 @@ from math import isfinite
 from statistics import median
 
 from isthmus.protos import metrics
-from isthmus.topology.measured.measured_links import LinkFigures, Pair
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.units import format_duration, format_rate
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.measured_links import LinkFigures, Pair
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.units import format_duration, format_rate
+from isthmus.topology.spec.world import Topology
 
 SAMPLES = 5
 """Measurements of which a figure is the median."""

@@ -39,9 +39,9 @@ from dataclasses import dataclass, field
 from isthmus.orchestrator.core.handovers import share_finished
 from isthmus.orchestrator.core.run_events import RecordEvent
 from isthmus.orchestrator.core.run_view import RecordedEvent
-from isthmus.topology.epoch import Epoch, Finished, Handover, Runs, merged, numbers_of
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.spec.epoch import Epoch, Finished, Handover, Runs, merged, numbers_of
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.run_spec import CodedPlan
 
 Pair = tuple[str, str]
 """Two sites that are linked, in ascending order."""

@@ -2,10 +2,10 @@
 
 Pure: events in, actions out. It plans what a run can change while it goes on: which site sums what,
 and where. It plans again when links have drifted, and when other sites take part: their trees were
-made in haste (topology/member_plans.py). A switch has to save `gain` of the predicted step. After a
-switch the plan stays for `gap_s`, so that plans do not follow a link that goes up and down. The
-next drift counts from the figures that the present plan was made with. Links that trees have left
-are tried again, ever more seldom (`link_watch.py`).
+made in haste (topology/trees/member_plans.py). A switch has to save `gain` of the predicted step.
+After a switch the plan stays for `gap_s`, so that plans do not follow a link that goes up and down.
+The next drift counts from the figures that the present plan was made with. Links that trees have
+left are tried again, ever more seldom (`link_watch.py`).
 
 How all sites go over to other trees, `membership.py` decides.
 """
@@ -20,10 +20,10 @@ from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.link_watch import LinkChange, LinkWatch
 from isthmus.orchestrator.core.membership import EndChange, Pair, TreesWanted
 from isthmus.orchestrator.core.run_events import RecordEvent
-from isthmus.topology.epoch import Epoch
-from isthmus.topology.measured.measured_links import LinkFigures
-from isthmus.topology.run_spec import CodedPlan, RunSpec
-from isthmus.topology.units import format_duration
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.measured_links import LinkFigures
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.units import format_duration
 
 ATTEMPTS = 3
 """Plans in a row that sites could not go over to, before what they were made for is let be."""

@@ -15,7 +15,7 @@ from isthmus.orchestrator.core.replan_machine import EpochBegun
 from isthmus.orchestrator.core.run_events import RecordEvent, RunState
 from isthmus.orchestrator.core.run_machine import DROPPED, RunMachine
 from isthmus.orchestrator.core.run_view import RecordedEvent
-from isthmus.topology.epoch import Epoch
+from isthmus.topology.spec.epoch import Epoch
 
 Event = run_events.Event | run_events.AgentCame | run_events.AgentMissed | membership.Event
 Send = membership.SendSettle | membership.SendResume | membership.SendCancel

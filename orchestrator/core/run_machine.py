@@ -40,8 +40,8 @@ from isthmus.orchestrator.core.same_data import SameDataWatch
 from isthmus.orchestrator.core.stall_watch import StallWatch
 from isthmus.orchestrator.core.step_comparison import StepComparison, StepEnd
 from isthmus.protos.failure import Failure
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Topology
 
 DROPPED = "dropped by an operator"
 FALLBACK = (

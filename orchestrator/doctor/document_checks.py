@@ -10,13 +10,13 @@ from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.orchestrator.doctor.job_checks import job_findings
 from isthmus.orchestrator.documents import Pair
 from isthmus.topology.documents.light import too_quick_links
-from isthmus.topology.errors import Problem
-from isthmus.topology.job import Job
-from isthmus.topology.job_paths import anchored, moved
-from isthmus.topology.machine_facts import Wanted
 from isthmus.topology.models.topology_model import is_loopback
+from isthmus.topology.spec.errors import Problem
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.job_paths import anchored, moved
+from isthmus.topology.spec.machine_facts import Wanted
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import read_with_overrides
-from isthmus.topology.world import Topology
 
 
 def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from isthmus.protos.own_processes import own_command
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.machine_facts import Facts, Wanted
-from isthmus.topology.world import PortRange
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.machine_facts import Facts, Wanted
+from isthmus.topology.spec.world import PortRange
 
 FACTS = own_command("isthmus.sites.facts", "--serve")[1:]
 """The arguments with which Python answers for its machine."""

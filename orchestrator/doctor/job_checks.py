@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 
 from isthmus.orchestrator.doctor.findings import Finding, Severity
-from isthmus.topology.job import Job
-from isthmus.topology.machine_facts import Facts, Matches, Script
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.machine_facts import Facts, Matches, Script
 
 JOINING = "site = isthmus.join()\nsite.synchronize(model, optimizer)"
 """The two lines that make a script part of a run."""

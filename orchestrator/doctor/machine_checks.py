@@ -12,12 +12,12 @@ from pathlib import Path
 from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.protos import versions
 from isthmus.protos.training_part import CURE
-from isthmus.topology.channels import FLOWS_MAX, first_channels
-from isthmus.topology.expected_devices import expected_device, unlike
-from isthmus.topology.job import Job
-from isthmus.topology.machine_facts import Facts, Folder
-from isthmus.topology.units import format_size
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.expected_devices import expected_device, unlike
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.machine_facts import Facts, Folder
+from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.world import Site, Topology
+from isthmus.topology.trees.channels import FLOWS_MAX, first_channels
 
 DISK_LEAST_BYTES = 64 << 20
 """With less than that, a run cannot keep even its journal, its logs and the first metrics."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.orchestrator.doctor.machine_checks import Machine
-from isthmus.topology.channels import FLOWS_MAX
-from isthmus.topology.job import Job
-from isthmus.topology.units import format_duration, format_size
-from isthmus.topology.world import GATEWAY_PORTS, Link, PortRange, Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.units import format_duration, format_size
+from isthmus.topology.spec.world import GATEWAY_PORTS, Link, PortRange, Topology
+from isthmus.topology.trees.channels import FLOWS_MAX
 
 SEND_SHARE = 0.75
 """Share of a send buffer's limit that is payload; the rest is the kernel's bookkeeping."""

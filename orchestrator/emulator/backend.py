@@ -24,9 +24,9 @@ from isthmus.orchestrator.emulator.emulator_config import (
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.failure import name_exit
 from isthmus.protos.own_processes import leashed, own_command
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
 
 STOP_S = 3.0
 APPLY_S = 10.0

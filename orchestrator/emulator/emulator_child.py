@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.orchestrator.emulator.backend import Backend, EmulatorError
 from isthmus.orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
+from isthmus.topology.spec.errors import ConfigError
 
 UP_WITHIN_S = 20.0
 LinkCounters = Mapping[tuple[str, str], Mapping[str, int]]

@@ -11,10 +11,10 @@ from typing import TypeVar
 from isthmus.orchestrator.core.run_events import Endpoint, SiteNamespace
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.emulator.packet_link import MTU_BYTES
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import KINDS, Change
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.world import GATEWAY_PORTS, CrossTraffic, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.world import GATEWAY_PORTS, CrossTraffic, Topology
 
 MAX_SITES = 64
 """The most sites of the packet emulator: their addresses share one network."""

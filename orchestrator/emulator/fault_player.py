@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from isthmus.orchestrator.emulator.backend import EmulatorError
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import (
     Change,
     Fault,
@@ -20,6 +19,7 @@ from isthmus.topology.faults.script import (
     TimedChange,
     expand,
 )
+from isthmus.topology.spec.errors import ConfigError
 
 MAX_FAULTS = 10_000
 """The most faults of a script with those added while it plays: enough for days by hand."""

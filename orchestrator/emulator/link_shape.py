@@ -33,8 +33,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import FIGURES, check_figures
+from isthmus.topology.spec.errors import ConfigError
 
 LOSSES_PER_DECK = 4
 MAX_DECK_PACKETS = 1 << 40

@@ -53,7 +53,7 @@ from isthmus.orchestrator.emulator.site_namespaces import (
 )
 from isthmus.protos.own_processes import leashed, own_command
 from isthmus.topology.faults.script import Change
-from isthmus.topology.world import CrossTraffic
+from isthmus.topology.spec.world import CrossTraffic
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from isthmus.orchestrator.emulator.emulator_config import Apply, RelayEndpoint, Up, read_line
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
 
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0

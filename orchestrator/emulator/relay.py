@@ -49,9 +49,9 @@ from isthmus.orchestrator.emulator.owner_pipes import (
     run_emulator,
 )
 from isthmus.orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.world import GATEWAY_PORTS
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import GATEWAY_PORTS
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""

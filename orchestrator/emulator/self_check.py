@@ -31,7 +31,7 @@ from isthmus.orchestrator.emulator.emulator_config import (
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.protos.own_processes import leashed, own_command
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.world import Topology
 
 RTT_S, RTT_SHARE = 0.001, 0.02
 """A round trip may be off by this, or by this share of it, whichever is more."""

@@ -33,11 +33,11 @@ from isthmus.orchestrator.interruption import first_signal
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos.failure import name_exit
 from isthmus.protos.own_processes import leashed
-from isthmus.topology.errors import ConfigError, Problem
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
-from isthmus.topology.json_fields import to_json
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.world import Topology
 
 START_S = 30.0
 COMMAND_STOP_S = 5.0
@@ -51,7 +51,7 @@ class Wanted:
 
     topology: Topology
     emulator: str
-    """One of isthmus.topology.world.EMULATORS."""
+    """One of isthmus.topology.spec.world.EMULATORS."""
     served: tuple[Endpoint, ...] = ()
     """What other sites reach through the relay: any server, one port each."""
     script: FaultScript

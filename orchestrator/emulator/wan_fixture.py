@@ -22,10 +22,10 @@ from isthmus.orchestrator.emulator.emulator_config import (
 )
 from isthmus.orchestrator.emulator.fault_player import needs_run
 from isthmus.orchestrator.emulator.link_shape import LinkShape
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, FaultScript, TimedChange, expand
-from isthmus.topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 STOP_WITHIN_S = 60.0
 

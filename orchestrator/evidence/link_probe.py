@@ -14,10 +14,10 @@ from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos import metrics
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.job import Probe
+from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.units import format_duration, format_fraction, format_rate
+from isthmus.topology.spec.world import Link, Topology
 from isthmus.topology.text.yaml_document import Document
-from isthmus.topology.units import format_duration, format_fraction, format_rate
-from isthmus.topology.world import Link, Topology
 
 JOB_NAME = "probe"
 _DIRECTION_S = 90.0

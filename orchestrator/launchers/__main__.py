@@ -35,9 +35,9 @@ from isthmus.orchestrator.run_folder.state_lock import LOCK, lock
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import LEAVE_S
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.world import Launcher, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.world import Launcher, Topology
 
 LISTENING = re.compile(r"listening on (\S+), generation ")
 JOINED = re.compile(r"agent \S+: joined, generation ")

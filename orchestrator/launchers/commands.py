@@ -16,8 +16,8 @@ from isthmus.protos.identities import AGENT as AGENT_ROLE
 from isthmus.protos.identities import COORDINATOR, GATEWAY
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.save_time import SAVE_WITHIN, SAVE_WITHIN_S, save_within_s
-from isthmus.topology.world import Launcher as Described
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.world import Launcher as Described
+from isthmus.topology.spec.world import Site, Topology
 
 REMOTE_FOLDER = "~/.local/state/isthmus/up"
 REMOTE_PYTHON = "python3"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from isthmus.orchestrator.launchers.launcher import Launcher
 from isthmus.orchestrator.launchers.local import LocalLauncher
-from isthmus.topology.world import Launcher as Described
+from isthmus.topology.spec.world import Launcher as Described
 
 SIGNAL_S = 60
 """Before the time limit. Slurm may be up to a minute early."""

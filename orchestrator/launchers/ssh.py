@@ -16,7 +16,7 @@ import asyncssh
 
 from isthmus.orchestrator.launchers.launcher import LaunchError
 from isthmus.orchestrator.launchers.local import LINE_BYTES
-from isthmus.topology.world import Launcher as Described
+from isthmus.topology.spec.world import Launcher as Described
 
 CONNECT_S = 20.0
 KEEPALIVE_S = 5.0

@@ -14,8 +14,8 @@ from typing import Any
 from isthmus.orchestrator.run_folder.home import is_folder_name, read_object
 from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomically
 from isthmus.orchestrator.run_folder.state_lock import is_abandoned
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.world import Topology
 
 FOLDER = "up"
 STATE = "keeper.json"

@@ -20,8 +20,8 @@ from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN
 from isthmus.protos.security import TLS_VARIABLES
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import Site, Topology
 
 FILES = "/etc/isthmus"
 STATE = "/var/lib/isthmus"

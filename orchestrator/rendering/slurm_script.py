@@ -12,7 +12,7 @@ from pathlib import Path
 
 from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from isthmus.orchestrator.launchers.slurm import SIGNAL_S
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.world import Site, Topology
 
 STATE = "state"
 

@@ -35,9 +35,9 @@ from isthmus.sites.agent.logs import OwnLines
 from isthmus.sites.agent.site_processes import Place
 from isthmus.sites.node.children import adopt_orphans
 from isthmus.sites.node.sockets import socket_folder
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.world import LAUNCHERS, Detection
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import LAUNCHERS, Detection
 
 COMMAND = "agent"
 

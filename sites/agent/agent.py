@@ -36,7 +36,7 @@ from isthmus.sites.agent.known_coordinator import KnownCoordinator
 from isthmus.sites.agent.run import SiteRun
 from isthmus.sites.agent.session import Dialler, Session, SessionLostError, channel_options
 from isthmus.sites.agent.site_processes import Place
-from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.spec.timeouts import Timeouts
 
 _LEAVE_S = 2.0
 """Time for the coordinator to take the last messages."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.node.failures import SiteError
-from isthmus.topology.world import Site
+from isthmus.topology.spec.world import Site
 
 MODULE = "isthmus.sites.node"
 """The module that runs as a supervisor."""
@@ -41,7 +41,7 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
 
     Args:
         site: The site, as the topology describes it.
-        launcher: How the others are started: one of isthmus.topology.world.LAUNCHERS.
+        launcher: How the others are started: one of isthmus.topology.spec.world.LAUNCHERS.
         dialled: host:port of each node where the agent dials them instead, its own first.
 
     Raises:

@@ -34,7 +34,7 @@ from isthmus.sites.node.stream import (
     stack_of,
 )
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.json_fields import to_json
 
 _EXIT_S = 2.0
 """Time between the end of a supervisor's output and that of its process."""

@@ -48,7 +48,7 @@ from isthmus.protos.security import explained
 from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
 from isthmus.sites.agent.known_coordinator import KnownCoordinator
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub

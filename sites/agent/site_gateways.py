@@ -14,10 +14,16 @@ from isthmus.protos.control.v1.control_pb2 import (
     Suspect,
 )
 from isthmus.sites.node.failures import SiteError
-from isthmus.topology.epoch import Epoch, Finished, finished_to_bytes, handovers_from_bytes, merged
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.spec.epoch import (
+    Epoch,
+    Finished,
+    finished_to_bytes,
+    handovers_from_bytes,
+    merged,
+)
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.run_spec import CodedPlan
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one line to all of the site's gateways."""

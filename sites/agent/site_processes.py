@@ -45,7 +45,7 @@ class Place:
     bind_host: str | None
     """What gateways of this machine bind instead of what the topology says."""
     launcher: str
-    """How the site's other nodes are started: one of isthmus.topology.world.LAUNCHERS."""
+    """How the site's other nodes are started: one of isthmus.topology.spec.world.LAUNCHERS."""
     dialled: tuple[str, ...] = ()
     """host:port of each node where the agent dials them instead, its own first."""
     own_lines: OwnLines

@@ -37,7 +37,7 @@ from isthmus.sites.checkpoint.staging import Staging
 from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 from isthmus.sites.checkpoint.writer import CheckpointWriter, Snapshot
 from isthmus.sites.worker.missing_sites import MissingSites
-from isthmus.topology.job import Checkpoint
+from isthmus.topology.spec.job import Checkpoint
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from isthmus.topology.job import Checkpoint
+from isthmus.topology.spec.job import Checkpoint
 
 FIRST_STEPS = 8
 """Time becomes steps once so many have shown how long one takes."""

@@ -143,7 +143,7 @@ class Codec(ABC):
     """Turns a chunk into bytes and back. Stateless; may be called from any thread."""
 
     name: str
-    """As a job file names it: isthmus.topology.job.CODECS."""
+    """As a job file names it: isthmus.topology.spec.job.CODECS."""
     number: int
     """As a frame names it. Never given to another codec."""
     lossless: bool

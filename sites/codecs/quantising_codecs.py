@@ -43,7 +43,7 @@ from isthmus.sites.codecs.codec import (
 )
 from isthmus.sites.codecs.float_codecs import round_to_bf16
 from isthmus.sites.codecs.kernels import loops
-from isthmus.topology.codec_costs import BLOCK
+from isthmus.topology.trees.codec_costs import BLOCK
 
 assert loops.BLOCK == BLOCK
 

@@ -6,7 +6,7 @@ from isthmus.sites.codecs.codec import Codec
 from isthmus.sites.codecs.float_codecs import Bf16, Fp32, Split
 from isthmus.sites.codecs.kernels import loops
 from isthmus.sites.codecs.quantising_codecs import BlockCodec, TopK
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 _CODECS: tuple[Codec, ...] = (
     Fp32(),

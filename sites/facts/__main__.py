@@ -12,7 +12,7 @@ each a JSON object, until stdin ends; so one process can be asked anything that 
 With `--at HOST` it is another machine of the same site that answers, by ssh, as its agent starts
 that machine's supervisor.
 
-What cannot be done is {"error": "..."}. Fields are those of topology/machine_facts.py.
+What cannot be done is {"error": "..."}. Fields are those of topology/spec/machine_facts.py.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from isthmus.protos.own_processes import own_command
 from isthmus.sites.agent.node_launch import over_ssh
 from isthmus.sites.facts.machine import collect
 from isthmus.sites.facts.paths import Echo, reach
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.machine_facts import Wanted
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.machine_facts import Wanted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from isthmus.topology.machine_facts import Folder, Matches
+from isthmus.topology.spec.machine_facts import Folder, Matches
 
 _OPENED_MAX = 1000
 """Files of one pattern that are opened; more take too long, and most often are all alike."""

@@ -19,7 +19,7 @@ from isthmus.protos import versions
 from isthmus.protos.training_part import what_lacks
 from isthmus.sites.facts.files import cannot_enter, look_at_folder, match
 from isthmus.sites.facts.training_script import look_at
-from isthmus.topology.machine_facts import Accelerators, Facts, Limits, Tcp, Wanted
+from isthmus.topology.spec.machine_facts import Accelerators, Facts, Limits, Tcp, Wanted
 
 _SYSCTLS = Path("/proc/sys/net/ipv4")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a file system, not a file of ours

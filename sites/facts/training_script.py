@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from isthmus.topology.machine_facts import Script
+from isthmus.topology.spec.machine_facts import Script
 
 _MODULES_MAX = 200
 """Modules beside the script that are looked into."""

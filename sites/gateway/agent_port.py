@@ -14,11 +14,11 @@ from typing import Any, BinaryIO, Final, TypeVar
 from isthmus.protos.errors import LocalProtocolError
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.topology.epoch import Handover
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.epoch import Handover
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.run_spec import CodedPlan
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The new epoch: `Epoch` of topology/epoch.py, but for its form."""
+    """The new epoch: `Epoch` of topology/spec/epoch.py, but for its form."""
 
     epoch: int
     from_round: int

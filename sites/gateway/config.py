@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.protos.frame import MAX_PAYLOAD_BYTES
-from isthmus.topology.channels import FLOWS_MAX
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Probe
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import PortRange
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import PortRange
+from isthmus.topology.trees.channels import FLOWS_MAX
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
 """What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is
@@ -98,7 +98,7 @@ class GatewayConfig:
     """To each neighbour, in the sending direction; where plans may be switched, to each site that
     this one could have for a neighbour."""
     non_finite: str = "carry"
-    """One of isthmus.topology.job.NON_FINITE."""
+    """One of isthmus.topology.spec.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
     """Bytes of peers' frames that may wait here to be summed, as far as links are kept busy."""
     pipeline_bytes: int = 0

@@ -35,11 +35,11 @@ from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.gateway.transfer.state_server import StateServer
 from isthmus.sites.local.entry_folder import entry_folder, remove_states
 from isthmus.sites.local.rank_messages import Members, Reduce, Reduced, StateProgress
-from isthmus.topology.epoch import Handover, Runs
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import to_json
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.epoch import Handover, Runs
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.run_spec import CodedPlan
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from isthmus.sites.gateway.agent_port import (
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.gateway import Gateway
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Final
 import xxhash
 
 from isthmus.protos.errors import RemoteProtocolError
-from isthmus.topology.units import format_size
+from isthmus.topology.spec.units import format_size
 
 PIECE_BYTES: Final = 4 << 20
 """What is asked for at once, and has a digest."""

@@ -27,8 +27,8 @@ from isthmus.protos.failure import Failure
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 from isthmus.sites.local.chunk_grid import Sharing, sharing_of
 from isthmus.sites.local.squares import Units
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json
 
 WEIGHT_MAX = float(1 << 53)
 """Tokens behind one bucket: up to here every whole number is a float64."""

@@ -46,8 +46,8 @@ from isthmus.sites.node.stream import (
 )
 from isthmus.sites.node.supervisor import Supervisor
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json
 
 _STAGES = frozenset(
     {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink, StallLimits
-from isthmus.topology.channels import FLOWS_MAX
-from isthmus.topology.job import Probe
-from isthmus.topology.run_spec import RunSpec
-from isthmus.topology.world import Link, Topology
+from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.run_spec import RunSpec
+from isthmus.topology.spec.world import Link, Topology
+from isthmus.topology.trees.channels import FLOWS_MAX
 
 _PROBE_WINDOW_MIN_BYTES = 2 << 20
 _PROBE_WINDOW_MAX_BYTES = 16 << 20

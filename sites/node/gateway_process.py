@@ -23,7 +23,7 @@ from isthmus.sites.launcher.kernel_kills import KernelKills
 from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end
 from isthmus.sites.node.node import Listener
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.json_fields import to_json
 
 MODULE = "isthmus.sites.gateway"
 """What runs as a gateway."""

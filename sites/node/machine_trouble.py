@@ -9,7 +9,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 from isthmus.sites.launcher.kernel_kills import KernelKills
-from isthmus.topology.units import format_size
+from isthmus.topology.spec.units import format_size
 
 LOOK_S = 2.0
 """Between two looks."""

@@ -13,10 +13,10 @@ from isthmus.protos.control.v1.control_pb2 import Prepare
 from isthmus.protos.failure import one_line
 from isthmus.sites.facts.files import cannot_enter
 from isthmus.sites.node.failures import SiteError
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job
-from isthmus.topology.run_spec import RunSpec, spec_hash
-from isthmus.topology.world import Site
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.run_spec import RunSpec, spec_hash
+from isthmus.topology.spec.world import Site
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """It becomes part of paths."""

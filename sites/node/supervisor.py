@@ -23,7 +23,7 @@ from isthmus.sites.node.node import Listener
 from isthmus.sites.node.order import SiteOrder
 from isthmus.sites.node.rank_stacks import RankStack, is_stopped, look_at
 from isthmus.sites.node.torchrun import TORCHRUN_LOG, Torchrun, rank_files
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 LEAVE_S = 1.0
 """Time for gateways to leave once the ranks were stopped: nobody waits for what they still hold."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.job import Trainer
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.job import Trainer
 
 
 def check_can_compile(site: str) -> None:

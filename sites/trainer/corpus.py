@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.job import Data
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.job import Data
 
 Bytes = npt.NDArray[np.uint8]
 

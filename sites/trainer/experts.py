@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isthmus.sites.worker.sharding import is_sharded
-from isthmus.topology.job import Model
+from isthmus.topology.spec.job import Model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

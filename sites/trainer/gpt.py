@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isthmus.sites.trainer.experts import Experts
-from isthmus.topology.cost.compute import VOCABULARY
-from isthmus.topology.job import Model
+from isthmus.topology.spec.compute import VOCABULARY
+from isthmus.topology.spec.job import Model
 
 
 class Attention(nn.Module):

@@ -27,7 +27,7 @@ from isthmus.sites.trainer.learning import (
 )
 from isthmus.sites.worker.data_positions import Positions
 from isthmus.sites.worker.site import Site
-from isthmus.topology.trainer_cuts import cut_of
+from isthmus.topology.spec.trainer_cuts import cut_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from isthmus.sites.trainer import sampler
 from isthmus.sites.trainer.corpus import Bytes
 from isthmus.sites.worker.data_positions import Positions
-from isthmus.topology.cost.compute import share
-from isthmus.topology.job import Optimizer, Trainer
+from isthmus.topology.spec.compute import share
+from isthmus.topology.spec.job import Optimizer, Trainer
 
 
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:

@@ -25,8 +25,8 @@ from isthmus.sites.trainer.corpus import Bytes
 from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import local_gradients, set_learning_rate, token_losses
 from isthmus.sites.worker.data_positions import Positions
-from isthmus.topology.cost.compute import LayerTime
-from isthmus.topology.job import Trainer
+from isthmus.topology.spec.compute import LayerTime
+from isthmus.topology.spec.job import Trainer
 
 
 class ComputeClock:
@@ -62,7 +62,7 @@ class ModelledGpt(nn.Module):
         Args:
             model: owned from now on.
             times: of one sequence, in the order of the forward pass:
-                isthmus.topology.cost.compute.layer_times.
+                isthmus.topology.spec.compute.layer_times.
             clock: lets time pass.
         """
         super().__init__()

@@ -39,9 +39,9 @@ from isthmus.sites.trainer.compiling import compile_blocks
 from isthmus.sites.trainer.experts import Experts
 from isthmus.sites.trainer.gpt import Attention, Block, Gpt, Part
 from isthmus.sites.trainer.pipeline import Pipeline
-from isthmus.topology.cost.model_shape import part_layers
-from isthmus.topology.job import Trainer
-from isthmus.topology.workload import Parallel
+from isthmus.topology.spec.job import Trainer
+from isthmus.topology.spec.model_shape import part_layers
+from isthmus.topology.spec.workload import Parallel
 
 
 @dataclass(frozen=True, slots=True)

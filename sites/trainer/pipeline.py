@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.nn import functional
 
-from isthmus.topology.workload import Parallel
+from isthmus.topology.spec.workload import Parallel
 
 _COUNTS_NOT = -100
 """A target whose loss is 0."""

@@ -17,7 +17,7 @@ from isthmus.sites.trainer.corpus import load_corpus
 from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import make_optimizer, take_step
 from isthmus.sites.trainer.sampler import samples_of
-from isthmus.topology.job import Job
+from isthmus.topology.spec.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from isthmus.sites.worker.data_positions import Positions
 from isthmus.sites.worker.shuffling import key_of, splitmix64
-from isthmus.topology.cost.compute import share
+from isthmus.topology.spec.compute import share
 
 
 def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> Positions:

@@ -22,10 +22,10 @@ from isthmus.sites.trainer.learning import StepResult, apply_gradients
 from isthmus.sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
 from isthmus.sites.worker.sampler import Sampler
 from isthmus.sites.worker.site import Site
-from isthmus.topology.cost.compute import layer_times, rank_share, step_compute_s
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.job import Trainer
-from isthmus.topology.trainer_cuts import is_cut
+from isthmus.topology.spec.compute import layer_times, rank_share, step_compute_s
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.job import Trainer
+from isthmus.topology.spec.trainer_cuts import is_cut
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

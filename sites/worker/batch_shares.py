@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.topology.batch_rule import Batch, FullBatch, batch_with
-from isthmus.topology.cost.compute import share
+from isthmus.topology.spec.batch_rule import Batch, FullBatch, batch_with
+from isthmus.topology.spec.compute import share
 
 Gone = frozenset[int]
 """Sites, by index, that do not take part any more."""
@@ -18,7 +18,7 @@ class BatchShares:
     full: FullBatch
     """What the run began with."""
     rule: str
-    """One of isthmus.topology.batch_rule.ON_FEWER_SITES."""
+    """One of isthmus.topology.spec.batch_rule.ON_FEWER_SITES."""
     ranks: tuple[int, ...]
     """Ranks of each site."""
     sequences: tuple[int, ...] = ()

@@ -45,7 +45,7 @@ from isthmus.sites.worker.member_history import MemberHistory
 from isthmus.sites.worker.routes import Route
 from isthmus.sites.worker.shard_encoder import ShardEncoder
 from isthmus.sites.worker.slots import SharedTensors, Slots
-from isthmus.topology.step_parts import Crossing, RoundTimes
+from isthmus.topology.spec.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16
 """The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""

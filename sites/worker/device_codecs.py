@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 import torch
 
-from isthmus.topology.codec_costs import BLOCK
+from isthmus.topology.trees.codec_costs import BLOCK
 
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITE: Final = 0x7F800000

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job
-from isthmus.topology.run_spec import CodedPlan, RunSpec
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Accelerator, Detection, Endpoint, Site, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Accelerator, Detection, Endpoint, Site, Topology
 
 _NAMES = (
     "ISTHMUS_RUN",

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from isthmus.topology.codec_costs import LOSSLESS
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Exchange
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Exchange
+from isthmus.topology.trees.codec_costs import LOSSLESS
 
 Named = tuple[str, torch.Tensor]
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")

@@ -25,7 +25,7 @@ from isthmus.sites.worker.gateway_link import AloneLink, GatewayLink, Link, Site
 from isthmus.sites.worker.shard_encoder import encodes_here
 from isthmus.sites.worker.site import Site
 from isthmus.sites.worker.stacks import write_stacks_on_signal
-from isthmus.topology.expected_devices import expected_device, unlike
+from isthmus.topology.spec.expected_devices import expected_device, unlike
 
 
 def join(

@@ -17,7 +17,7 @@ from isthmus.sites.local.chunk_grid import grid, sharing_of
 from isthmus.sites.local.rank_messages import EncodingOffer
 from isthmus.sites.local.regions import FLOAT_BYTES
 from isthmus.sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 _VARIABLE: Final = "ISTHMUS_ENCODE"
 

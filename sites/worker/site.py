@@ -61,10 +61,10 @@ from isthmus.sites.worker.step_watch import StepWatch
 from isthmus.sites.worker.tensor_average import TensorAverage
 from isthmus.sites.worker.tensor_hashes import ParameterHashes, hashes_of
 from isthmus.sites.worker.wrappers import unwrapped_model, unwrapped_optimizer
-from isthmus.topology.batch_rule import FullBatch
-from isthmus.topology.job import Checkpoint, Job
-from isthmus.topology.run_spec import RunSpec
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.batch_rule import FullBatch
+from isthmus.topology.spec.job import Checkpoint, Job
+from isthmus.topology.spec.run_spec import RunSpec
+from isthmus.topology.spec.world import Topology
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,7 +15,7 @@ from isthmus.sites.local.rank_messages import Digest, Metric, Reduced
 from isthmus.sites.worker.bucket_pipeline import Bucket, Round
 from isthmus.sites.worker.gateway_link import Link
 from isthmus.sites.worker.tensor_hashes import ParameterHashes
-from isthmus.topology.step_parts import step_parts
+from isthmus.topology.spec.step_parts import step_parts
 
 MAX_BUCKETS = 256
 """A step's picture has so many of its first buckets: more than anybody can see."""

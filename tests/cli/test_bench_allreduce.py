@@ -13,7 +13,7 @@ import pytest
 from isthmus.orchestrator.evidence.bench.allreduce_bench import ALLREDUCE, Baseline, Times
 from isthmus.orchestrator.evidence.record.bench_record import Failed
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
-from isthmus.topology.world import Emulation, Queue, Topology
+from isthmus.topology.spec.world import Emulation, Queue, Topology
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_allreduces import MeasuredAllReduces
 from tests.multiprocess.harness import bench, job_yaml, topology_yaml

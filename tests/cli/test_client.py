@@ -15,7 +15,7 @@ from isthmus.protos.errors import (
     NotFoundError,
     StateConflictError,
 )
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 
 DOCUMENT = control_pb2.Document(source="job.yaml", text="version: 1\n")

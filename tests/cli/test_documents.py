@@ -6,8 +6,8 @@ import pytest
 
 from isthmus.orchestrator.documents import load_pair, load_topology_file, read_text
 from isthmus.protos.limits import DOCUMENT_BYTES
-from isthmus.topology.errors import ConfigError, Problem
 from isthmus.topology.presets.templates import job_yaml, topology_yaml
+from isthmus.topology.spec.errors import ConfigError, Problem
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from isthmus.orchestrator.launchers.standing import (
 from isthmus.orchestrator.run_folder.state_lock import LOCK, lock
 from isthmus.protos.catalogue import CATALOGUE
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.hashing import topology_hash
+from isthmus.topology.spec.hashing import topology_hash
 from tests.fakes.worlds import topology_text
 
 TIMEOUT_S = 120.0

@@ -27,7 +27,7 @@ from isthmus.protos import metrics
 from isthmus.protos.control.v1.control_pb2 import Resumed, Settled
 from isthmus.sites.agent.site_gateways import EpochChange
 from isthmus.sites.gateway.agent_port import Resume, Settle, read_commands
-from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.gateway_sites import Member
 
 

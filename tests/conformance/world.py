@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.worker.batch_shares import BatchShares
 from isthmus.sites.worker.sampler import Sampler
-from isthmus.topology.batch_rule import FullBatch
+from isthmus.topology.spec.batch_rule import FullBatch
 
 WIDTH, HIDDEN, OUTPUTS, BATCH = 6, 10, 3, 4
 BUCKET_MB = 0.0005

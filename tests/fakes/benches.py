@@ -19,8 +19,8 @@ from isthmus.orchestrator.evidence.record.bench_record import (
     Sweep,
 )
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.job import Exchange, Job, Model, Trainer
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Exchange, Job, Model, Trainer
+from isthmus.topology.spec.world import Topology
 
 SITES = ("oregon", "virginia")
 SWEEPS = (

@@ -27,7 +27,7 @@ from isthmus.sites.gateway.links.peer_links import Link
 from isthmus.sites.gateway.links.send_queue import Name, SendQueue, outgoing
 from isthmus.sites.gateway.reduction.executor import Executor
 from isthmus.sites.local.rank_messages import Reduced
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.exchanges import StepPool, request_of
 from tests.fakes.gateway_sites import gateway_config
 

@@ -21,7 +21,7 @@ from isthmus.protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessa
 from isthmus.protos.security import control_security
 from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.hashing import topology_hash
+from isthmus.topology.spec.hashing import topology_hash
 from tests.fakes.worlds import JOB, topology_text
 
 DEADLINE_S = 20.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from isthmus.topology.job import Exchange, Job
-from isthmus.topology.plan_wishes import PlanWishes
-from isthmus.topology.workload import DescribedModel, Limits
-from isthmus.topology.world import Accelerator, Fabric, Topology
+from isthmus.topology.spec.job import Exchange, Job
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.workload import DescribedModel, Limits
+from isthmus.topology.spec.world import Accelerator, Fabric, Topology
 from tests.fakes.plannable import a_world
 
 FABRIC = Fabric(node_bytes_per_s=450e9, cluster_bytes_per_s=100e9, latency_s=8e-6)

@@ -21,7 +21,7 @@ from isthmus.sites.gateway.links.peer_links import Link
 from isthmus.sites.gateway.reduction.executor import Executor
 from isthmus.sites.gateway.reduction.pool import Pool, Priority
 from isthmus.sites.local.rank_messages import Reduce, Reduced
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.json_fields import to_json
 from tests.fakes.gateway_rank import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent

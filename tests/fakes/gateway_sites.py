@@ -14,7 +14,7 @@ from isthmus.protos.frame import ChunkKey, Frame, Kind
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 from isthmus.sites.gateway.gateway import Gateway
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
 
 GATHER_2 = ReductionPlan(2, (), "")

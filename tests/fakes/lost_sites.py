@@ -19,8 +19,8 @@ from isthmus.sites.gateway.links.peer_links import Link
 from isthmus.sites.gateway.reduction.epochs import Gift
 from isthmus.sites.gateway.reduction.executor import Settled
 from isthmus.sites.local.chunk_grid import Grid, grid
-from isthmus.topology.epoch import Finished, merged, numbers_of, runs_of
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.epoch import Finished, merged, numbers_of, runs_of
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.carried_exchanges import SPEEDS, CarriedExchanges, World
 
 MakePlan = Callable[[tuple[int, ...]], tuple[ReductionPlan, tuple[str, ...]]]

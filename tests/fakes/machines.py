@@ -15,8 +15,8 @@ import pytest
 from isthmus.orchestrator.doctor.examiner import HERE, Examiner
 from isthmus.protos import versions
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.machine_facts import Facts, Folder, Limits, Tcp, Wanted
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.machine_facts import Facts, Folder, Limits, Tcp, Wanted
+from isthmus.topology.spec.world import Topology
 
 ROOT = Path(__file__).resolve().parents[2]
 WAN = """\

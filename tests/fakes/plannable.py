@@ -6,9 +6,9 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 
-from isthmus.topology.job import Exchange, Job, Model, Trainer
-from isthmus.topology.plan_wishes import PlanWishes
-from isthmus.topology.world import Accelerator, Topology
+from isthmus.topology.spec.job import Exchange, Job, Model, Trainer
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.world import Accelerator, Topology
 from tests.fakes.small_worlds import small_site, small_world
 
 SMALL = Model(layers=2, heads=2, width=64, context=32)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.run_specs import spec_of_texts
 
 RANKS_S = 90.0

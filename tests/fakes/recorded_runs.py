@@ -13,7 +13,7 @@ from isthmus.orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_
 from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.presets.templates import job_yaml, topology_yaml
-from isthmus.topology.world import Link
+from isthmus.topology.spec.world import Link
 
 BEGAN_S = 1_790_000_000.0
 """Wall time at which every such run was submitted."""

@@ -22,7 +22,7 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
 )
 from isthmus.sites.gateway.reduction.residuals import Residuals
 from isthmus.sites.local.chunk_grid import Grid, grid
-from isthmus.topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
 
 RANKS = (2, 3, 1, 5, 4)
 BUCKET = 2

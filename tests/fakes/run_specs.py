@@ -9,12 +9,12 @@ from isthmus.orchestrator.coordinator.submission import Submission, decided
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import placed
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.job import Job
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.run_decisions import decide_reduction, decide_run
-from isthmus.topology.run_spec import RunSpec
-from isthmus.topology.world import Topology
+from isthmus.topology.documents.run_decisions import decide_reduction, decide_run
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.run_spec import RunSpec
+from isthmus.topology.spec.world import Topology
 
 FOLDER = PurePath("/jobs")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from isthmus.topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
+from isthmus.topology.spec.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 
 def small_site(

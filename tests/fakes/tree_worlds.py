@@ -3,10 +3,10 @@
 import random
 from collections.abc import Iterable
 
-from isthmus.topology.job import Job, NamedTree, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Accelerator, Topology
+from isthmus.topology.spec.job import Job, NamedTree, Reduction
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Accelerator, Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.small_worlds import small_site, small_world
 
 FORMS = ("gather", "star", "ring", "hierarchy", "given")

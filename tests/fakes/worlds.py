@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.world import Topology
 
 NAMES = "abcdefgh"
 

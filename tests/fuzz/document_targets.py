@@ -19,14 +19,14 @@ from isthmus.orchestrator.evidence.trace_events import trace
 from isthmus.orchestrator.run_folder.home import RunFolder
 from isthmus.orchestrator.run_folder.run_files import METRICS, strict_json
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.documents.editing import with_measured
 from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import expand
 from isthmus.topology.importing.map_import import Wishes, import_topology
-from isthmus.topology.measured.editing import with_measured
-from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.text.yaml_document import read_document
+from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import metric, record_run
 from tests.fuzz.line_targets import file_with, json_bytes, line

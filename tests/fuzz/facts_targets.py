@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus.orchestrator.doctor.examiner import NoAnswerError, answer_of, facts_of
 from isthmus.orchestrator.doctor.machine_checks import Machine, machine_findings
 from isthmus.orchestrator.doctor.path_checks import route_findings, tcp_findings
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.json_fields import to_json
 from tests.fakes.machines import good_facts, topology
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import Target

@@ -39,11 +39,11 @@ from isthmus.sites.launcher.rank_failures import (
 from isthmus.sites.local.rank_messages import decode_from_rank
 from isthmus.sites.node.gateway_process import Gateway
 from isthmus.sites.node.node import Listener
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import to_json
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
 

@@ -18,11 +18,11 @@ from isthmus.orchestrator.emulator.standing import answer_to, read_answer
 from isthmus.protos.errors import IsthmusError
 from isthmus.sites.worker.gateway_link import GatewayLink
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, Kill, Pause
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
 from tests.fuzz.line_targets import json_bytes, line

@@ -32,8 +32,8 @@ from isthmus.protos.versions import (
 )
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import topology_hash
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import topology_hash
 from tests.fakes.gateway_sites import GATHER_2, gateway_config
 from tests.fakes.worlds import JOB, topology_text
 from tests.fuzz.target import KIB, MIB, Target

@@ -24,8 +24,8 @@ from isthmus.sites.node.stream import (
     read_line,
     stack_fields,
 )
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json, to_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import Target
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.run_documents import DocumentText, load_run
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.planner.document import PlanFile, plan_text
 from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.target import Target

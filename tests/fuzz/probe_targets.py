@@ -13,10 +13,10 @@ from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, rea
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.exchange.v1 import probe_pb2
 from isthmus.sites.gateway.probing.prober import rate_between
+from isthmus.topology.documents.editing import with_measured
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.measured.editing import with_measured
-from isthmus.topology.measured.measured_links import drifts
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.measured_links import drifts
 from isthmus.topology.text.yaml_document import read_document
 from tests.fakes.recorded_runs import metric
 from tests.fuzz.document_targets import yaml_bytes

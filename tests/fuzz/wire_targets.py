@@ -41,7 +41,7 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
     roles,
 )
 from isthmus.sites.local.chunk_grid import grid
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from tests.fuzz.target import KIB, Target
 
 _SIZE = struct.Struct("<H")

@@ -50,10 +50,10 @@ from isthmus.sites.worker.batch_shares import BatchShares, Gone
 from isthmus.sites.worker.collectives import ensure_process_group
 from isthmus.sites.worker.exactness import Exactness
 from isthmus.sites.worker.sampler import Sampler
-from isthmus.topology.batch_rule import FullBatch
-from isthmus.topology.epoch import Epoch, Finished, numbers_of
-from isthmus.topology.json_fields import read_json
-from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.spec.batch_rule import FullBatch
+from isthmus.topology.spec.epoch import Epoch, Finished, numbers_of
+from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.run_spec import RunSpec
 
 FIRST_GRADIENTS = 4
 """The rounds before them compare the text of all sites, and their initial state: two each, for they

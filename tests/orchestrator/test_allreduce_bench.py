@@ -31,12 +31,12 @@ from isthmus.orchestrator.evidence.bench.allreduce_conditions import (
 )
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
 from isthmus.protos import metrics
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, expand
-from isthmus.topology.job import Exchange, Job, Reduction
 from isthmus.topology.model.step_model import exchange_time_s
-from isthmus.topology.world import CrossTraffic, Emulation, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Exchange, Job, Reduction
+from isthmus.topology.spec.world import CrossTraffic, Emulation, Topology
 from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
 

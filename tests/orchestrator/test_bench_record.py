@@ -17,7 +17,7 @@ from rich.console import Console
 
 from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
 from isthmus.orchestrator.evidence.record.bench_record import Bench, read_bench, write_bench
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.benches import a_bench, an_interrupted_bench
 
 

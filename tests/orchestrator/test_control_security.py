@@ -19,8 +19,8 @@ from isthmus.protos.identities import CALLERS
 from isthmus.protos.limits import CONNECTION_LIMITS, CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
 from isthmus.protos.mutual_streams import HANDSHAKE_S
 from isthmus.protos.security import HEADER, token_path
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.world import Detection
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Detection
 from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED

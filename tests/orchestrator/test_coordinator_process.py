@@ -19,7 +19,7 @@ from isthmus.orchestrator.coordinator.service import server_options
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import StateConflictError
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.spec.timeouts import Timeouts
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.waiting import DEADLINE_S, wait_for
 from tests.fakes.worlds import JOB, topology_text

@@ -17,7 +17,7 @@ from isthmus.orchestrator.run_folder.home import SPEC
 from isthmus.orchestrator.run_folder.run_files import METRICS
 from isthmus.protos.control.v1 import control_pb2 as pb
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.epoch import Epoch
+from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.coordinators import Bench, FakeAgent, active, beating, coordinating, run_scenario
 from tests.fakes.worlds import topology_text
 

@@ -35,9 +35,9 @@ from isthmus.sites.facts import files
 from isthmus.sites.facts import machine as machine_facts
 from isthmus.sites.facts.machine import collect
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.job import Job
-from isthmus.topology.machine_facts import Accelerators, Facts, Folder, Wanted
-from isthmus.topology.world import Launcher, Listening, PortRange, Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.machine_facts import Accelerators, Facts, Folder, Wanted
+from isthmus.topology.spec.world import Launcher, Listening, PortRange, Topology
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from tests.fakes.sshd import sshd
 

@@ -24,7 +24,7 @@ from isthmus.orchestrator.emulator.emulations import (
 )
 from isthmus.orchestrator.emulator.standing import read_answer
 from isthmus.protos.errors import StateConflictError
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 
 def test_a_name_is_claimed_by_one_and_free_again(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from isthmus.orchestrator.emulator.emulator_config import Apply, apply_line, read_line
 from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
 from isthmus.orchestrator.emulator.relay_connection import SharedLink
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.relay_worlds import World, run, seconds, world
 from tests.fakes.waiting import until
 

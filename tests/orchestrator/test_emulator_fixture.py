@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.emulator.wan_fixture import Wan
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.emulator_configs import relay_config
 
 DEADLINE_S = 60.0

@@ -20,10 +20,10 @@ import pytest
 from isthmus.orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
 from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
 from isthmus.orchestrator.emulator.link_shape import LossDeck
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import to_json
-from isthmus.topology.world import CrossTraffic
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.world import CrossTraffic
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.sockets import open_socket, receive, round_trip_s
 from tests.fakes.waiting import wait_for

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.json_fields import to_json
 from tests.fakes.emulator_configs import netns_config
 
 COMMAND = [sys.executable, "-m", "isthmus.orchestrator.emulator.netns"]

@@ -16,9 +16,9 @@ import pytest
 from isthmus.orchestrator.emulator.emulator_child import running_emulator
 from isthmus.orchestrator.emulator.emulator_config import RelayConfig
 from isthmus.orchestrator.emulator.owner_pipes import MessageWriter
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
 from tests.fakes.emulator_configs import relay_config
 from tests.fakes.sockets import receive, round_trip_s
 

@@ -12,7 +12,7 @@ from isthmus.orchestrator.emulator import relay as relay_module
 from isthmus.orchestrator.emulator.emulator_config import RelayConfig
 from isthmus.orchestrator.emulator.relay import NEIGHBOUR_TRIES, Relay
 from isthmus.orchestrator.emulator.relay_connection import Listener
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.relay_worlds import Pair, config, run, seconds, world
 from tests.fakes.sockets import neighbours
 from tests.fakes.waiting import until

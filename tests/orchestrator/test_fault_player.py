@@ -17,9 +17,9 @@ from isthmus.orchestrator.emulator.fault_player import (
     needs_relay,
     needs_run,
 )
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange, expand
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.worlds import topology
 
 WITHIN_S = 20.0

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from isthmus.orchestrator.core.handovers import share_finished
-from isthmus.topology.epoch import Runs, numbers_of, runs_of
+from isthmus.topology.spec.epoch import Runs, numbers_of, runs_of
 
 
 def test_donors_share_what_a_third_lacks() -> None:

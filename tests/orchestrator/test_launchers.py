@@ -12,7 +12,7 @@ from isthmus.orchestrator.launchers.slurm import allocation
 from isthmus.orchestrator.launchers.ssh import parts_of_jump
 from isthmus.orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
 from isthmus.sites import tether
-from isthmus.topology.world import Launcher
+from isthmus.topology.spec.world import Launcher
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from isthmus.orchestrator.emulator.link_shape import (
     LossDeck,
     Transmitter,
 )
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 
 def shape(rate: float = 1000.0, delay_s: float = 0.5, jitter_s: float = 0.0) -> LinkShape:

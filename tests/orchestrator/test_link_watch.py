@@ -9,9 +9,9 @@ import pytest
 
 from isthmus.orchestrator.core.link_watch import BANDWIDTH, BELIEVED, RTT, SAMPLES, LinkWatch
 from isthmus.protos import metrics
-from isthmus.topology.measured.measured_links import LinkFigures
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.measured_links import LinkFigures
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.world import Topology
 from tests.fakes.worlds import topology
 
 PLANNED = 12.5e6

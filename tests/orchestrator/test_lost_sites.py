@@ -7,7 +7,7 @@ import pytest
 
 from isthmus.orchestrator.coordinator.journal import JournalReader
 from isthmus.protos.control.v1 import control_pb2 as pb
-from isthmus.topology.epoch import (
+from isthmus.topology.spec.epoch import (
     Epoch,
     Finished,
     Handover,

@@ -30,7 +30,7 @@ from isthmus.orchestrator.core.membership import (
     TreesWanted,
 )
 from isthmus.orchestrator.core.run_events import RecordEvent
-from isthmus.topology.epoch import Epoch, Finished, Handover
+from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from tests.sim.plans import all_pairs, followed_plan, links_of, plan_of
 
 NAMES = ("ap", "eu", "sa")

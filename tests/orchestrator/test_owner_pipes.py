@@ -21,9 +21,9 @@ from isthmus.orchestrator.emulator.owner_pipes import (
     Conversation,
     LineReader,
 )
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import to_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
 
 WITHIN_S = 20.0
 READY = Up(op="ready")

@@ -19,11 +19,11 @@ from isthmus.orchestrator.evidence.link_probe import (
     replace_text,
 )
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
+from isthmus.topology.documents.editing import with_measured
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.documents.run_documents import DocumentText, check_pair
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Probe
-from isthmus.topology.measured.editing import with_measured
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Probe
 from isthmus.topology.text.yaml_document import read_document
 
 TOPOLOGY = """\

@@ -25,8 +25,8 @@ from isthmus.orchestrator.rendering.kubernetes import (
 from isthmus.orchestrator.rendering.slurm_script import slurm_script
 from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import Topology
 from tests.fakes.kubernetes_server import jobset_schema
 
 VERSIONS = ("1.29", "1.34", "1.37")

@@ -24,11 +24,11 @@ from isthmus.orchestrator.core.replan_machine import (
 )
 from isthmus.orchestrator.core.run_events import RecordEvent
 from isthmus.protos import metrics
-from isthmus.topology.epoch import Epoch
-from isthmus.topology.job import Job
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology
 

@@ -15,12 +15,12 @@ from isthmus.orchestrator.core.replan_machine import (
     SwitchPlanned,
 )
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.epoch import Epoch
-from isthmus.topology.measured.measured_links import LinkFigures
-from isthmus.topology.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.measured_links import LinkFigures
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, has_same_turns
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
-from isthmus.topology.trees.trees import ReductionPlan, Tree, has_same_turns
-from isthmus.topology.world import Topology
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
 

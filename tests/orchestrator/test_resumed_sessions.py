@@ -17,7 +17,7 @@ from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
 from isthmus.sites.agent.known_coordinator import KnownCoordinator
 from isthmus.sites.agent.session import Dialler, Session, SessionLostError, channel_options
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.timeouts import Timeouts
+from isthmus.topology.spec.timeouts import Timeouts
 from tests.fakes.coordinators import Bench, coordinating, run_scenario
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import until

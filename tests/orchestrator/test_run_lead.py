@@ -28,7 +28,7 @@ from isthmus.orchestrator.core.run_events import (
 from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
 from isthmus.orchestrator.core.run_machine import RunMachine
 from isthmus.protos.failure import Failure
-from isthmus.topology.epoch import Epoch
+from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import read_again, stepped
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, plan_of, world
 

@@ -25,9 +25,9 @@ from isthmus.orchestrator.evidence.record.bench_record import (
     t_95,
 )
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError, measure
-from isthmus.topology.cost.compute import layer_times, num_parameters, step_compute_s
 from isthmus.topology.model.step_model import exchange_time_s
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.compute import layer_times, num_parameters, step_compute_s
+from isthmus.topology.spec.world import Topology
 from tests.fakes import benches
 from tests.fakes.benches import a_question
 from tests.fakes.measured_runs import MeasuredRuns, link_record, step_record

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from isthmus.orchestrator.evidence.report.site_mfu import Mfu, site_mfu
-from isthmus.topology.job import Job, Model, Trainer
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Job, Model, Trainer
+from isthmus.topology.spec.world import Topology
 from tests.fakes.worlds import topology
 
 MODEL = Model(layers=2, heads=2, width=8, context=16)

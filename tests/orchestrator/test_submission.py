@@ -10,10 +10,10 @@ import pytest
 from isthmus.orchestrator.coordinator.submission import Submission, decided
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import topology_hash
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.worlds import JOB, topology, topology_text
 
 DECISIONS = {

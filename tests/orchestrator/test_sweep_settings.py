@@ -18,7 +18,7 @@ from isthmus.orchestrator.evidence.bench.sweep_settings import (
 )
 from isthmus.orchestrator.plans import as_launched
 from isthmus.sites.trainer.sampler import samples_of
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.benches import a_question
 
 TOPOLOGY = """\

@@ -12,8 +12,8 @@ import pytest
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2 as pb
-from isthmus.topology.epoch import Epoch
-from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, active, coordinating
 from tests.fakes.worlds import JOB, topology_text
 

@@ -16,7 +16,7 @@ from isthmus.orchestrator.core.run_events import RecordEvent, RunState, SendStop
 from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
 from isthmus.orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED, RunMachine, Verdict
 from isthmus.orchestrator.core.run_view import RecordedEvent
-from isthmus.topology.epoch import Epoch
+from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import read_again
 from tests.sim.agent import SimAgent, Told
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, world

@@ -5,10 +5,10 @@ from functools import cache
 
 from isthmus.orchestrator.core.membership import Limits
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.trees.trees import ReductionPlan, Tree, followed
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, followed
+from isthmus.topology.spec.run_spec import CodedPlan
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Topology
 from tests.fakes.worlds import topology_text
 
 NAMES = ("ap", "eu", "sa", "us")

@@ -34,7 +34,7 @@ from isthmus.orchestrator.core.run_events import (
 )
 from isthmus.orchestrator.core.run_lead import Event
 from isthmus.orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED
-from isthmus.topology.epoch import Epoch
+from isthmus.topology.spec.epoch import Epoch
 from tests.sim.agent import Around, SimAgent, Stage, Told
 from tests.sim.coordinator import BROKEN, FORGOTTEN, FakeJournal, Outward, SimCoordinator
 from tests.sim.plans import LIMITS, NAMES, plan_of

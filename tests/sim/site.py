@@ -21,7 +21,7 @@ from isthmus.sites.gateway.reduction.epochs import (
 )
 from isthmus.sites.local.rank_messages import Members
 from isthmus.sites.worker.member_history import Entering, Following, MemberHistory
-from isthmus.topology.epoch import Epoch, Finished, Handover
+from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from tests.sim.plans import NAMES
 
 NUM_CHUNKS = 3

@@ -14,7 +14,7 @@ from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.gateway_configs import gateway_config
 from isthmus.sites.node.order import SiteOrder, read_order
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.plan_wishes import Replan
+from isthmus.topology.spec.plan_wishes import Replan
 from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology

@@ -19,8 +19,8 @@ from isthmus.protos.errors import NonFiniteError
 from isthmus.sites.codecs.codec import Codec, Floats
 from isthmus.sites.codecs.registry import BY_NAME, EXACT
 from isthmus.sites.local.chunk_grid import grid
-from isthmus.topology.job import CODECS
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.job import CODECS
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.exchanges import Exchanges
 from tests.fakes.reductions import BUCKET, Reference
 from tests.fakes.tree_worlds import FORMS, make_plan

@@ -9,8 +9,8 @@ from torch._C._distributed_c10d import GradBucket  # what DDP compares the annot
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.trainer.gpt import Gpt
-from isthmus.topology.job import Model
 from isthmus.topology.model.buckets import buckets_of
+from isthmus.topology.spec.job import Model
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from isthmus.sites.worker.collectives import ensure_process_group
 from isthmus.sites.worker.gateway_link import AloneLink
 from isthmus.sites.worker.missing_sites import MissingSites
 from isthmus.sites.worker.site import scale_learning_rates
-from isthmus.topology.job import Checkpoint
+from isthmus.topology.spec.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from isthmus.sites.worker.environment import lone_spec
 from isthmus.sites.worker.gateway_link import AloneLink
 from isthmus.sites.worker.sharding import local_of
 from isthmus.sites.worker.site import Site
-from isthmus.topology.job import Checkpoint
+from isthmus.topology.spec.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -13,7 +13,7 @@ from isthmus.sites.codecs.kernels import loops
 from isthmus.sites.codecs.quantising_codecs import AS_IT_IS, QUANTISED, BlockCodec
 from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.gateway.reduction.chunk_reduction import add_up
-from isthmus.topology.codec_costs import BLOCK, LOSSLESS
+from isthmus.topology.trees.codec_costs import BLOCK, LOSSLESS
 from tests.fakes import numpy_codecs as oracle
 
 SIZES = (1, 2, 3, 63, 64, 127, 128, 129, 255, 256, 1000, 4097)

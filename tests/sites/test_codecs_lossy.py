@@ -23,7 +23,7 @@ from isthmus.sites.codecs.quantising_codecs import (
     num_kept,
 )
 from isthmus.sites.codecs.registry import BY_NAME
-from isthmus.topology.codec_costs import BLOCK, RATIOS
+from isthmus.topology.trees.codec_costs import BLOCK, RATIOS
 
 BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]
 EACH_BLOCK = pytest.mark.parametrize("codec", BLOCKS, ids=[codec.name for codec in BLOCKS])

@@ -36,9 +36,9 @@ from isthmus.sites.gateway.links.progress import Progress
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox, SendQueue, outgoing
 from isthmus.sites.gateway.links.streams import Streams, _Carrying
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.topology.channels import first_channels
-from isthmus.topology.model.wire_load import chunk_bytes_for
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.trees.channels import first_channels
+from isthmus.topology.trees.wire_load import chunk_bytes_for
 from tests.fakes.gateway_sites import gateway_config
 
 

@@ -19,7 +19,7 @@ from isthmus.sites.gateway.links.congestion.rate import (
     WayBack,
     window_bytes,
 )
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
 
 

@@ -26,7 +26,7 @@ from isthmus.protos.frame import (
 from isthmus.sites.codecs.codec import Codec, Floats
 from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from tests.fakes.exchanges import Exchanges, Sent
 from tests.fuzz.wire_targets import sealed
 

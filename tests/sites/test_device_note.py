@@ -11,7 +11,7 @@ import torch
 
 from isthmus.protos import metrics
 from isthmus.sites.worker.joining import _compare_device
-from isthmus.topology.job import Job, Trainer
+from isthmus.topology.spec.job import Job, Trainer
 from tests.fakes.worlds import topology
 
 

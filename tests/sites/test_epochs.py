@@ -15,8 +15,8 @@ from isthmus.sites.gateway.reduction.epochs import (
     Verdict,
     in_force,
 )
-from isthmus.topology.epoch import Finished
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.epoch import Finished
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 
 ALL = ReductionPlan(3, (), "")
 LEFT = ReductionPlan(3, (), "", (0, 1))

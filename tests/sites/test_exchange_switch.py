@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from isthmus.sites.gateway.links.peer_links import Link
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
 

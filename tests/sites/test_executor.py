@@ -23,7 +23,7 @@ from isthmus.sites.gateway.reduction import executor
 from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
 from isthmus.sites.gateway.reduction.executor import Begun
 from isthmus.sites.local.rank_messages import Reduce
-from isthmus.topology.trees.trees import ReductionPlan, Tree, followed, star
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, followed, star
 from tests.fakes.exchanges import Exchanges, request_of
 
 DEADLINE_S = 20.0

@@ -14,7 +14,7 @@ import pytest
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from isthmus.protos.security import InsecureAddressError
 from isthmus.sites.interfaces import address_of
-from isthmus.topology.world import GATEWAY_PORTS, PortRange
+from isthmus.topology.spec.world import GATEWAY_PORTS, PortRange
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_sites import (
     GATHER_2,

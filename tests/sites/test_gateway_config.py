@@ -9,9 +9,9 @@ import pytest
 
 from isthmus.sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
 from isthmus.sites.gateway.links.transport import client_options
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from tests.fakes.gateway_sites import gateway_config
 
 

@@ -13,8 +13,8 @@ from isthmus.sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, cr
 from isthmus.sites.local.chunk_grid import grid
 from isthmus.sites.node.gateway_configs import gateway_config as gateway_config_of
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.job import Exchange, Job
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.job import Exchange, Job
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_sites import gateway_config
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology_text

@@ -10,8 +10,8 @@ import pytest
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.local.rank_messages import Members
-from isthmus.topology.trees.trees import ReductionPlan, star
-from isthmus.topology.world import GATEWAY_PORTS
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,

@@ -18,8 +18,8 @@ from isthmus.sites.gateway.links.entrance import Entrance
 from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer
 from isthmus.sites.local.entry_folder import INDEX, entry_folder
 from isthmus.sites.local.rank_messages import StateProgress
-from isthmus.topology.trees.trees import ReductionPlan, star
-from isthmus.topology.world import GATEWAY_PORTS
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_rank import DEADLINE_S
 from tests.fakes.gateway_sites import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from isthmus.protos.frame import HEADER_BYTES
-from isthmus.topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
 from tests.fakes.carried_exchanges import CarriedExchanges, World
 
 CODECS = ("fp32", "fp32", "bf16", "int8", "int4")

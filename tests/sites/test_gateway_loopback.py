@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.world import GATEWAY_PORTS
 from isthmus.topology.trees.shapes import ring_paths
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
-from isthmus.topology.world import GATEWAY_PORTS
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from isthmus.sites.gateway.config import PeerLink
-from isthmus.topology.epoch import (
+from isthmus.topology.spec.epoch import (
     Finished,
     Handover,
     Runs,
     difference,
     union,
 )
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import Floats, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once

@@ -21,8 +21,8 @@ from isthmus.sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_MET
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.node.gateway_configs import probing_config
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.job import Probe
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_sites import SITES, gateway_config
 
 DEADLINE_S = 30.0

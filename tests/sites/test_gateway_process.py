@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import GATEWAY_PORTS
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,

@@ -24,7 +24,7 @@ from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.send_queue import Outbox
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once

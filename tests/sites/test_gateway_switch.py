@@ -25,8 +25,8 @@ from isthmus.sites.gateway.links.peer_links import Link, PeerLinks
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.send_queue import Outbox
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.gateway_sites import (
     SITES,
     Member,

@@ -27,8 +27,8 @@ from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.gateway.transfer.donors import donor
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.local.entry_folder import entry_folder
-from isthmus.topology.job import Probe
-from isthmus.topology.world import GATEWAY_PORTS
+from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.gateway_sites import (
     GATHER_2,

@@ -40,9 +40,9 @@ from isthmus.sites.gateway.links.transport import (
     server_options,
 )
 from isthmus.topology.faults.script import Change
-from isthmus.topology.timeouts import Timeouts
-from isthmus.topology.trees.trees import ReductionPlan, star
-from isthmus.topology.world import GATEWAY_PORTS, Detection
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import GATEWAY_PORTS, Detection
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.gateway_sites import (
     Member,

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from isthmus.topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
 from tests.fakes.carried_exchanges import World
 from tests.fakes.lost_sites import LosingExchanges
 from tests.sites.test_gateway_liveness import drawn_world

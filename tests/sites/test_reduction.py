@@ -28,7 +28,7 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
     roles,
 )
 from isthmus.sites.local.chunk_grid import grid
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from tests.fakes.reductions import RANKS, World, check_rounds, contribution
 
 PLANS = {

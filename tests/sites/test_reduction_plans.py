@@ -16,9 +16,9 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
     roles,
 )
 from isthmus.sites.local.chunk_grid import grid
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.reductions import check_rounds
 from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world
 

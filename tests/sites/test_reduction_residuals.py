@@ -23,7 +23,7 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
 )
 from isthmus.sites.gateway.reduction.residuals import BucketResiduals, Residuals
 from isthmus.sites.local.chunk_grid import grid
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import gateway_config, gateways
 

@@ -18,7 +18,7 @@ from isthmus.sites.agent.remote_node import RemoteNode
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
 from isthmus.sites.node.stream import GREETING, NodeOrder, error_fields, error_of
-from isthmus.topology.world import Accelerator, Launcher, Site
+from isthmus.topology.spec.world import Accelerator, Launcher, Site
 
 ORDER = NodeOrder(
     site="a",

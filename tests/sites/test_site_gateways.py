@@ -16,16 +16,16 @@ from isthmus.protos.control.v1.control_pb2 import (
 from isthmus.sites.agent.site_gateways import EpochChange, Opinions
 from isthmus.sites.gateway import agent_port
 from isthmus.sites.node.failures import SiteError
-from isthmus.topology.epoch import (
+from isthmus.topology.spec.epoch import (
     Epoch,
     Finished,
     Handover,
     finished_from_bytes,
     handovers_to_bytes,
 )
-from isthmus.topology.json_fields import read_json, to_json
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
+from isthmus.topology.spec.run_spec import CodedPlan
 
 STAR = CodedPlan(ReductionPlan(3, (star(3, 1),), "x"), ("int8",))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.sites.trainer.compiling import check_can_compile
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from isthmus.sites.trainer.corpus import load_corpus, unigram_entropy
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Data
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Data
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from isthmus.sites.trainer.learning import (
     make_optimizer,
     take_step,
 )
-from isthmus.topology.job import Model, Optimizer, Trainer
+from isthmus.topology.spec.job import Model, Optimizer, Trainer
 
 MODEL = Model(layers=2, heads=2, width=32, context=24)
 CONFIG = Trainer(steps=10, global_batch=7, micro_batch=3, evaluation_batches=3, model=MODEL, seed=5)

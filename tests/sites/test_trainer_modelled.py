@@ -9,8 +9,8 @@ import torch
 from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import make_optimizer
 from isthmus.sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from isthmus.topology.cost.compute import LayerTime
-from isthmus.topology.job import Model, Trainer
+from isthmus.topology.spec.compute import LayerTime
+from isthmus.topology.spec.job import Model, Trainer
 
 MODEL = Model(layers=2, heads=2, width=8, context=16)
 CONFIG = Trainer(model=MODEL, global_batch=5, micro_batch=2, seed=3)

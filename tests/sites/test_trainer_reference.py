@@ -18,7 +18,7 @@ import torch
 
 from isthmus.sites.trainer.reference import ReferenceResult, train_alone
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.job import Data, Job, Trainer
+from isthmus.topology.spec.job import Data, Job, Trainer
 from tests.multiprocess.harness import job_yaml
 
 pytestmark = pytest.mark.slow

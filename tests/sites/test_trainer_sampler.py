@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.sites.trainer import sampler
-from isthmus.topology.cost.compute import share
+from isthmus.topology.spec.compute import share
 
 
 @settings(max_examples=200)

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from isthmus.sites.trainer.learning import learning_rate
-from isthmus.topology.job import Optimizer
+from isthmus.topology.spec.job import Optimizer
 
 OPTIMIZER = Optimizer(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)
 

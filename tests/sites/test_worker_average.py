@@ -14,7 +14,7 @@ from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline
 from isthmus.sites.worker.exactness import Exactness
 from isthmus.sites.worker.tensor_average import MAX_LISTS, Packer, TensorAverage
 from isthmus.sites.worker.tensor_hashes import layout_of
-from isthmus.topology.job import Exchange as ExchangeWish
+from isthmus.topology.spec.job import Exchange as ExchangeWish
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs

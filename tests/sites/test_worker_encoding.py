@@ -23,8 +23,8 @@ from isthmus.sites.local.chunk_grid import grid
 from isthmus.sites.local.rank_messages import EncodingOffer, Form
 from isthmus.sites.worker.device_codecs import DEVICE_CODECS
 from isthmus.sites.worker.shard_encoder import ShardEncoder, encodes_here
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.trees.trees import ReductionPlan, star
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from tests.fakes.exchanges import Exchanges, request_of
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways

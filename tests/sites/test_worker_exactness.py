@@ -12,8 +12,8 @@ import torch
 
 from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS
 from isthmus.sites.worker.exactness import Exactness
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Exchange, LinkCodec
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Exchange, LinkCodec
 from tests.fakes.ranks import Program
 from tests.sites import training_programs, worker_programs
 from tests.sites.test_worker_training import run

@@ -18,7 +18,7 @@ from isthmus.sites.local.rank_messages import Reduced
 from isthmus.sites.worker.environment import Environment, NotLaunchedError
 from isthmus.sites.worker.gateway_link import GatewayLink
 from isthmus.sites.worker.joining import join
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import environment, results, run_ranks
 from tests.sites import worker_programs

@@ -12,8 +12,8 @@ from isthmus.sites.worker.data_positions import DataPositions
 from isthmus.sites.worker.missing_sites import NOTICE_STEPS, MissingSites
 from isthmus.sites.worker.sampler import Sampler
 from isthmus.sites.worker.shuffling import key_of, shuffled
-from isthmus.topology.batch_rule import FullBatch
-from isthmus.topology.cost.compute import share
+from isthmus.topology.spec.batch_rule import FullBatch
+from isthmus.topology.spec.compute import share
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 16, 17, 1000])

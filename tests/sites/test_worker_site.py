@@ -15,7 +15,7 @@ from isthmus.protos import metrics
 from isthmus.sites.local.rank_messages import Welcome
 from isthmus.sites.worker.environment import lone_spec
 from isthmus.sites.worker.site import Site
-from isthmus.topology.job import Exchange, Job
+from isthmus.topology.spec.job import Exchange, Job
 from tests.fakes.lone_exchanges import RecordingLink
 
 LONG_S = 30.0

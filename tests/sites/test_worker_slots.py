@@ -16,7 +16,7 @@ from isthmus.sites.local.regions import FIRST_TENSOR_REGION
 from isthmus.sites.worker.exactness import Exactness
 from isthmus.sites.worker.slots import SharedTensors
 from isthmus.sites.worker.tensor_average import TensorAverage
-from isthmus.topology.job import Exchange as ExchangeWish
+from isthmus.topology.spec.job import Exchange as ExchangeWish
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.ranks import results, run_ranks
 from tests.fakes.two_sites import bits, gateway_processes

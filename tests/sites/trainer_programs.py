@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from isthmus.sites.trainer.__main__ import main
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.run_spec import RunSpec
+from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.ranks import JOB as JOB_TEXT
 
 JOB = (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.topology.cost.layer_time import A100, Device, Interior, interior
-from isthmus.topology.cost.model_shape import Degrees, Workload
 from isthmus.topology.cost.parallel import StepTime, step_time
+from isthmus.topology.spec.model_shape import Degrees, Workload
 
 _CSV = Path(__file__).parents[1] / "reference" / "vtrain_a100_steps.csv"
 

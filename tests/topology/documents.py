@@ -1,7 +1,7 @@
 """A small topology and job with everything in them, to be changed by tests."""
 
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 
 TOPOLOGY = """\
 version: 1

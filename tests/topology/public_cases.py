@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.topology.cost.layer_time import DEVICES, Device, Interior, interior
-from isthmus.topology.cost.model_shape import Degrees, Workload
+from isthmus.topology.spec.model_shape import Degrees, Workload
 from tests.topology.cost_cases import Case, Errors
 
 _CSV = Path(__file__).parents[1] / "reference" / "public_steps.csv"

@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from isthmus.topology.job import Exchange, Job, Model, Reduction, Trainer
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import SimulatedRun
-from isthmus.topology.world import Accelerator, Fabric, Topology
+from isthmus.topology.spec.job import Exchange, Job, Model, Reduction, Trainer
+from isthmus.topology.spec.world import Accelerator, Fabric, Topology
 from tests.fakes.small_worlds import small_site, small_world
 
 PLAIN = Settings(gateways_take_time=False)

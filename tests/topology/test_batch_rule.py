@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.topology.batch_rule import Batch, FullBatch, batch_with
+from isthmus.topology.spec.batch_rule import Batch, FullBatch, batch_with
 
 
 @pytest.mark.parametrize(

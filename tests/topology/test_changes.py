@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.script import Change
-from isthmus.topology.json_fields import read_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json
 
 FIGURES = st.dictionaries(
     st.sampled_from(("bytes_per_s", "delay_s", "jitter_s", "loss")),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus.sites.trainer import sampler
 from isthmus.sites.trainer.gpt import Gpt
-from isthmus.topology.cost.compute import (
+from isthmus.topology.spec.compute import (
     flops_per_sequence,
     layer_times,
     layers,
@@ -17,7 +17,7 @@ from isthmus.topology.cost.compute import (
     site_shares,
     step_compute_s,
 )
-from isthmus.topology.job import Job, Model, Trainer
+from isthmus.topology.spec.job import Job, Model, Trainer
 from tests.fakes.worlds import topology
 
 SMALL = Model(layers=2, heads=2, width=8, context=16)

@@ -15,8 +15,8 @@ import pytest
 
 from isthmus.topology.cost.layer_time import A100, H100, PassTimes, interior, layer_times
 from isthmus.topology.cost.memory import memory
-from isthmus.topology.cost.model_shape import Degrees, Workload, utilisation
 from isthmus.topology.cost.parallel import step_from_times, step_time
+from isthmus.topology.spec.model_shape import Degrees, Workload, utilisation
 from tests.topology.cost_cases import (
     EOS,
     SELENE,

@@ -19,8 +19,8 @@ from isthmus.topology.cost.memory import (
     outer_optimizer_bytes,
     stage_memories,
 )
-from isthmus.topology.cost.model_shape import Degrees, Workload
-from isthmus.topology.workload import RECOMPUTES
+from isthmus.topology.spec.model_shape import Degrees, Workload
+from isthmus.topology.spec.workload import RECOMPUTES
 from tests.topology.cost_cases import gpt
 
 GIB = 2**30

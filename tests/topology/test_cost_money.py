@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.topology.cost.money import accelerators_usd, egress_usd
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.world import Topology
 
 
 def world(rate: str = "1Gbit/s") -> Topology:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.topology.cost.collectives import Channel, Level, all_reduce_s, overlap
-from isthmus.topology.cost.model_shape import Degrees
 from isthmus.topology.cost.parallel import gradients_ready_s
+from isthmus.topology.spec.model_shape import Degrees
 from tests.topology.cost_cases import bytes_per_s_needed
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from isthmus.topology.catalogue.accelerators import catalogue
 from isthmus.topology.cost.collectives import Channel
-from isthmus.topology.cost.compute import layers
 from isthmus.topology.cost.layer_time import (
     A100,
     DEVICES,
@@ -23,7 +22,10 @@ from isthmus.topology.cost.layer_time import (
     interior,
     interior_of,
 )
-from isthmus.topology.cost.model_shape import (
+from isthmus.topology.cost.parallel import step_time
+from isthmus.topology.spec.compute import layers
+from isthmus.topology.spec.job import Model
+from isthmus.topology.spec.model_shape import (
     Degrees,
     Workload,
     layers_of_stages,
@@ -31,10 +33,8 @@ from isthmus.topology.cost.model_shape import (
     part_layers,
     workload_of,
 )
-from isthmus.topology.cost.parallel import step_time
-from isthmus.topology.job import Model
-from isthmus.topology.units import parse_rate
-from isthmus.topology.world import Fabric
+from isthmus.topology.spec.units import parse_rate
+from isthmus.topology.spec.world import Fabric
 from tests.fakes.worlds import topology
 from tests.topology.cost_cases import EOS, SELENE, gpt
 
@@ -244,7 +244,7 @@ def test_experts_far_apart_exchange_longer() -> None:
 
 
 def test_flat_devices_agree_with_modelled_compute() -> None:
-    """topology/cost/compute.py counts norms as if they multiplied, so within 0.5 %."""
+    """topology/spec/compute.py counts norms as if they multiplied, so within 0.5 %."""
     accelerator = topology().sites[0].accelerator
     model = Model(layers=4, heads=4, width=128, context=128)
     device = flat_device(accelerator)

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from isthmus.topology.cost.layer_time import A100, CONTENTION, H100
-from isthmus.topology.cost.model_shape import Degrees, Workload
 from isthmus.topology.cost.parallel import step_time
+from isthmus.topology.spec.model_shape import Degrees, Workload
 from tests.topology.cost_cases import EOS, SELENE, gpt
 from tests.topology.public_cases import (
     FUSED_EFFICIENCY,

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from isthmus.topology.cost.compute import flops_per_sequence, num_parameters
-from isthmus.topology.cost.model_shape import Workload, workload_of
-from isthmus.topology.job import Model
+from isthmus.topology.spec.compute import flops_per_sequence, num_parameters
+from isthmus.topology.spec.job import Model
+from isthmus.topology.spec.model_shape import Workload, workload_of
 from tests.topology.cost_cases import gpt, hardware_flops
 
 
@@ -46,7 +46,7 @@ def test_the_model_that_ships() -> None:
     model = Model()
     workload = workload_of(model)
     assert workload.parameters == num_parameters(model)
-    # topology/cost/compute.py counts norms as if they multiplied: 0.2 % more.
+    # topology/spec/compute.py counts norms as if they multiplied: 0.2 % more.
     assert workload.model_flops(1) == pytest.approx(flops_per_sequence(model), rel=0.005)
 
 

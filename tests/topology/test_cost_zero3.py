@@ -11,8 +11,8 @@ import dataclasses
 import pytest
 
 from isthmus.topology.cost.layer_time import A100, interior
-from isthmus.topology.cost.model_shape import Degrees, Workload
 from isthmus.topology.cost.parallel import step_time
+from isthmus.topology.spec.model_shape import Degrees, Workload
 from tests.topology.cost_cases import SELENE, gpt, hardware_flops
 
 FULL = Degrees(recompute="full")

@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.measured.measured_links import drifts
+from isthmus.topology.spec.measured_links import drifts
 from tests.topology.documents import TOPOLOGY, changed
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.topology.documents.editing import with_measured
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.measured.editing import with_measured
 from isthmus.topology.presets.templates import PRESETS, topology_yaml
+from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.text.yaml_document import read_document
 
 FIGURES = {"bandwidth": "8.7Gbit/s", "rtt": "64ms", "at": "2026-05-01T12:00:00Z"}

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from isthmus.topology.epoch import (
+from isthmus.topology.spec.epoch import (
     Epoch,
     Finished,
     Handover,
@@ -21,9 +21,9 @@ from isthmus.topology.epoch import (
     runs_of,
     union,
 )
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.run_spec import CodedPlan
-from isthmus.topology.trees.trees import ReductionPlan, Tree
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
+from isthmus.topology.spec.run_spec import CodedPlan
 
 PLAN = ReductionPlan(4, (Tree(3, {0: 3, 1: 0}),), "of three", (0, 1, 3))
 

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.topology.catalogue.accelerators import catalogue
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.expected_devices import DEVICES, expected_device, unlike
+from isthmus.topology.spec.expected_devices import DEVICES, expected_device, unlike
 
 TOPOLOGY = """\
 version: 1

@@ -3,8 +3,8 @@
 import pytest
 
 from isthmus.topology.documents.load import document_kind, load_topology
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import check_faults, load_faults
+from isthmus.topology.spec.errors import ConfigError
 from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.geography import great_circle_km, rtt_of_distance
-from isthmus.topology.world import Location
+from isthmus.topology.spec.geography import great_circle_km, rtt_of_distance
+from isthmus.topology.spec.world import Location
 
 LONDON = Location(lat=51.5074, lon=-0.1278)
 NEW_YORK = Location(lat=40.7128, lon=-74.0060)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.hashing import config_hash, topology_hash
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.hashing import config_hash, topology_hash
+from isthmus.topology.spec.world import Topology
 from tests.topology.documents import JOB, TOPOLOGY, changed
 
 WORLD = load_topology(TOPOLOGY, "t.yaml")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.geography import great_circle_km
 from isthmus.topology.importing.map_files import read_map
 from isthmus.topology.importing.map_import import Imported, Wishes, import_topology
 from isthmus.topology.importing.places import cities, nearest_city, place_of, plain, unique_names
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.geography import great_circle_km
+from isthmus.topology.spec.world import Topology
 
 MAPS = Path(__file__).parent / "maps"
 TEN_GBIT = Wishes(bytes_per_s=1.25e9)

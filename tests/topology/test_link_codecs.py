@@ -6,14 +6,23 @@ import random
 
 import pytest
 
-from isthmus.topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 from isthmus.topology.documents.run_documents import RunDocuments
-from isthmus.topology.hashing import config_hash
-from isthmus.topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import StepModel, exchange_time_s
-from isthmus.topology.model.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
-from isthmus.topology.model.wire_load import (
+from isthmus.topology.planner.reductions import named
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.simulation import link_loads
+from isthmus.topology.simulator.step_work import step_work
+from isthmus.topology.spec.hashing import config_hash
+from isthmus.topology.spec.job import CODECS, Exchange, Job, LinkCodec, Reduction
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from isthmus.topology.trees.link_codecs import codec_between, plan_codecs, smallest
+from isthmus.topology.trees.pairs import pairs_of
+from isthmus.topology.trees.shapes import widest_tree
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
+from isthmus.topology.trees.wire_load import (
     FRAME_BYTES,
     Load,
     Wire,
@@ -22,15 +31,6 @@ from isthmus.topology.model.wire_load import (
     gateways_s_per_byte,
     tree_ratios,
 )
-from isthmus.topology.planner.reductions import named
-from isthmus.topology.simulator.settings import Settings
-from isthmus.topology.simulator.simulation import link_loads
-from isthmus.topology.simulator.step_work import step_work
-from isthmus.topology.trees.link_codecs import codec_between, plan_codecs, smallest
-from isthmus.topology.trees.pairs import pairs_of
-from isthmus.topology.trees.shapes import widest_tree
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
-from isthmus.topology.world import Topology
 from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_placement import load, mistakes
 from tests.topology.test_trees_packing import (

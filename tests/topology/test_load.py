@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from isthmus.topology.world import (
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
+from isthmus.topology.spec.world import (
     CrossTraffic,
     Detection,
     Emulation,

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from isthmus.topology.job import Job, Reduction
-from isthmus.topology.member_plans import plan_for, plan_with_followers
 from isthmus.topology.planner.reductions import menu
-from isthmus.topology.run_spec import CodedPlan, RunSpec
-from isthmus.topology.trees.trees import ReductionPlan, Tree, has_same_turns
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Job, Reduction
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, has_same_turns
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.member_plans import plan_for, plan_with_followers
 from tests.fakes.run_specs import spec_of
 from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_trees_packing import script

@@ -8,19 +8,19 @@ import random
 
 import pytest
 
-from isthmus.topology.channels import SEND_BUFFER_BYTES, chunks_abreast
-from isthmus.topology.job import Job, Model
-from isthmus.topology.model.reduction_plans import plan_reduction, weighted_sets
 from isthmus.topology.model.site_timing import trainer_timing
 from isthmus.topology.model.step_model import StepModel
-from isthmus.topology.model.tree_times import plan_times_s
-from isthmus.topology.model.wire_load import Load, chunk_bytes_of
 from isthmus.topology.planner.search import Search
+from isthmus.topology.spec.job import Job, Model
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.channels import SEND_BUFFER_BYTES, chunks_abreast
 from isthmus.topology.trees.packing import NEAR_ENOUGH
 from isthmus.topology.trees.pairs import pairs_of
 from isthmus.topology.trees.shapes import ring_paths, widest_tree
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction, weighted_sets
+from isthmus.topology.trees.tree_times import plan_times_s
+from isthmus.topology.trees.wire_load import Load, chunk_bytes_of
 from tests.fakes.plannable import (
     a_job,
     a_job_of_one_size,

@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.topology.documents import JOB, TOPOLOGY, told
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.topology.cost.compute import rank_share, site_shares, step_compute_s
 from isthmus.topology.documents.run_documents import DocumentText, RunDocuments, load_run
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import config_hash
+from isthmus.topology.spec.compute import rank_share, site_shares, step_compute_s
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import config_hash
 from tests.fakes.described import TWO_SITES_YAML
 
 TOPOLOGY = """\

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from isthmus.topology.job import Job
 from isthmus.topology.planner.connections import first_connections, held_back
 from isthmus.topology.planner.plan import make_plan
-from isthmus.topology.world import Link, Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Link, Topology
 from tests.fakes.plannable import a_job, a_world
 
 WORLD = a_world([4e8, 4e8], [(0, 1, 1.25e8, 0.08)])

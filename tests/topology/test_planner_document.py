@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import plan_hashes
-from isthmus.topology.job import Exchange, Job, LinkCodec, NamedTree, Reduction
-from isthmus.topology.plan_wishes import PlanWishes
 from isthmus.topology.planner.document import PlanFile, plan_text
 from isthmus.topology.planner.plan import make_plan
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import plan_hashes
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, NamedTree, Reduction
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, a_world
 
 LINKS = [(0, 1, 2e5, 0.02), (0, 2, 1e4, 0.15), (1, 2, 1e4, 0.15)]

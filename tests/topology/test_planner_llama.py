@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.topology.cost.model_shape import workload_described
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.job import Job, Placed
 from isthmus.topology.planner.plan import make_plan
-from isthmus.topology.workload import Limits, Parallel
+from isthmus.topology.spec.job import Job, Placed
+from isthmus.topology.spec.model_shape import workload_described
+from isthmus.topology.spec.workload import Limits, Parallel
 
 FOLDER = Path(__file__).parents[2] / "examples" / "llama3_405b"
 JOB = load_job((FOLDER / "job.yaml").read_text(), "job.yaml")

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.cuts import placed_timings
 from isthmus.topology.planner.memory_fit import largest_micro_batch, rank_bytes
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.search import Search
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import Topology
 from tests.fakes.plannable import a_job, a_world
 
 LINKS = [(0, 1, 2e5, 0.02)]

@@ -11,15 +11,15 @@ import pytest
 
 from isthmus.topology.cost.layer_time import device_of, interior_of
 from isthmus.topology.cost.memory import memory
-from isthmus.topology.cost.model_shape import degrees_of, misfit, node_share, workload_described
 from isthmus.topology.cost.parallel import step_time
-from isthmus.topology.job import Placed
 from isthmus.topology.model.site_timing import Cut, SiteTiming, StageMemory, layers_together
 from isthmus.topology.planner.cuts import SiteCuts, every_cut, parallel_of, timing_point
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.search import Search, fastest_cuts
-from isthmus.topology.workload import DescribedModel, Limits, Parallel
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Placed
+from isthmus.topology.spec.model_shape import degrees_of, misfit, node_share, workload_described
+from isthmus.topology.spec.workload import DescribedModel, Limits, Parallel
+from isthmus.topology.spec.world import Topology
 from tests.fakes.described import MODEL, described_job, few_degrees, sites_of_nodes
 
 BIG = dataclasses.replace(MODEL, layers=24, width=8192, heads=64, global_batch=64)

@@ -13,9 +13,6 @@ import pytest
 from isthmus.topology.cost.local_sgd import local_round
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.run_documents import DocumentText, load_run
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import plan_hashes
-from isthmus.topology.job import Job, Model
 from isthmus.topology.model.buckets import gradient_bytes
 from isthmus.topology.planner.alternatives import widened
 from isthmus.topology.planner.document import PlanFile, plan_text
@@ -25,9 +22,12 @@ from isthmus.topology.planner.regime import rounds
 from isthmus.topology.planner.search import Search
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import simulate
-from isthmus.topology.units import format_size
-from isthmus.topology.workload import Limits
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import plan_hashes
+from isthmus.topology.spec.job import Job, Model
+from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.workload import Limits
+from isthmus.topology.spec.world import Topology
 from tests.fakes.described import MODEL, TWO_SITES_YAML, described_job, sites_of_nodes
 from tests.fakes.plannable import a_job, a_world
 from tests.topology.cost_cases import bytes_per_s_needed

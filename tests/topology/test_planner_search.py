@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from isthmus.topology.documents.placement import placed, restricted, unreached
-from isthmus.topology.job import Job, LinkCodec, Placed, Reduction
 from isthmus.topology.planner.choice import Sizing
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.reductions import menu
 from isthmus.topology.planner.search import Search, simulated, sizings, step_of
-from isthmus.topology.trees.trees import star
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Job, LinkCodec, Placed, Reduction
+from isthmus.topology.spec.reduction_plan import star
+from isthmus.topology.spec.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, a_world
 
 

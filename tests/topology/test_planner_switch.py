@@ -9,16 +9,16 @@ import random
 import pytest
 
 from isthmus.topology.documents.placement import placed
-from isthmus.topology.job import Exchange, Job, LinkCodec, Placed, Reduction
-from isthmus.topology.measured.measured_links import LinkFigures, with_measured
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import step_time
-from isthmus.topology.model.wire_load import chunk_bytes_of
 from isthmus.topology.planner.reductions import menu
 from isthmus.topology.planner.search import simulated, step_of
 from isthmus.topology.planner.switch import best_switch, relaunched_s
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed, Reduction
+from isthmus.topology.spec.measured_links import LinkFigures, with_measured
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.wire_load import chunk_bytes_of
 from tests.fakes.plannable import a_job, a_random_world, a_world
 
 FAST, SLOW = 1e7, 1e6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.text.yaml_document import MAX_BYTES, MAX_NODES, Place, read_document
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import FaultScript, expand
+from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.text.yaml_document import read_document
 from tests.topology import fault_documents
 from tests.topology.documents import JOB, TOPOLOGY

@@ -4,7 +4,7 @@ import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.run_documents import DocumentText, check_pair
-from isthmus.topology.errors import ConfigError
+from isthmus.topology.spec.errors import ConfigError
 from tests.topology.documents import JOB, TOPOLOGY, changed
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")

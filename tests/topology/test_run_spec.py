@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import REQUIRED
-from isthmus.topology.plan_wishes import Replan
-from isthmus.topology.run_spec import CodedPlan, RunSpec, _required, spec_hash
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import REQUIRED
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec, _required, spec_hash
 from tests.fakes.described import described_job
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology

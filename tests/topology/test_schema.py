@@ -2,8 +2,8 @@
 
 import pytest
 
-from isthmus.topology.documents.schema import SCHEMAS, schema, schema_text
 from isthmus.topology.presets.templates import SCHEMA_FOLDER
+from isthmus.topology.schemas.schema import SCHEMAS, schema, schema_text
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)

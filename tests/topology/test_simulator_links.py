@@ -9,12 +9,12 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from isthmus.topology.cost.slow_start import RTO_MIN_S, num_halvings, window_after
-from isthmus.topology.model.wire_load import Load
 from isthmus.topology.simulator.engine import Engine, Server
 from isthmus.topology.simulator.settings import DISTRIBUTIONS, Chance, Stragglers
 from isthmus.topology.simulator.wan_links import FairNetwork, FifoLink, Flow, max_min
-from isthmus.topology.world import Link
+from isthmus.topology.spec.world import Link
+from isthmus.topology.trees.slow_start import RTO_MIN_S, num_halvings, window_after
+from isthmus.topology.trees.wire_load import Load
 
 
 def test_actions_of_one_time_run_in_the_order_of_their_scheduling() -> None:

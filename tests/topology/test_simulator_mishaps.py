@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from isthmus.topology.cost.compute import step_compute_s
 from isthmus.topology.faults.script import Change, Kill, Pause, TimedChange
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import Outages, Settings, Stragglers
 from isthmus.topology.simulator.simulation import simulate
+from isthmus.topology.spec.compute import step_compute_s
 from tests.topology.simulated import PLAIN, a_job, a_topology, ends
 
 

@@ -7,9 +7,7 @@ import math
 
 import pytest
 
-from isthmus.topology.cost.compute import num_parameters, step_compute_s
 from isthmus.topology.cost.local_sgd import local_round
-from isthmus.topology.job import Job, Placed
 from isthmus.topology.model.step_model import exchange_time_s
 from isthmus.topology.simulator.settings import (
     Outages,
@@ -25,8 +23,10 @@ from isthmus.topology.simulator.simulation import (
     simulate,
     simulate_alone,
 )
-from isthmus.topology.workload import Parallel
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.compute import num_parameters, step_compute_s
+from isthmus.topology.spec.job import Job, Placed
+from isthmus.topology.spec.workload import Parallel
+from isthmus.topology.spec.world import Topology
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.topology.simulated import PLAIN, a_job, a_topology
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, among, star
 from isthmus.topology.trees.small_buckets import gathered_bytes
-from isthmus.topology.trees.trees import ReductionPlan, Tree, among, star
 from tests.fakes.tree_worlds import both_ways, world
 
 RATE, RTT_S = 25e6, 0.04

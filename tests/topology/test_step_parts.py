@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.step_parts import Crossing, RoundTimes, step_parts
+from isthmus.topology.spec.step_parts import Crossing, RoundTimes, step_parts
 
 seconds = st.floats(0.0, 100.0, allow_nan=False)
 crossings = st.builds(

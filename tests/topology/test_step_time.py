@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from isthmus.topology.cost.compute import num_parameters, step_compute_s
-from isthmus.topology.job import Job, Model, Trainer
 from isthmus.topology.model.step_model import exchange_time_s, largest_cycle_means, step_time
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.compute import num_parameters, step_compute_s
+from isthmus.topology.spec.job import Job, Model, Trainer
+from isthmus.topology.spec.world import Topology
 from tests.fakes.tree_worlds import TRIANGLE, both_ways, world
 from tests.topology.test_wire_time import job, relayed
 

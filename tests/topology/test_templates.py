@@ -6,8 +6,8 @@ import pytest
 
 from isthmus.topology.documents.load import document_kind, load_job, load_topology
 from isthmus.topology.documents.run_documents import DocumentText, check_pair
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.presets.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
+from isthmus.topology.trees.tree_choice import plan_reduction
 
 
 def test_the_templates_load_and_fit_together() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.timeouts import SHORTEST_DETECT_S, Timeouts
-from isthmus.topology.world import Detection
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.timeouts import SHORTEST_DETECT_S, Timeouts
+from isthmus.topology.spec.world import Detection
 
 
 def failure(

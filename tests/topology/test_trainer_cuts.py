@@ -9,12 +9,12 @@ import pytest
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.documents.placement import problems_of
 from isthmus.topology.documents.run_documents import DocumentText, joined
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job, Model
 from isthmus.topology.planner.cuts import every_cut, in_words, site_cuts
 from isthmus.topology.planner.plan import make_plan
-from isthmus.topology.trainer_cuts import cut_of, is_cut, is_uneven, why_not
-from isthmus.topology.workload import Parallel
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job, Model
+from isthmus.topology.spec.trainer_cuts import cut_of, is_cut, is_uneven, why_not
+from isthmus.topology.spec.workload import Parallel
 from tests.fakes.described import MODEL as MODEL_OF_SCRIPT
 from tests.fakes.described import sites_of_nodes
 

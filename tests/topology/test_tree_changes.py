@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from isthmus.topology.job import Exchange
 from isthmus.topology.model.site_timing import trainer_timing
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.local_search import improved
 from isthmus.topology.planner.reductions import tree_changes
+from isthmus.topology.spec.job import Exchange
+from isthmus.topology.spec.reduction_plan import WEIGHT_MAX, ReductionPlan, Tree, star
 from isthmus.topology.trees.pairs import Pairs, pairs_of
-from isthmus.topology.trees.trees import WEIGHT_MAX, ReductionPlan, Tree, star
 from tests.fakes.plannable import a_job_of_one_size, a_random_world
 
 PAIRS = pairs_of(a_random_world(random.Random(0), 3), Exchange())

@@ -12,20 +12,20 @@ import statistics
 import numpy as np
 import pytest
 
-from isthmus.topology.cost.compute import flops_per_sequence
-from isthmus.topology.cost.slow_start import unused_s
-from isthmus.topology.job import Exchange, Job, Model, Reduction, Trainer
-from isthmus.topology.model.reduction_plans import weighted_sets
 from isthmus.topology.model.step_model import step_time
-from isthmus.topology.model.tree_flow import unused_of_s
 from isthmus.topology.planner.reductions import named
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import simulate
+from isthmus.topology.spec.compute import flops_per_sequence
+from isthmus.topology.spec.job import Exchange, Job, Model, Reduction, Trainer
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.packing import NEAR_ENOUGH
 from isthmus.topology.trees.pairs import pairs_of
 from isthmus.topology.trees.shapes import widest_tree
-from isthmus.topology.trees.trees import ReductionPlan, Tree
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.slow_start import unused_s
+from isthmus.topology.trees.tree_choice import weighted_sets
+from isthmus.topology.trees.tree_flow import unused_of_s
 from tests.fakes.plannable import a_random_world
 
 MODEL = Model(layers=4, heads=4, width=128, context=64)

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.model.tree_times import carried
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.pairs import pairs_of
 from isthmus.topology.trees.shapes import groups_by_delay, hierarchy, ring_paths, rooted, way_up
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.tree_times import carried
 from tests.fakes.tree_worlds import (
     LINE,
     SQUARE,

@@ -6,11 +6,11 @@ import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.run_documents import DocumentText, check_pair
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.hashing import config_hash
-from isthmus.topology.job import NamedTree, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.trees.trees import Tree
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.hashing import config_hash
+from isthmus.topology.spec.job import NamedTree, Reduction
+from isthmus.topology.spec.reduction_plan import Tree
+from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.tree_worlds import job as tree_job
 from tests.fakes.tree_worlds import world
 from tests.topology.documents import JOB, TOPOLOGY, changed

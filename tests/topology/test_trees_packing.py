@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from isthmus.topology.job import Exchange, Job, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import exchange_time_s
-from isthmus.topology.model.tree_times import seconds_per_byte
+from isthmus.topology.spec.job import Exchange, Job, Reduction
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.packing import (
     EDGES_MAX,
     ENOUGH,
@@ -21,7 +20,8 @@ from isthmus.topology.trees.packing import (
     small_weights,
 )
 from isthmus.topology.trees.pairs import Edge, Pairs, pairs_of
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.tree_times import seconds_per_byte
 from tests.fakes.tree_worlds import both_ways, check_plan, random_world, world
 
 GIGABIT = 125e6

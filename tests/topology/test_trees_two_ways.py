@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from isthmus.topology.job import Exchange, Job, LinkCodec, Model, Trainer
 from isthmus.topology.model.buckets import gradient_bytes
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.model.tree_times import seconds_per_byte
-from isthmus.topology.plan_wishes import PlanWishes
 from isthmus.topology.planner.reductions import menu
 from isthmus.topology.planner.search import Search
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Model, Trainer
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.reduction_plan import Tree
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.packing import ENOUGH
 from isthmus.topology.trees.pairs import ASYMMETRIC, Hop, Pairs, pairs_of
-from isthmus.topology.trees.trees import Tree
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.tree_times import seconds_per_byte
 from isthmus.topology.trees.two_way_packing import (
     SITES_MAX,
     _cheapest_way,
@@ -25,7 +26,6 @@ from isthmus.topology.trees.two_way_packing import (
     uses_of,
     widest_two_way_tree,
 )
-from isthmus.topology.world import Topology
 from tests.fakes.plannable import a_random_world
 from tests.fakes.tree_worlds import both_ways, check_plan, job, world
 

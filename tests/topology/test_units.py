@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology import units
-from isthmus.topology.units import UnitError
+from isthmus.topology.spec import units
+from isthmus.topology.spec.units import UnitError
 
 EXACT: list[tuple[Callable[[object], float], object, float]] = [
     (units.parse_duration, "80ms", 0.08),

@@ -5,20 +5,20 @@ import dataclasses
 import pytest
 
 from isthmus.protos.frame import HEADER_BYTES
-from isthmus.topology.codec_costs import COSTS
-from isthmus.topology.job import Exchange, Job, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import exchange_time_s
-from isthmus.topology.model.tree_times import carried, plan_times_s, seconds_per_byte
-from isthmus.topology.model.wire_load import (
+from isthmus.topology.spec.job import Exchange, Job, Reduction
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import COSTS
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.tree_times import carried, plan_times_s, seconds_per_byte
+from isthmus.topology.trees.wire_load import (
     FRAME_BYTES,
     PACKET_FACTOR,
     Load,
     Wire,
     pipeline_bytes_of,
 )
-from isthmus.topology.trees.trees import ReductionPlan, Tree, star
-from isthmus.topology.world import Topology
 from tests.fakes.tree_worlds import LINE, TRIANGLE, both_ways, world
 
 CHUNK = 1000

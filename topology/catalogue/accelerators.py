@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import Field, PlainValidator
 
 from isthmus.topology.models.topology_model import AcceleratorModel
-from isthmus.topology.suggest import did_you_mean, one_of
+from isthmus.topology.spec.suggest import did_you_mean, one_of
+from isthmus.topology.spec.world import Accelerator
 from isthmus.topology.text.validation import Name, Strict, Text, validate, version_one
 from isthmus.topology.text.yaml_document import read_document
-from isthmus.topology.world import Accelerator
 
 _FILE = "accelerators.yaml"
 

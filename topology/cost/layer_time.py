@@ -39,9 +39,9 @@ from isthmus.topology.cost.collectives import (
     levels_of,
     reduce_scatter_s,
 )
-from isthmus.topology.cost.compute import peak_flops_per_s
-from isthmus.topology.cost.model_shape import Degrees, Workload
-from isthmus.topology.world import Accelerator, Site
+from isthmus.topology.spec.compute import peak_flops_per_s
+from isthmus.topology.spec.model_shape import Degrees, Workload
+from isthmus.topology.spec.world import Accelerator, Site
 
 GEMM_PASSES = 1.6
 """Times that a matrix multiplication moves its operands and its result: tiles read the same operand
@@ -162,7 +162,7 @@ class Interior:
 def flat_device(accelerator: Accelerator) -> Device:
     """Return a device on which FLOPs take what the topology's peak and MFU say, and nothing else.
 
-    The same as `topology/cost/compute.py`, so that plans agree with `trainer.compute: modelled`.
+    The same as `topology/spec/compute.py`, so that plans agree with `trainer.compute: modelled`.
     """
     peak = peak_flops_per_s(accelerator)
     return Device(peak_flops_per_s=peak, gemm_efficiency=accelerator.mfu)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.topology.cost.model_shape import (
+from isthmus.topology.spec.model_shape import (
     Degrees,
     Workload,
     check_fit,

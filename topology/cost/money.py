@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.world import Topology
 
 Hop = tuple[str, str]
 """The names of the sites that a directed link leads from and to."""

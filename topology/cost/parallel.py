@@ -42,7 +42,7 @@ from isthmus.topology.cost.layer_time import (
     head_times,
     layer_times,
 )
-from isthmus.topology.cost.model_shape import (
+from isthmus.topology.spec.model_shape import (
     Degrees,
     Workload,
     check_fit,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.topology.errors import Problem
-from isthmus.topology.geography import least_rtt_of_distance
+from isthmus.topology.spec.errors import Problem
+from isthmus.topology.spec.geography import least_rtt_of_distance
+from isthmus.topology.spec.units import format_distance, format_duration
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import Path, read_with_overrides
-from isthmus.topology.units import format_distance, format_duration
-from isthmus.topology.world import Topology
 
 
 def too_quick_links(

@@ -13,18 +13,17 @@ from pydantic import BaseModel
 
 from isthmus.topology.documents.references import check_references
 from isthmus.topology.documents.resolve import resolve
-from isthmus.topology.faults.loading import FaultsModel
-from isthmus.topology.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
-from isthmus.topology.job_environment import Variable
-from isthmus.topology.json_fields import read_json
 from isthmus.topology.models.job_model import CheckpointModel, JobModel, PlanModel
 from isthmus.topology.models.topology_model import TopologyModel
-from isthmus.topology.plan_wishes import PlanWishes, Replan
+from isthmus.topology.spec.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
+from isthmus.topology.spec.job_environment import Variable
+from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.plan_wishes import PlanWishes, Replan
+from isthmus.topology.spec.trainer_cuts import described
+from isthmus.topology.spec.workload import DescribedModel
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.validation import validate
 from isthmus.topology.text.yaml_document import read_with_overrides
-from isthmus.topology.trainer_cuts import described
-from isthmus.topology.workload import DescribedModel
-from isthmus.topology.world import Topology
 
 T = TypeVar("T")
 
@@ -137,7 +136,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 _TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys()
 _JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
-_FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
+_FAULTS_KEYS = {"seed", "faults"}
 _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternatives"}
 """The keys of a plan file: more than it has in common with a topology."""
 

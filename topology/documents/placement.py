@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence, Set
 
-from isthmus.topology.cost.model_shape import degrees_of, misfit, workload_described
-from isthmus.topology.job import Job
-from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import degrees_of, misfit, workload_described
+from isthmus.topology.spec.suggest import did_you_mean
+from isthmus.topology.spec.trainer_cuts import is_uneven, why_not
+from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.text.yaml_document import Path
-from isthmus.topology.trainer_cuts import is_uneven, why_not
-from isthmus.topology.world import Site, Topology
 
 Misplaced = tuple[Path, str]
 """A place in the job, and what is wrong there."""

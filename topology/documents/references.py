@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from isthmus.topology.catalogue.accelerators import catalogue, suggestion
 from isthmus.topology.documents.placement import unlinked
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.models.topology_model import (
     LOOPBACK,
     FailureModel,
@@ -19,9 +18,10 @@ from isthmus.topology.models.topology_model import (
     is_loopback,
     parse_endpoint,
 )
-from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.suggest import did_you_mean
+from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.text.yaml_document import Document, Path
-from isthmus.topology.timeouts import Timeouts
 
 LOOPBACK_INTERFACE = "lo"
 WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with, not bound

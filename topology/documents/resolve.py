@@ -6,7 +6,6 @@ from typing import Any
 
 from isthmus.topology.catalogue.accelerators import accelerator_of, catalogue
 from isthmus.topology.documents.references import ancestry
-from isthmus.topology.geography import great_circle_km, rtt_of_distance
 from isthmus.topology.models.topology_model import (
     LOOPBACK,
     EmulationModel,
@@ -16,9 +15,9 @@ from isthmus.topology.models.topology_model import (
     TopologyModel,
     WanModel,
 )
-from isthmus.topology.text.yaml_document import Document
-from isthmus.topology.units import format_duration
-from isthmus.topology.world import (
+from isthmus.topology.spec.geography import great_circle_km, rtt_of_distance
+from isthmus.topology.spec.units import format_duration
+from isthmus.topology.spec.world import (
     GATEWAY_PORTS,
     Accelerator,
     CrossTraffic,
@@ -32,6 +31,7 @@ from isthmus.topology.world import (
     Site,
     Topology,
 )
+from isthmus.topology.text.yaml_document import Document
 
 
 def resolve(document: Document, model: TopologyModel) -> Topology:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import Misplaced, placed, problems_of
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.job import Job
-from isthmus.topology.run_decisions import decide_reduction
-from isthmus.topology.run_spec import CodedPlan
+from isthmus.topology.documents.run_decisions import decide_reduction
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.run_spec import CodedPlan
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
 from isthmus.topology.trees.link_codecs import problems_of as problems_of_codecs
-from isthmus.topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from isthmus.topology.faults.script import (
     Span,
     figures_of,
 )
-from isthmus.topology.suggest import did_you_mean, one_of, shown
+from isthmus.topology.spec.suggest import did_you_mean, one_of, shown
+from isthmus.topology.spec.units import DURATION, format_duration, parse_duration
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.validation import Duration, Loss, Rate, Strict, validate, version_one
 from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
-from isthmus.topology.units import DURATION, format_duration, parse_duration
-from isthmus.topology.world import Topology
 
 MAX_FAULTS = 1000
 

@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.json_fields import to_json
-from isthmus.topology.units import format_duration, format_fraction, format_rate
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.units import format_duration, format_fraction, format_rate
+from isthmus.topology.spec.world import Topology
 
 KINDS = ("shape", "cut", "heal", "reset", "half_open")
 FIGURES = ("bytes_per_s", "delay_s", "jitter_s", "loss")

@@ -24,8 +24,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 from xml.parsers import expat
 
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.world import Location
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.world import Location
 
 MAX_NODES = 10_000
 MAX_EDGES = 100_000

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.geography import great_circle_km
 from isthmus.topology.importing.map_files import Edge, NetworkMap, Node, read_map, wrong
 from isthmus.topology.importing.places import nearest_city, place_of, plain, unique_names
 from isthmus.topology.models.topology_model import MAX_SITES
 from isthmus.topology.presets.templates import schema_line
-from isthmus.topology.suggest import did_you_mean
-from isthmus.topology.units import format_distance, format_rate
-from isthmus.topology.world import Location
+from isthmus.topology.spec.geography import great_circle_km
+from isthmus.topology.spec.suggest import did_you_mean
+from isthmus.topology.spec.units import format_distance, format_rate
+from isthmus.topology.spec.world import Location
 
 SHORTEST_KM = 1.0
 """Kilometres between two nodes at least, even where they are in one building."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from isthmus.topology.geography import great_circle_km
+from isthmus.topology.spec.geography import great_circle_km
+from isthmus.topology.spec.world import Location
 from isthmus.topology.text.yaml_document import read_document
-from isthmus.topology.world import Location
 
 NEAR_KM = 40.0
 """Kilometres to the middle of a city within which a node counts as being in that city."""

@@ -14,9 +14,9 @@ import functools
 import math
 from dataclasses import dataclass
 
-from isthmus.topology.cost.compute import layers, num_parameters
-from isthmus.topology.cost.model_shape import workload_described
-from isthmus.topology.job import Job, Model
+from isthmus.topology.spec.compute import layers, num_parameters
+from isthmus.topology.spec.job import Job, Model
+from isthmus.topology.spec.model_shape import workload_described
 
 FLOAT32_BYTES = 4
 
@@ -29,7 +29,7 @@ class Bucket:
     """Bytes of the bucket in float32."""
     last_layer: int
     """The layer whose backward pass completes the bucket, in the order of the forward pass
-    (isthmus.topology.cost.compute.layers)."""
+    (isthmus.topology.spec.compute.layers)."""
 
 
 def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:

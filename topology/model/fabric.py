@@ -6,7 +6,7 @@ import functools
 
 from isthmus.topology.cost.collectives import Channel, levels_of
 from isthmus.topology.cost.collectives import reduce_scatter_s as over_levels_s
-from isthmus.topology.world import Fabric, Site
+from isthmus.topology.spec.world import Fabric, Site
 
 
 def reduce_scatter_s(site: Site, num_bytes: float) -> float:

@@ -1,7 +1,7 @@
 """The effect of pauses on TCP's windows, and the time of exchanges with them. Pure, by arrays.
 
 Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again
-with a part of the window that it had (topology/cost/slow_start.py). How long it rests depends on
+with a part of the window that it had (topology/trees/slow_start.py). How long it rests depends on
 the step, and the step on the windows: topology/model/step_model.py begins with the first windows,
 as a run does, and goes on until windows stay as they are.
 
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isthmus.topology.cost.slow_start import RTO_MIN_S
-from isthmus.topology.model.tree_flow import Crossing, flow_and_uses_s, unused_of_s
-from isthmus.topology.model.tree_times import bytes_of_hops
-from isthmus.topology.model.wire_load import Load
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.slow_start import RTO_MIN_S
+from isthmus.topology.trees.tree_flow import Crossing, flow_and_uses_s, unused_of_s
+from isthmus.topology.trees.tree_times import bytes_of_hops
+from isthmus.topology.trees.wire_load import Load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,14 +14,14 @@ import functools
 import math
 from dataclasses import dataclass, field
 
-from isthmus.topology.cost.compute import sequence_s
 from isthmus.topology.cost.memory import most_in_flight, stage_memories
-from isthmus.topology.cost.model_shape import Degrees, Workload, layers_per_stage, node_share
 from isthmus.topology.cost.parallel import StepTime, gradients_ready_s, passages
-from isthmus.topology.job import Job
 from isthmus.topology.model.buckets import FLOAT32_BYTES, gradient_bytes, releases
 from isthmus.topology.model.fabric import reduce_scatter_s
-from isthmus.topology.world import Site
+from isthmus.topology.spec.compute import sequence_s
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import Degrees, Workload, layers_per_stage, node_share
+from isthmus.topology.spec.world import Site
 
 Point = tuple[float, ...]
 """The figures by which cuts are compared, entry by entry: the lower the better."""

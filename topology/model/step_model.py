@@ -8,7 +8,7 @@ has not left before,
     end_i(k-1) + leave_i(r) + x_ij(L(r)) + tail_j,
 
 with x_ij the time of an exchange of so much from i's start to j's end
-(topology/model/tree_times.py). TCP starts slowly for what leaves after a pause, with a window that
+(topology/trees/tree_times.py). TCP starts slowly for what leaves after a pause, with a window that
 depends on the pause (topology/model/pauses.py).
 
 Each rank's part crosses its own node's gateway and network card. All nodes of a site send side by
@@ -40,19 +40,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isthmus.topology.codec_costs import usual_ratio
-from isthmus.topology.cost.compute import site_shares
-from isthmus.topology.job import Job
 from isthmus.topology.model.buckets import gradient_bytes, releases
 from isthmus.topology.model.pauses import RestedLinks
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.site_timing import SiteTiming, trainer_timing
-from isthmus.topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
-from isthmus.topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte
+from isthmus.topology.spec.compute import site_shares
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import usual_ratio
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.small_buckets import gathered_bytes
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
+from isthmus.topology.trees.wire_load import Hop, Wire, card_s, gateways_s_per_byte
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

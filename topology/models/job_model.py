@@ -1,7 +1,7 @@
 """The job file as a user writes it, as pydantic models.
 
 It has the exchange, the reduction, the plan, the shipped trainer, and a model of one's own with its
-cut. Defaults are those of topology/job.py and topology/plan_wishes.py.
+cut. Defaults are those of topology/spec/job.py and topology/spec/plan_wishes.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from isthmus.topology.batch_rule import ON_FEWER_SITES
-from isthmus.topology.job import (
+from isthmus.topology.spec.batch_rule import ON_FEWER_SITES
+from isthmus.topology.spec.job import (
     CODECS,
     COMPUTES,
     NON_FINITE,
@@ -37,8 +37,8 @@ from isthmus.topology.job import (
     Reduction,
     Trainer,
 )
-from isthmus.topology.job_environment import NAME, OURS, VALUE_BYTES, VARIABLES_MAX
-from isthmus.topology.plan_wishes import (
+from isthmus.topology.spec.job_environment import NAME, OURS, VALUE_BYTES, VARIABLES_MAX
+from isthmus.topology.spec.plan_wishes import (
     CUTS,
     GATEWAYS,
     MICRO_BATCHES,
@@ -47,7 +47,16 @@ from isthmus.topology.plan_wishes import (
     PlanWishes,
     Replan,
 )
-from isthmus.topology.suggest import shown
+from isthmus.topology.spec.reduction_plan import TREES_MAX, WEIGHT_MAX
+from isthmus.topology.spec.suggest import shown
+from isthmus.topology.spec.units import (
+    DURATION,
+    format_duration,
+    format_fraction,
+    format_size,
+    parse_duration,
+)
+from isthmus.topology.spec.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 from isthmus.topology.text.validation import (
     SIZE_SCHEMA,
     Count,
@@ -64,15 +73,6 @@ from isthmus.topology.text.validation import (
     float32_size,
     version_one,
 )
-from isthmus.topology.trees.trees import TREES_MAX, WEIGHT_MAX
-from isthmus.topology.units import (
-    DURATION,
-    format_duration,
-    format_fraction,
-    format_size,
-    parse_duration,
-)
-from isthmus.topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 
 _EXCHANGE = Exchange()
 _REDUCTION = Reduction()

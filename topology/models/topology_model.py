@@ -1,6 +1,6 @@
 """The topology file as a user writes it.
 
-topology/documents/resolve.py makes what stands in topology/world.py of it.
+topology/documents/resolve.py makes what stands in topology/spec/world.py of it.
 
 What refers to a name is any text here: topology/documents/references.py tells whether it exists.
 """
@@ -14,7 +14,22 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from isthmus.topology.suggest import shown
+from isthmus.topology.spec.suggest import shown
+from isthmus.topology.spec.units import BDP, SIZE, UnitError, parse_size
+from isthmus.topology.spec.world import (
+    EARLY_ENDS,
+    EMULATORS,
+    LAUNCHERS,
+    SCRIPT_ERRORS,
+    SECURITY_MODES,
+    Detection,
+    Endpoint,
+    Launcher,
+    Listening,
+    PortRange,
+    Tls,
+)
+from isthmus.topology.spec.world import Queue as LinkQueue
 from isthmus.topology.text.validation import (
     Compute,
     Count,
@@ -36,21 +51,6 @@ from isthmus.topology.text.validation import (
     default,
     version_one,
 )
-from isthmus.topology.units import BDP, SIZE, UnitError, parse_size
-from isthmus.topology.world import (
-    EARLY_ENDS,
-    EMULATORS,
-    LAUNCHERS,
-    SCRIPT_ERRORS,
-    SECURITY_MODES,
-    Detection,
-    Endpoint,
-    Launcher,
-    Listening,
-    PortRange,
-    Tls,
-)
-from isthmus.topology.world import Queue as LinkQueue
 
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
@@ -338,7 +338,7 @@ class LauncherModel(Strict):
     ]
 
     def resolved(self) -> Launcher:
-        """Return this launcher as topology/world.py has it."""
+        """Return this launcher as topology/spec/world.py has it."""
         return Launcher(**self.model_dump(exclude={"options"}), options=tuple(self.options))
 
 

@@ -12,19 +12,19 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from isthmus.topology.cost.compute import site_shares
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.choice import Choice, Coding, by_rank, usd_per_s
 from isthmus.topology.planner.connections import first_connections
 from isthmus.topology.planner.reductions import Candidate, menu
 from isthmus.topology.planner.search import Search
 from isthmus.topology.planner.spreads import Split
+from isthmus.topology.spec.compute import site_shares
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job, Reduction
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Link, Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Link, Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
 
 FORMS = 4
 """The number of other reductions that are named, the fastest."""

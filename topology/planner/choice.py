@@ -7,18 +7,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from isthmus.topology.codec_costs import RELATIVE_ERRORS, usual_ratio
 from isthmus.topology.cost.money import accelerators_usd
 from isthmus.topology.documents.placement import restricted
-from isthmus.topology.job import CODECS, Exchange, Job, LinkCodec, Placed
 from isthmus.topology.model.site_timing import SiteTiming
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.cuts import parallel_of
 from isthmus.topology.planner.reductions import Candidate
 from isthmus.topology.planner.spreads import Split
+from isthmus.topology.spec.job import CODECS, Exchange, Job, LinkCodec, Placed
+from isthmus.topology.spec.reduction_plan import ReductionPlan, shape_of
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS, usual_ratio
 from isthmus.topology.trees.pairs import Edge, edge
-from isthmus.topology.trees.trees import ReductionPlan, shape_of
-from isthmus.topology.world import Topology
 
 Rank = tuple[float, ...]
 """The figures that order choices, entry by entry: the lower the better."""

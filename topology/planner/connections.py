@@ -1,6 +1,6 @@
 """The number of TCP connections with which the gateways of a link begin, and why. Pure.
 
-A job may name a number. Else gateways decide, by topology/channels.py before anything has
+A job may name a number. Else gateways decide, by topology/trees/channels.py before anything has
 crossed, and by the losses that their kernels count from then on
 (sites/gateway/links/congestion/connections.py). A plan writes down what that comes to by the
 topology's figures; it changes nothing.
@@ -8,7 +8,6 @@ topology's figures; it changes nothing.
 
 from __future__ import annotations
 
-from isthmus.topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
 from isthmus.topology.cost.tcp import (
     CONGESTION_CONTROLS,
     PAYLOAD_SHARE,
@@ -17,10 +16,11 @@ from isthmus.topology.cost.tcp import (
     connections_needed,
     link_bytes_per_s,
 )
-from isthmus.topology.job import Job
-from isthmus.topology.model.wire_load import send_buffer_bytes_of
-from isthmus.topology.units import format_fraction, format_rate, format_size
-from isthmus.topology.world import Link, Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.units import format_fraction, format_rate, format_size
+from isthmus.topology.spec.world import Link, Topology
+from isthmus.topology.trees.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
+from isthmus.topology.trees.wire_load import send_buffer_bytes_of
 
 _CARRIED = 0.8
 """Share of a link that all its allowed connections have to carry, or a plan warns of it."""

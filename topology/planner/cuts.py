@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import le
 from typing import TypeVar
 
-from isthmus.topology.cost.compute import site_shares
 from isthmus.topology.cost.layer_time import (
     PassTimes,
     device_of,
@@ -28,10 +27,7 @@ from isthmus.topology.cost.layer_time import (
     layer_times,
 )
 from isthmus.topology.cost.memory import memory
-from isthmus.topology.cost.model_shape import Degrees, Workload, degrees_of, workload_described
 from isthmus.topology.cost.parallel import StepTime, step_from_times
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job, Placed
 from isthmus.topology.model.site_timing import (
     Cut,
     Point,
@@ -40,10 +36,14 @@ from isthmus.topology.model.site_timing import (
     layers_together,
     trainer_timing,
 )
-from isthmus.topology.trainer_cuts import is_planned, is_uneven
-from isthmus.topology.units import format_size
-from isthmus.topology.workload import DescribedModel, Parallel
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.compute import site_shares
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job, Placed
+from isthmus.topology.spec.model_shape import Degrees, Workload, degrees_of, workload_described
+from isthmus.topology.spec.trainer_cuts import is_planned, is_uneven
+from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.workload import DescribedModel, Parallel
+from isthmus.topology.spec.world import Site, Topology
 
 Item = TypeVar("Item")
 _CLOSEST = 400

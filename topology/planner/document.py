@@ -6,13 +6,13 @@ The rest is for people, and for programs that compare plans.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import yaml
 
-from isthmus.topology.errors import ConfigError, Problem
 from isthmus.topology.planner.document_models import PlanFileModel
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.plan_decisions import JOB_PATHS, overrides_of
 from isthmus.topology.text.validation import validate
 from isthmus.topology.text.yaml_document import (
     Document,
@@ -20,17 +20,6 @@ from isthmus.topology.text.yaml_document import (
     read_plain,
     read_with_overrides,
 )
-
-_JOB_PATHS = {
-    "placement": "placement",
-    "reduction": "reduction",
-    "micro_batch": "trainer.micro_batch",
-    **{
-        f"exchange.{key}": f"exchange.{key}"
-        for key in ("codec", "codecs", "chunk", "bucket", "channels_per_link")
-    },
-}
-"""The path in a job of each decision."""
 
 
 class PlanFile:
@@ -63,7 +52,7 @@ class PlanFile:
         """Refuse another job, or another topology, than the plan was made for.
 
         Args:
-            hashes: isthmus.topology.hashing.plan_hashes of what is to be run.
+            hashes: isthmus.topology.spec.hashing.plan_hashes of what is to be run.
             job: What messages call it.
             topology: Likewise.
 
@@ -96,23 +85,9 @@ class PlanFile:
         return ConfigError([*self._document.problems, *told.problems])
 
 
-def overrides_of(decisions: dict[str, Any]) -> list[str]:
-    """Return decisions as a plan file has them as overrides of a job: `path=value` each."""
-    found = []
-    for path, in_job in _JOB_PATHS.items():
-        value: Any = decisions
-        for key in path.split("."):
-            value = value.get(key)
-        if value is None:
-            continue
-        # JSON is YAML in which a text cannot be taken for anything else.
-        found.append(f"{in_job}={json.dumps(value, ensure_ascii=False)}")
-    return found
-
-
 def _path_in_plan(problem: Problem) -> tuple[str | int, ...] | None:
     """Return which decision a problem of the job is about, by keys and positions."""
-    for path, in_job in _JOB_PATHS.items():
+    for path, in_job in JOB_PATHS.items():
         if problem.path == in_job or problem.path.startswith(f"{in_job}."):
             rest = problem.path[len(in_job) :].strip(".")
             parts = [*path.split("."), *(rest.split(".") if rest else [])]

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from isthmus.topology.job import CODECS
 from isthmus.topology.models.job_model import (
     LINK_CODECS_MAX,
     Bucket,
@@ -16,6 +15,7 @@ from isthmus.topology.models.job_model import (
     PlacedModel,
     ReductionModel,
 )
+from isthmus.topology.spec.job import CODECS
 from isthmus.topology.text.validation import Count, Number, Strict, Text, choice, version_one
 
 Seconds = Annotated[Number, Field(ge=0)]
@@ -24,7 +24,7 @@ Dollars = Annotated[Number, Field(ge=0)]
 
 
 class MadeForModel(Strict):
-    """The hashes of what the plan follows from: isthmus.topology.hashing.plan_hashes."""
+    """The hashes of what the plan follows from: isthmus.topology.spec.hashing.plan_hashes."""
 
     job: Text
     topology: Text

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from isthmus.topology.cost.compute import num_parameters
-from isthmus.topology.cost.model_shape import workload_described
 from isthmus.topology.model.site_timing import SiteTiming
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.alternatives import Alternatives, widened
@@ -17,7 +15,9 @@ from isthmus.topology.planner.memory_fit import largest_micro_batch
 from isthmus.topology.planner.regime import regime
 from isthmus.topology.planner.search import Search, fastest_cuts
 from isthmus.topology.planner.spreads import busiest
-from isthmus.topology.units import (
+from isthmus.topology.spec.compute import num_parameters
+from isthmus.topology.spec.model_shape import workload_described
+from isthmus.topology.spec.units import (
     format_duration,
     format_fraction,
     format_rate,

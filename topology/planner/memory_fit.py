@@ -7,12 +7,12 @@ are summed first. The trainer takes one number for all sites, so the least memor
 
 from __future__ import annotations
 
-from isthmus.topology.codec_costs import RELATIVE_ERRORS
 from isthmus.topology.cost.memory import exchange_bytes, memory
-from isthmus.topology.cost.model_shape import Degrees, workload_of
-from isthmus.topology.job import Job
-from isthmus.topology.units import format_size
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import Degrees, workload_of
+from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.world import Site, Topology
+from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 
 
 def too_large(job: Job, topology: Topology) -> list[str]:

@@ -7,10 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.topology.cost.model_shape import utilisation, workload_described
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.hashing import plan_hashes
-from isthmus.topology.job import Job
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.alternatives import Alternatives
 from isthmus.topology.planner.choice import Choice
@@ -19,8 +15,12 @@ from isthmus.topology.planner.explain import binding, efficiency, sentences
 from isthmus.topology.planner.memory_fit import too_large
 from isthmus.topology.planner.search import Search
 from isthmus.topology.planner.sources import inputs, warnings
-from isthmus.topology.units import format_size
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.hashing import plan_hashes
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import utilisation, workload_described
+from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.world import Site, Topology
 
 _FRONT = 8
 """The most cuts of a site that are listed: the fastest that nothing beats in time and memory."""

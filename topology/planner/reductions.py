@@ -15,9 +15,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job, NamedTree, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction, weighted_sets
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job, NamedTree, Reduction
+from isthmus.topology.spec.reduction_plan import (
+    TREES_MAX,
+    WEIGHT_MAX,
+    ReductionPlan,
+    Tree,
+    shape_of,
+    star,
+)
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.packing import NEAR_ENOUGH
 from isthmus.topology.trees.pairs import Pairs, edge, pairs_of
 from isthmus.topology.trees.shapes import (
@@ -28,9 +36,8 @@ from isthmus.topology.trees.shapes import (
     ring_paths,
     widest_tree,
 )
-from isthmus.topology.trees.trees import TREES_MAX, WEIGHT_MAX, ReductionPlan, Tree, shape_of, star
+from isthmus.topology.trees.tree_choice import plan_reduction, weighted_sets
 from isthmus.topology.trees.two_way_packing import widest_two_way_tree
-from isthmus.topology.world import Topology
 
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
 """Ratios by which whole weights may be off a linear program: fewer turns share out few chunks

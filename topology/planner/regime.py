@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from isthmus.topology.cost.local_sgd import Round, local_round
 from isthmus.topology.cost.memory import outer_optimizer_bytes
-from isthmus.topology.units import format_duration, format_fraction, format_size, significant
+from isthmus.topology.spec.units import format_duration, format_fraction, format_size, significant
 
 _UTILISED = 0.95
 """Share of a round's time that longer rounds are to leave to compute."""

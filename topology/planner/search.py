@@ -25,16 +25,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from isthmus.topology.codec_costs import usual_ratio
 from isthmus.topology.cost.money import egress_usd
 from isthmus.topology.documents.placement import restricted, unreached
-from isthmus.topology.job import Job, Reduction
 from isthmus.topology.model.buckets import gradient_bytes
 from isthmus.topology.model.site_timing import SiteTiming
 from isthmus.topology.model.step_model import StepModel
-from isthmus.topology.model.tree_times import seconds_per_byte
-from isthmus.topology.model.wire_load import tree_ratios
-from isthmus.topology.plan_wishes import PlanWishes
 from isthmus.topology.planner.choice import (
     Choice,
     Coding,
@@ -59,10 +54,15 @@ from isthmus.topology.planner.site_options import SiteOptions
 from isthmus.topology.planner.spreads import Split, moves
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import SimulatedRun, simulate
+from isthmus.topology.spec.job import Job, Reduction
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.reduction_plan import Tree, shape_of
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import usual_ratio
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.pairs import Pairs, pairs_of
-from isthmus.topology.trees.trees import Tree, shape_of
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_times import seconds_per_byte
+from isthmus.topology.trees.wire_load import tree_ratios
 
 CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)

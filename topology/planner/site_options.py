@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from isthmus.topology.cost.compute import sequence_s
-from isthmus.topology.cost.model_shape import workload_described
-from isthmus.topology.job import Job
 from isthmus.topology.model.site_timing import SiteTiming, layers_together, trainer_timing
 from isthmus.topology.planner.cuts import SiteCuts, site_cuts
 from isthmus.topology.planner.spreads import Split, balanced
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.compute import sequence_s
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import workload_described
+from isthmus.topology.spec.world import Site, Topology
 
 _UNITS = (1, 8, 64)
 """Sequences that a cut may want whole multiples of: replicas, and their micro-batches."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from isthmus.topology.codec_costs import GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
-from isthmus.topology.cost.compute import flops_per_sequence, num_parameters, peak_flops_per_s
 from isthmus.topology.cost.layer_time import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
-from isthmus.topology.cost.model_shape import workload_described
-from isthmus.topology.job import Job
-from isthmus.topology.measured.measured_links import drifts
 from isthmus.topology.planner.choice import Choice, Coding
 from isthmus.topology.planner.connections import held_back
 from isthmus.topology.planner.cuts import why_not
 from isthmus.topology.planner.search import Search
-from isthmus.topology.units import format_duration, format_fraction, format_rate, format_size
-from isthmus.topology.world import Link, Site, Topology
+from isthmus.topology.spec.compute import flops_per_sequence, num_parameters, peak_flops_per_s
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.measured_links import drifts
+from isthmus.topology.spec.model_shape import workload_described
+from isthmus.topology.spec.units import format_duration, format_fraction, format_rate, format_size
+from isthmus.topology.spec.world import Link, Site, Topology
+from isthmus.topology.trees.codec_costs import GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 
 _RTT_ORIGINS = {
     "measured": "measured",

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from isthmus.topology.documents.placement import placed
-from isthmus.topology.job import Job, Placed, Reduction
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.plan_wishes import PlanWishes
 from isthmus.topology.planner.alternatives import even_split
 from isthmus.topology.planner.choice import Sizing
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.reductions import named
 from isthmus.topology.planner.search import Search
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Job, Placed, Reduction
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-SCHEMA_FOLDER = Path(__file__).resolve().parent.parent
+SCHEMA_FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 """The folder of this installation's JSON Schemas."""
 DEFAULT_PRESET = "three-coasts"
 PRESETS = {

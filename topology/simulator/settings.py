@@ -21,7 +21,7 @@ from statistics import NormalDist
 
 from isthmus.topology.faults.script import TimedChange
 from isthmus.topology.model.buckets import FLOAT32_BYTES, Bucket
-from isthmus.topology.units import format_duration, format_fraction
+from isthmus.topology.spec.units import format_duration, format_fraction
 
 _MASK = (1 << 64) - 1
 _NORMAL = NormalDist()
@@ -234,10 +234,10 @@ class Settings:
     """One of SHARINGS."""
     slow_start: bool | None = None
     """Whether TCP starts slowly after a pause; None: where there are packets
-    (topology/model/wire_load.py)."""
+    (topology/trees/wire_load.py)."""
     ratio: float | None = None
     """Encoded bytes for each byte of float32; None: as codecs usually come to
-    (topology/codec_costs.py)."""
+    (topology/trees/codec_costs.py)."""
     gateways_take_time: bool = True
     """Whether gateways take time; False: encoding, decoding and sending cost nothing."""
     stragglers: Stragglers | None = None

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.topology.faults.script import TimedChange
-from isthmus.topology.job import Job
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import Chance, Outage, Outages, Settings
 from isthmus.topology.simulator.step_work import StepWork, step_work
 from isthmus.topology.simulator.training import LocalTraining, Step, Training
 from isthmus.topology.simulator.wan_links import Hop, require_simulated
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Topology
 
 STUCK_MAX = 1000
 """Failures in a row without a step that is kept, after which a run counts as endless."""

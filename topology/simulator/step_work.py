@@ -24,25 +24,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from isthmus.topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from isthmus.topology.cost.collectives import overlap
-from isthmus.topology.cost.compute import layer_times, site_shares
 from isthmus.topology.cost.layer_time import device_of, interior_of
-from isthmus.topology.cost.model_shape import (
-    Degrees,
-    Workload,
-    degrees_of,
-    layers_per_stage,
-    node_share,
-    part_layers,
-    workload_described,
-)
 from isthmus.topology.cost.parallel import StepTime, gradients_ready_s, step_time
-from isthmus.topology.job import Job
 from isthmus.topology.model.buckets import FLOAT32_BYTES, Bucket, buckets_of
 from isthmus.topology.model.fabric import reduce_scatter_s
-from isthmus.topology.model.reduction_plans import plan_reduction
-from isthmus.topology.model.wire_load import PACKET_FACTOR, Hop, Load, Wire
 from isthmus.topology.simulator.engine import Server
 from isthmus.topology.simulator.settings import (
     BUCKETS_MAX,
@@ -51,9 +37,23 @@ from isthmus.topology.simulator.settings import (
     Settings,
     fragment_buckets,
 )
+from isthmus.topology.spec.compute import layer_times, site_shares
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import (
+    Degrees,
+    Workload,
+    degrees_of,
+    layers_per_stage,
+    node_share,
+    part_layers,
+    workload_described,
+)
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Site, Topology
+from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from isthmus.topology.trees.link_codecs import plan_codecs
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
+from isthmus.topology.trees.wire_load import PACKET_FACTOR, Hop, Load, Wire
 
 FLOWS_PER_STEP = 10_000
 """Hops of flows in a step, about: a tenth of a second of simulating."""
@@ -374,7 +374,7 @@ class StepWork:
     topology: Topology
     plan: ReductionPlan
     schedule: str
-    """One of isthmus.topology.job.SCHEDULES."""
+    """One of isthmus.topology.spec.job.SCHEDULES."""
     sites: tuple[SiteWork, ...]
     buckets: tuple[Bucket, ...]
     segments: tuple[tuple[Segment, ...], ...]

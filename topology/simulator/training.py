@@ -31,7 +31,7 @@ from isthmus.topology.simulator.settings import Chance, Settings
 from isthmus.topology.simulator.step_work import StepWork
 from isthmus.topology.simulator.tree_exchange import StepExchange
 from isthmus.topology.simulator.wan_links import changing_network
-from isthmus.topology.step_parts import Crossing, RoundTimes, StepParts, step_parts
+from isthmus.topology.spec.step_parts import Crossing, RoundTimes, StepParts, step_parts
 
 
 @dataclass(frozen=True, slots=True)

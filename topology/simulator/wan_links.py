@@ -6,7 +6,7 @@ at its full rate. A granule is as many chunks as are side by side on the link. A
 granule arrives one granule's time and half a round trip after the flow began. The next site passes
 it on from then on, for chunks are reduced one by one (engine.py says when this is exact). TCP
 starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the window
-that it had (topology/cost/slow_start.py).
+that it had (topology/trees/slow_start.py).
 
 **Several flows at once** (`FairNetwork`). Flows of different links meet only where a site's ports
 are narrower than its links together. There, and where flows are to share links, rates are max-min
@@ -26,7 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from isthmus.topology.cost.slow_start import (
+from isthmus.topology.faults.script import Change, TimedChange
+from isthmus.topology.simulator.engine import Engine, SimulationError
+from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.step_work import StepWork
+from isthmus.topology.spec.world import Link, Site
+from isthmus.topology.trees.slow_start import (
     RTO_MIN_S,
     is_rested_slow,
     num_halvings,
@@ -34,11 +39,6 @@ from isthmus.topology.cost.slow_start import (
     window_after,
     windows,
 )
-from isthmus.topology.faults.script import Change, TimedChange
-from isthmus.topology.simulator.engine import Engine, SimulationError
-from isthmus.topology.simulator.settings import Settings
-from isthmus.topology.simulator.step_work import StepWork
-from isthmus.topology.world import Link, Site
 
 Key = tuple[int, int, int]
 """The step, bucket and segment of a flow: lower keys go first."""

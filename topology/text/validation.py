@@ -24,10 +24,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from isthmus.topology import units
-from isthmus.topology.suggest import did_you_mean, one_of, shown
+from isthmus.topology.spec import units
+from isthmus.topology.spec.suggest import did_you_mean, one_of, shown
+from isthmus.topology.spec.units import Quantity
 from isthmus.topology.text.yaml_document import Document, Path
-from isthmus.topology.units import Quantity
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 """The pattern of names, which become folders and labels."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.spec.errors import ConfigError, Problem
 
 Path = tuple[str | int, ...]
 """The keys and positions from the root to a value."""

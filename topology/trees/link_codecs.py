@@ -13,12 +13,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 
-from isthmus.topology.codec_costs import usual_ratio
-from isthmus.topology.job import CODECS, Exchange, Job
-from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.spec.job import CODECS, Exchange, Job
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.suggest import did_you_mean
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import Path
-from isthmus.topology.trees.trees import ReductionPlan
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.codec_costs import usual_ratio
 
 _WHOLE = 1 << 12
 """The size of a float32 chunk in the units that sizes are compared in: exact ratios give whole

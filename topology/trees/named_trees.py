@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from isthmus.topology.errors import Problem
-from isthmus.topology.job import NamedTree
-from isthmus.topology.suggest import did_you_mean
+from isthmus.topology.spec.errors import Problem
+from isthmus.topology.spec.job import NamedTree
+from isthmus.topology.spec.reduction_plan import Tree
+from isthmus.topology.spec.suggest import did_you_mean
 from isthmus.topology.trees.pairs import Pairs
 from isthmus.topology.trees.shapes import Groups
-from isthmus.topology.trees.trees import Tree
 
 
 def refused(key: str, message: str) -> Problem:

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from isthmus.topology.spec.reduction_plan import TREES_MAX, WEIGHT_MAX, Tree
 from isthmus.topology.trees.pairs import Edge, Pairs, edge
 from isthmus.topology.trees.shapes import rooted
-from isthmus.topology.trees.trees import TREES_MAX, WEIGHT_MAX, Tree
 
 EDGES_MAX = 120
 """The most edges of the program: all between 16 sites. An optimum has as many trees as edges at

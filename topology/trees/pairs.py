@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from isthmus.topology.job import Exchange
+from isthmus.topology.spec.job import Exchange
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import loads_of
-from isthmus.topology.world import Topology
 
 Edge = tuple[int, int]
 """The indices of two sites, the lower one first."""

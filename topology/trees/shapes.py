@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from isthmus.topology.spec.reduction_plan import Tree, star
 from isthmus.topology.trees.pairs import Edge, Pairs
-from isthmus.topology.trees.trees import Tree, star
 
 
 def best_hub(pairs: Pairs) -> int | None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from isthmus.topology.codec_costs import usual_ratio
-from isthmus.topology.trees.trees import ReductionPlan, Tree
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import usual_ratio
 
 _WORTH = 8
 """What a gather saves has to be so many times what its bytes take on the slowest link: other

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from isthmus.topology.spec.reduction_plan import Tree, shape_of
 from isthmus.topology.trees.packing import NEAR_ENOUGH, generated, least_weights
 from isthmus.topology.trees.pairs import Hop, Pairs
-from isthmus.topology.trees.trees import Tree, shape_of
 
 SITES_MAX = 8
 """The most sites that the program is solved for: of eight it takes a fourth of a second."""

@@ -34,10 +34,10 @@ from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.log_files import last_line
 from isthmus.protos.own_processes import leashed, own_command
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import expand
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import Topology
 
 LOOPBACK = "lo"
 LOOPBACK_ADDRESS = "127.0.0.1"

@@ -45,10 +45,10 @@ from isthmus.orchestrator.run_folder.run_files import (
 )
 from isthmus.protos import metrics
 from isthmus.topology.documents.load import split_overrides
-from isthmus.topology.job import Job
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import exchange_time_s
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
 
 ALLREDUCE = "allreduce.json"
 

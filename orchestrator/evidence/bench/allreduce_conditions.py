@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from isthmus.orchestrator.emulator.emulator_config import CROSS_TRAFFIC, shapes_of
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
-from isthmus.topology.errors import ConfigError
 from isthmus.topology.faults.loading import MAX_FAULTS
-from isthmus.topology.world import CrossTraffic, Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import CrossTraffic, Topology
 
 VARYING_S: Final = 5.0
 """Half a period: so long a link has its rate, and so long half of it."""

@@ -35,13 +35,13 @@ from isthmus.orchestrator.evidence.record.bench_record import (
 )
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError, measure
 from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
-from isthmus.topology.codec_costs import RATIOS
-from isthmus.topology.cost.compute import site_shares, step_compute_s
-from isthmus.topology.job import Job
 from isthmus.topology.model.buckets import buckets_of
 from isthmus.topology.model.step_model import step_time
 from isthmus.topology.simulator.step_work import GatewayCost, trainer_work
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.compute import site_shares, step_compute_s
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Site, Topology
+from isthmus.topology.trees.codec_costs import RATIOS
 
 Figures = TypeVar("Figures")
 

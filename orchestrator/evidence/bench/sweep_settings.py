@@ -17,15 +17,15 @@ from pathlib import Path
 from isthmus.orchestrator.documents import Pair, load_pair
 from isthmus.orchestrator.evidence.record.bench_record import Question, Sweep
 from isthmus.orchestrator.plans import as_launched
-from isthmus.topology.cost.compute import site_shares
 from isthmus.topology.cost.memory import memory
-from isthmus.topology.cost.model_shape import degrees_of, workload_described
-from isthmus.topology.errors import ConfigError, Problem
-from isthmus.topology.hashing import config_hash
 from isthmus.topology.planner.memory_fit import rank_bytes
+from isthmus.topology.spec.compute import site_shares
+from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.hashing import config_hash
+from isthmus.topology.spec.model_shape import degrees_of, workload_described
+from isthmus.topology.spec.world import Site
 from isthmus.topology.text.yaml_document import Document, read_with_overrides
 from isthmus.topology.text.yaml_document import Path as DocumentPath
-from isthmus.topology.world import Site
 
 MAX_SETTINGS = 500
 """At a minute a run, two days of one repeat: more is a slip of the keyboard."""

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomically
-from isthmus.topology.errors import ConfigError, Problem
+from isthmus.topology.spec.errors import ConfigError, Problem
 
 BENCH = "bench.json"
 
@@ -146,7 +146,7 @@ class LinkUse(_Strict):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted(_Strict):
-    """What topology/cost/compute.py and topology/model/tree_times.py expect of a step."""
+    """What topology/spec/compute.py and topology/trees/tree_times.py expect of a step."""
 
     compute_s: float
     exchange_s: float
@@ -165,7 +165,7 @@ class Result(_Strict):
 
     compute: Literal["modelled", "real"]
     schedule: str
-    """One of isthmus.topology.job.SCHEDULES."""
+    """One of isthmus.topology.spec.job.SCHEDULES."""
     emulator: str
     """As in Run; several, joined by `+`, where runs differed."""
     efficiency: Interval
@@ -211,9 +211,9 @@ class Question(_Strict):
     """Each --set."""
     compute: Literal["modelled", "real"]
     schedule: str | None
-    """Null: as the job says; else one of isthmus.topology.job.SCHEDULES."""
+    """Null: as the job says; else one of isthmus.topology.spec.job.SCHEDULES."""
     emulator: str | None
-    """Null: as the topology says; else one of isthmus.topology.world.EMULATORS."""
+    """Null: as the topology says; else one of isthmus.topology.spec.world.EMULATORS."""
     warmup_steps: int
     steps: int
     """Measured ones, after the warm-up."""

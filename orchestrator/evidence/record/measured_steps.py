@@ -14,7 +14,7 @@ from typing import Any
 from isthmus.orchestrator.core.run_metrics import RunMetrics
 from isthmus.orchestrator.evidence.record.bench_record import LinkBytes, Measured, Split
 from isthmus.protos import metrics
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.world import Topology
 
 Steps = dict[int, Mapping[str, float]]
 """One site's step records, by step; of its first rank, the only one that sends them."""

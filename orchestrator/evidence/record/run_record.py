@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
 from isthmus.orchestrator.core.run_view import RecordedEvent
 from isthmus.orchestrator.documents import read_text
@@ -23,16 +24,16 @@ from isthmus.orchestrator.evidence.record.step_timelines import (
     hold_back,
 )
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
+from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY, RunChoice
 from isthmus.orchestrator.run_folder.rotated_lines import parts_of
 from isthmus.orchestrator.run_folder.run_files import METRICS
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import placed
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job
-from isthmus.topology.world import Topology
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,16 @@ class RunRecord:
     def step_at(self, wall_s: float) -> int:
         """Return the last step that was done by then; 0 before the first."""
         return max((step for end_s, step in self.step_ends if end_s <= wall_s), default=0)
+
+
+def read_run_record(choice: RunChoice) -> RunRecord:
+    """Read everything that a run recorded.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    with reading(choice) as reader:
+        return read_record(reader.get(), list(reader.events(follow=False)))
 
 
 def read_record(run: control_pb2.Run, events: Sequence[control_pb2.Event]) -> RunRecord:

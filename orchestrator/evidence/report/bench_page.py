@@ -38,7 +38,7 @@ from isthmus.orchestrator.evidence.report.run_page import split_section
 from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of, told
-from isthmus.topology.units import UnitError, parse_duration, parse_rate
+from isthmus.topology.spec.units import UnitError, parse_duration, parse_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import known, ratio
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.model.reduction_plans import plan_reduction
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
-from isthmus.topology.world import Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

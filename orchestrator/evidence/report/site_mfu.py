@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.topology.cost.compute import flops_per_sequence, peak_flops_per_s, site_shares
-from isthmus.topology.cost.model_shape import utilisation, workload_described
-from isthmus.topology.errors import ConfigError
-from isthmus.topology.job import Job
-from isthmus.topology.model.reduction_plans import plan_reduction
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.cuts import placed_timings
-from isthmus.topology.world import Site, Topology
+from isthmus.topology.spec.compute import flops_per_sequence, peak_flops_per_s, site_shares
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.model_shape import utilisation, workload_described
+from isthmus.topology.spec.world import Site, Topology
+from isthmus.topology.trees.tree_choice import plan_reduction
 
 
 @dataclass(frozen=True, slots=True)

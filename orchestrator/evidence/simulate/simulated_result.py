@@ -38,16 +38,16 @@ from isthmus.orchestrator.evidence.simulate.simulated_run import records
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 from isthmus.orchestrator.evidence.view.formats import UNKNOWN
-from isthmus.topology.codec_costs import usual_ratio
 from isthmus.topology.cost.local_sgd import local_round
-from isthmus.topology.job import Job
 from isthmus.topology.model.step_model import StepModel, exchange_time_s
-from isthmus.topology.model.wire_load import gateways_s_per_byte, has_packets
 from isthmus.topology.planner.cuts import in_words, placed_timings
 from isthmus.topology.simulator.settings import Rounds
 from isthmus.topology.simulator.simulation import SimulatedRun
 from isthmus.topology.simulator.step_work import Inside
-from isthmus.topology.world import Site
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Site
+from isthmus.topology.trees.codec_costs import usual_ratio
+from isthmus.topology.trees.wire_load import gateways_s_per_byte, has_packets
 
 SIMULATED = "simulated"
 """The name that a simulated result has in the place of an emulator."""

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import ConsoleOptions
 
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.units import format_duration, format_fraction
+from isthmus.topology.spec.units import format_duration, format_fraction
 
 UNKNOWN = "-"
 WITH_LOSSES = "WITH_LOSSES"

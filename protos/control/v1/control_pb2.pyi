@@ -447,7 +447,7 @@ class Prepare(google.protobuf.message.Message):
     returns: builtins.bool
     """the run goes on without the site, which comes back: Resume lets it in"""
     run_spec: builtins.bytes
-    """what the run is: JSON of topology/run_spec.py, the same bytes for every site"""
+    """what the run is: JSON of topology/spec/run_spec.py, the same bytes for every site"""
     @property
     def topology(self) -> global___Document:
         """as submitted, to be kept beside the logs; nobody reads it again"""
@@ -842,7 +842,7 @@ class Settled(google.protobuf.message.Message):
     round: builtins.int
     """the latest that a gateway of the site has begun; -1: none"""
     finished: builtins.bytes
-    """chunks of rounds that are not known to be stable: JSON, topology/epoch.py"""
+    """chunks of rounds that are not known to be stable: JSON, topology/spec/epoch.py"""
     chain: builtins.int
     """of the digests of all rounds up to `chain_round`, all gateways together"""
     chain_round: builtins.int
@@ -885,9 +885,9 @@ class Resume(google.protobuf.message.Message):
     generation: builtins.int
     epoch: builtins.int
     record: builtins.bytes
-    """JSON of Epoch: topology/epoch.py"""
+    """JSON of Epoch: topology/spec/epoch.py"""
     handovers: builtins.bytes
-    """JSON of a list of Handover: topology/epoch.py"""
+    """JSON of a list of Handover: topology/spec/epoch.py"""
     @property
     def enters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """members that come back: others begin the epoch when their ranks do"""

@@ -66,7 +66,7 @@ from isthmus.sites.gateway.links.transport import (
 )
 from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.interfaces import address_of
-from isthmus.topology.world import GATEWAY_PORTS, Endpoint
+from isthmus.topology.spec.world import GATEWAY_PORTS, Endpoint
 
 _log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
 from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
-from isthmus.topology.world import Endpoint
+from isthmus.topology.spec.world import Endpoint
 
 Options = list[tuple[str, int | str]]
 

@@ -21,7 +21,7 @@ from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.frame_calls import FrameCall
 from isthmus.sites.gateway.links.peer_server import Context, abort
-from isthmus.topology.job import Probe
+from isthmus.topology.spec.job import Probe
 
 _log = logging.getLogger(__name__)
 

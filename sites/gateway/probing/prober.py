@@ -36,7 +36,7 @@ from isthmus.sites.gateway.links.transport import (
 )
 from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD, turn_s
-from isthmus.topology.job import Probe
+from isthmus.topology.spec.job import Probe
 
 _log = logging.getLogger(__name__)
 

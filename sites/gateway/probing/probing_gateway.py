@@ -24,7 +24,7 @@ from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.probing.probe_server import POUR_METHOD, ProbeServer, turn_s
 from isthmus.sites.gateway.probing.prober import Prober
-from isthmus.topology.job import Probe
+from isthmus.topology.spec.job import Probe
 
 _log = logging.getLogger(__name__)
 

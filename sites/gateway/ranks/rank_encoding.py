@@ -14,7 +14,7 @@ from isthmus.sites.codecs.registry import codec_named
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.local.chunk_grid import grid
 from isthmus.sites.local.rank_messages import EncodingOffer, Form, Reduce
-from isthmus.topology.trees.trees import ReductionPlan, has_same_turns
+from isthmus.topology.spec.reduction_plan import ReductionPlan, has_same_turns
 
 
 class RankEncoding:

@@ -36,7 +36,7 @@ from isthmus.sites.codecs.registry import BY_NUMBER
 from isthmus.sites.gateway.reduction.residuals import BucketResiduals
 from isthmus.sites.local.chunk_grid import Grid
 from isthmus.sites.local.rank_messages import WEIGHT_MAX
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 
 _ONE = np.float32(1)
 

@@ -1,11 +1,11 @@
 """The epochs of one gateway: which plan carries a round, and what a resume means. Pure.
 
-Members and trees change in two phases (topology/epoch.py). *Settle*: no new round begins. Where a
-site is lost, chunks stop, too, and what is finished here no longer changes: that is what the answer
-says. *Resume*: later rounds have the new plan. Where a site was lost, all rounds from the oldest
-unfinished one on have it. Each chunk of these has one of three fates: it is done, it comes from a
-site that has it, or it is done again. A change that was announced may also be *cancelled*, but not
-where a site is lost, for frames have been dropped.
+Members and trees change in two phases (topology/spec/epoch.py). *Settle*: no new round begins.
+Where a site is lost, chunks stop, too, and what is finished here no longer changes: that is what
+the answer says. *Resume*: later rounds have the new plan. Where a site was lost, all rounds from
+the oldest unfinished one on have it. Each chunk of these has one of three fates: it is done, it
+comes from a site that has it, or it is done again. A change that was announced may also be
+*cancelled*, but not where a site is lost, for frames have been dropped.
 
 Of each finished chunk the result's frames are kept, for those who might not get them, until its
 round is *stable*: finished at all members. A finished chunk of the next round proves that, for each
@@ -22,8 +22,8 @@ from isthmus.protos.errors import LocalProtocolError
 from isthmus.sites.codecs.codec import Codec
 from isthmus.sites.codecs.registry import codec_named
 from isthmus.sites.gateway.reduction.chunk_reduction import Role, roles
-from isthmus.topology.epoch import Finished, Runs, numbers_of, runs_of
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.epoch import Finished, Runs, numbers_of, runs_of
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 
 ChunkOrder = tuple[int, int, int]
 """Round, bucket, chunk."""

@@ -89,8 +89,8 @@ from isthmus.sites.gateway.reduction.residuals import Owed, Residuals
 from isthmus.sites.local.chunk_grid import Grid, Sharing, grid
 from isthmus.sites.local.rank_messages import Form, Missing, Reduce, Reduced
 from isthmus.sites.silence import Standstills
-from isthmus.topology.epoch import Finished
-from isthmus.topology.trees.trees import ReductionPlan
+from isthmus.topology.spec.epoch import Finished
+from isthmus.topology.spec.reduction_plan import ReductionPlan
 
 _log = logging.getLogger(__name__)
 

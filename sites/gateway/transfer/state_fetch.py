@@ -37,7 +37,7 @@ from isthmus.sites.local.entry_folder import (
     require_room,
 )
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.units import format_size
+from isthmus.topology.spec.units import format_size
 
 _log = logging.getLogger(__name__)
 

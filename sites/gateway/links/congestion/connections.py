@@ -1,8 +1,8 @@
 """How many TCP connections a link has: what fills it at first, then what its losses ask for.
 
 A job that names a number has exactly that many. Otherwise a link begins with what fills it
-(`topology/channels.py`), and `ChannelGrowth` adds some where packets are lost by chance. It also
-has the pace (`rate.py`) and the window (`window.py`) follow what the kernel counts.
+(`topology/trees/channels.py`), and `ChannelGrowth` adds some where packets are lost by chance. It
+also has the pace (`rate.py`) and the window (`window.py`) follow what the kernel counts.
 
 Where packets are lost at random, a connection carries what its congestion control believes in, and
 not what the link could. CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
@@ -39,7 +39,7 @@ from isthmus.sites.gateway.links.entrance import Entrance
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox
 from isthmus.sites.gateway.links.streams import Streams
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.topology.channels import first_channels
+from isthmus.topology.trees.channels import first_channels
 
 _log = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Measured figures of links, and how they come into a topology."""

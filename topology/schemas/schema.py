@@ -1,0 +1,53 @@
+"""The JSON Schemas of all documents, for editors: made from the models that check them.
+
+They are committed beside this file as `topology.schema.json`, `job.schema.json` and
+`faults.schema.json`; scripts/gen_schemas.py writes them.
+"""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from isthmus.topology.faults.loading import FaultsModel
+from isthmus.topology.models.job_model import JobModel
+from isthmus.topology.models.topology_model import TopologyModel
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "topology": TopologyModel,
+    "job": JobModel,
+    "faults": FaultsModel,
+}
+"""The models that check documents, by document kind."""
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a `topology`, `job` or `faults` document, as a new dict."""
+    generated = _without_null(SCHEMAS[kind].model_json_schema(by_alias=True))
+    return {"$schema": DIALECT, **generated, "title": f"isthmus {kind}"}
+
+
+def schema_text(kind: str) -> str:
+    """Return the schema as its committed file holds it."""
+    return json.dumps(schema(kind), indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return the schema without its nulls: an absent key is left out, never written as nothing."""
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_null(item) for key, item in value.items() if item is not None}
+    choices = kept.get("anyOf", [])
+    if {"type": "null"} in choices:
+        choices.remove({"type": "null"})
+        if len(choices) == 1:
+            del kept["anyOf"]
+            kept = {**choices[0], **kept}
+    # pydantic names a field after its attribute and a model after its class; neither helps a
+    # reader.
+    if isinstance(kept.get("title"), str):
+        del kept["title"]
+    return kept

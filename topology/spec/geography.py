@@ -1,0 +1,34 @@
+"""The distance between two places, and the time that light takes there and back."""
+
+import math
+
+from isthmus.topology.spec.world import Location
+
+EARTH_RADIUS_KM = 6371.0088
+"""Mean radius of the Earth in kilometres (IUGG)."""
+FIBRE_S_PER_KM = 4.9e-6
+"""Seconds per kilometre in fibre, one way: glass has a refractive index of about 1.468."""
+LONG_HAUL_KM = 1500.0
+LONG_INFLATION = 1.6
+SHORT_INFLATION = 2.2
+"""Ratio of a measured RTT to that of the straight line; short routes detour more, in proportion."""
+
+
+def great_circle_km(one: Location, other: Location) -> float:
+    """Return the length of the shortest path over the Earth's surface (haversine formula)."""
+    lat, other_lat = math.radians(one.lat), math.radians(other.lat)
+    half_lat = (other_lat - lat) / 2
+    half_lon = math.radians(other.lon - one.lon) / 2
+    chord = math.sin(half_lat) ** 2 + math.cos(lat) * math.cos(other_lat) * math.sin(half_lon) ** 2
+    return 2 * EARTH_RADIUS_KM * math.asin(min(1.0, math.sqrt(chord)))
+
+
+def rtt_of_distance(distance_km: float) -> float:
+    """Return the seconds there and back, typical for places that far apart on the map."""
+    inflation = SHORT_INFLATION if distance_km < LONG_HAUL_KM else LONG_INFLATION
+    return 2 * distance_km * FIBRE_S_PER_KM * inflation
+
+
+def least_rtt_of_distance(distance_km: float) -> float:
+    """Return the seconds there and back that light takes in a fibre without any detour."""
+    return 2 * distance_km * FIBRE_S_PER_KM

@@ -1,0 +1,65 @@
+"""Hashes that tell apart documents, and the plans made for them."""
+
+import dataclasses
+import hashlib
+import json
+
+from isthmus.topology.spec.job import Job, Trainer
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.world import Topology
+
+
+def topology_hash(topology: Topology) -> str:
+    """Return the sha256 of the resolved topology, in hex: comments and spelling do not count.
+
+    Fields at their defaults do not count either. So two builds come to the same hash when one of
+    them knows a field that the topology does not use.
+    """
+    in_use = to_json(topology, lambda field, item: field.compare and item != field.default)
+    return _sha256({"topology": in_use})
+
+
+def config_hash(job: Job, topology: Topology) -> str:
+    """Return the sha256 of job and topology together, in hex.
+
+    The path by which the job names its topology does not count, for the topology itself does.
+    """
+    described = dataclasses.replace(job, topology="")
+    return _sha256({"job": _compared(described), "topology": _compared(topology)})
+
+
+def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
+    """Return the sha256, in hex, of what a plan follows from: in the job, and in the topology.
+
+    How long a run is, what it is called, whether its WAN is emulated, and when it is planned again
+    make no other plan. The placement does not count: it is what a plan decides on a topology that
+    is described in full.
+    """
+    trainer = job.trainer
+    asked = Job(
+        name="",
+        topology="",
+        entrypoint=job.entrypoint,
+        exchange=job.exchange,
+        reduction=job.reduction,
+        trainer=Trainer(
+            global_batch=trainer.global_batch,
+            micro_batch=trainer.micro_batch,
+            model=trainer.model,
+        ),
+        plan=None if job.plan is None else dataclasses.replace(job.plan, replan=None),
+        workload=job.workload,
+    )
+    world = {"sites": _compared(topology.sites), "links": _compared(topology.links)}
+    return _sha256({"job": _compared(asked)}), _sha256(world)
+
+
+def _sha256(value: object) -> str:
+    """Return the hash of JSON in one spelling; repr writes floats alike on all machines."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _compared(value: object) -> object:
+    """Return JSON of what tells two values apart: other fields change no run."""
+    return to_json(value, lambda field, _: field.compare)

@@ -1,0 +1,54 @@
+"""The paths of a job's files: relative to the job file as they are written, absolute in a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import PurePath
+
+from isthmus.topology.spec.job import Checkpoint, Job
+
+
+def anchored(job: Job, folder: PurePath) -> Job:
+    """Return the job with absolute paths; those that are relative begin at `folder`."""
+    placed = _with_paths(job, lambda path: str(folder / path))
+    if job.checkpoint is None:
+        return placed
+    return dataclasses.replace(placed, checkpoint=anchored_checkpoint(job.checkpoint, folder))
+
+
+def moved(job: Job, source: PurePath, target: PurePath) -> Job:
+    """Return the job as it is where its files lie in `target` instead of `source`.
+
+    Paths outside of `source` stay, and so does the place of checkpoints: all sites share it.
+    """
+
+    def placed(path: str) -> str:
+        inside = PurePath(path)
+        return str(target / inside.relative_to(source)) if inside.is_relative_to(source) else path
+
+    return _with_paths(job, placed)
+
+
+def anchored_checkpoint(checkpoint: Checkpoint, folder: PurePath) -> Checkpoint:
+    """Return the settings with absolute paths; URLs stay as they are."""
+    return dataclasses.replace(
+        checkpoint,
+        to=_anchored_place(checkpoint.to, folder),
+        resume=None if checkpoint.resume is None else _anchored_place(checkpoint.resume, folder),
+    )
+
+
+def _anchored_place(place: str, folder: PurePath) -> str:
+    return place if "://" in place else str(folder / place)
+
+
+def _with_paths(job: Job, placed: Callable[[str], str]) -> Job:
+    data = job.trainer.data
+    files = tuple(placed(pattern) for pattern in data.files)
+    return dataclasses.replace(
+        job,
+        entrypoint=None if job.entrypoint is None else placed(job.entrypoint),
+        working_folder=None if job.working_folder is None else placed(job.working_folder),
+        trainer=dataclasses.replace(job.trainer, data=dataclasses.replace(data, files=files)),
+    )

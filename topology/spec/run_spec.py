@@ -1,0 +1,179 @@
+"""The spec of one run, decided once: everybody who takes part reads the same bytes.
+
+The coordinator resolves a submission into a `RunSpec` (topology/documents/run_decisions.py),
+serialises it once, and sends it to every site. Agents, gateways and ranks read it and decide
+nothing again, so they need neither YAML nor a planner, and sites cannot come to different plans.
+
+Versions. A site may run an older or a newer build than the coordinator. A reader gives a field that
+is missing its default, and skips a field that it does not know, unless the writer lists it under
+`required`: then it refuses the run by the field's name. A new field whose value changes what sites
+must do alike is declared with `metadata=REQUIRED` (topology/spec/json_fields.py). The writer lists
+it only where it differs from its default, so runs that do not use it still reach older sites.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.job_paths import moved
+from isthmus.topology.spec.json_fields import REQUIRED, json_bytes, json_of, read_json, to_json
+from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Topology
+
+_LIST = "required"
+"""The key of the serialised spec for the paths of such fields, where they are in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPlan:
+    """The reduction's trees and their codecs. Replanning replaces this, and no more."""
+
+    plan: ReductionPlan
+    """The reduction plan; sites are given by their place in the run's order."""
+    codecs: tuple[str, ...]
+    """The codec of each tree; for a gather, one."""
+
+    def to_bytes(self) -> bytes:
+        """Serialise: the same value gives the same bytes.
+
+        What is at its default is left out, for older sites refuse a field that they do not know.
+        """
+        return json_bytes(to_json(self, lambda field, item: item != field.default))
+
+    @classmethod
+    def from_bytes(cls, written: bytes) -> CodedPlan:
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            ConfigError: It did not, or this build does not know all of it.
+        """
+        return read_json(cls, _read(written))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One run, but for its id and its addresses."""
+
+    job: Job
+    """The resolved job: defaults, `--set` and a plan's decisions are in it, and paths are
+    absolute."""
+    topology: Topology
+    """The sites that take part, in the order in which contributions are summed, and their links."""
+    reduction: CodedPlan
+    """The reduction of all sites, which carries gradients until another plan does."""
+    chunk_bytes: int
+    """Bytes of a chunk in float32, for the whole run: `job.exchange.chunk_bytes`, or less where
+    links hold less."""
+    pipeline_bytes: int
+    """Bytes of float32 that a site must be able to have without a result, or links would wait."""
+    timeouts: Timeouts
+    job_folder: str = ""
+    """The folder of the job file where the job was launched; empty: an older coordinator did not
+    say."""
+    replan: Replan | None = None
+    """The settings of planning again by the coordinator; None: the run keeps its plan. Where it may
+    change, gateways have links to every site that they could have for a neighbour."""
+    first: CodedPlan | None = field(default=None, metadata=REQUIRED)
+    """The reduction that the run begins with, where it begins with some of its sites; None: with
+    all, by `reduction`."""
+
+    def job_at(self, site: str) -> Job:
+        """Return the job with its paths as they are at a site: `job_folder` may lie elsewhere."""
+        folder = self.topology.site(site).job_folder
+        return moved(self.job, PurePath(self.job_folder), PurePath(folder)) if folder else self.job
+
+    def working_folder_at(self, site: str) -> str | None:
+        """Return the folder in which the script runs at a site; None: the run's, or unknown.
+
+        The trainer that ships needs no folder of the user's.
+        """
+        job = self.job_at(site)
+        if job.working_folder is not None:
+            return job.working_folder
+        folder = self.topology.site(site).job_folder or self.job_folder
+        return folder if job.entrypoint is not None and folder else None
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The names of the sites, in the order of their indices."""
+        return tuple(site.name for site in self.topology.sites)
+
+    @property
+    def first_sites(self) -> tuple[str, ...]:
+        """The names of the sites that the run begins with, in the same order."""
+        begin = self.job.begin_with or self.site_names
+        return tuple(name for name in self.site_names if name in begin)
+
+    @property
+    def first_reduction(self) -> CodedPlan:
+        """The reduction that the run begins with: of `first_sites`."""
+        return self.first or self.reduction
+
+    def to_bytes(self) -> bytes:
+        """Serialise: the same value gives the same bytes."""
+        return json_bytes({**to_json(self), _LIST: sorted(set(_required(self)))})
+
+    @classmethod
+    def from_bytes(cls, written: bytes, reader: str = "this site") -> RunSpec:
+        """Read what `to_bytes` wrote, in this build or another.
+
+        Args:
+            written: The whole of it.
+            reader: Who has to be updated if it needs more than this build knows.
+
+        Raises:
+            ConfigError: It is no spec, or it needs a field that this build does not know.
+        """
+        fields = _read(written)
+        required = read_json(tuple[str, ...], fields.pop(_LIST, ()), _LIST)
+        skipped: list[str] = []
+        spec = read_json(cls, fields, on_unknown=lambda path: skipped.append(_by_name(path)))
+        for path in required:
+            if any(path == each or path.startswith(f"{each}.") for each in skipped):
+                raise ConfigError(
+                    f"the run needs `{path}`, which the isthmus at {reader} does not know: "
+                    f"update isthmus at {reader}"
+                )
+        return spec
+
+
+def spec_hash(written: bytes) -> str:
+    """Return the sha256, in hex, of a serialised spec: gateways compare it when they meet."""
+    return hashlib.sha256(written).hexdigest()
+
+
+def _read(written: bytes) -> dict[str, Any]:
+    fields = json_of(written, "what the run is,")
+    if not isinstance(fields, dict):
+        raise ConfigError("what the run is, is no JSON object")
+    return fields
+
+
+def _required(value: object, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields in use that no reader may skip."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _required(item, path)
+    if not dataclasses.is_dataclass(value):
+        return
+    for each in dataclasses.fields(value):
+        if not each.init:
+            continue
+        inside, item = f"{path}.{each.name}".lstrip("."), getattr(value, each.name)
+        if each.metadata.get("required") and item != each.default:
+            yield inside
+        yield from _required(item, inside)
+
+
+def _by_name(path: str) -> str:
+    """Return a path without positions in lists: `links.0.x` is a `links.x`."""
+    return ".".join(part for part in path.split(".") if not part.isdecimal())

@@ -1,0 +1,94 @@
+"""Which cuts of its model the trainer that ships can run, and which one a site has. Pure.
+
+The planner plans no other for it, and a placement that asks for another is refused. A user's own
+script is not asked: what it can do, its `workload.at_most` says.
+"""
+
+from __future__ import annotations
+
+from isthmus.topology.spec.compute import VOCABULARY
+from isthmus.topology.spec.job import Job, Model, Trainer
+from isthmus.topology.spec.workload import DescribedModel, Parallel
+from isthmus.topology.spec.world import Site
+
+
+def is_cut(job: Job) -> bool:
+    """Whether the shipped trainer's sites share the model among their ranks (FSDP2).
+
+    Else every rank has all of it (DistributedDataParallel). All sites do the same.
+    """
+    trainer = job.trainer
+    is_written = any(each.parallel is not None for each in job.placement)
+    return is_written or trainer.precision != "fp32" or trainer.offload
+
+
+def cut_of(job: Job, site: Site) -> Parallel:
+    """Return the cut of a site; where nothing is said, each rank has a part of a replica."""
+    for each in job.placement:
+        if each.site == site.name and each.parallel is not None:
+            return each.parallel
+    return Parallel(data=site.num_ranks, zero_stage=1, micro_batch=job.trainer.micro_batch)
+
+
+def described(trainer: Trainer, *, micro_batch: int | None) -> DescribedModel:
+    """Return the trainer's model as a plan takes one that it may cut.
+
+    `micro_batch` is the number of sequences at once, None: for the plan to decide.
+    """
+    model = trainer.model
+    return DescribedModel(
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        vocabulary=VOCABULARY,
+        context=model.context,
+        global_batch=trainer.global_batch,
+        tied=model.tied,
+        experts=model.experts,
+        active_experts=model.active_experts,
+        precision=trainer.precision,
+        micro_batch=micro_batch,
+        is_trainers=True,
+    )
+
+
+def why_not(model: Model | DescribedModel, cut: Parallel) -> str | None:
+    """Return why the trainer cannot cut its model so, naming the degree; None: it can."""
+    is_expert = cut.expert > 1
+    stages = cut.pipeline * cut.virtual_stages
+    wanted = (
+        (model.heads % cut.tensor == 0,
+         f"tensor: {cut.tensor} does not divide the {model.heads} heads"),
+        (model.context % cut.tensor == 0,
+         f"tensor: {cut.tensor} does not divide the context of {model.context}, which it cuts too"),
+        (cut.tensor == 1 or model.experts == 1,
+         "tensor: the trainer cuts no model with experts so; want 1"),
+        (cut.pipeline == 1 or not model.tied,
+         "pipeline: first and last stage would share a matrix; want trainer.model.tied: false"),
+        (stages <= model.layers,
+         f"pipeline: {stages} stages are more than the {model.layers} layers"),
+        (cut.context == 1,
+         "context: the trainer does not cut sequences; want 1"),
+        (model.experts % cut.expert == 0,
+         f"expert: {cut.expert} does not divide the {model.experts} experts"),
+        (not is_expert or (cut.data >= 2 * cut.expert and cut.zero_stage > 0),
+         "expert: want at least twice as many data ranks, and zero_stage 1 or 3"),
+        (cut.zero_stage != 2,
+         "zero_stage: 2 is not there, for gradients cross once a step; want 0, 1 or 3"),
+        (cut.replicate == 1 or (cut.zero_stage > 0 and not is_expert),
+         "replicate: want 1 with experts, or without a zero_stage"),
+    )  # fmt: skip
+    return next((why for fits, why in wanted if not fits), None)
+
+
+def is_planned(model: DescribedModel, cut: Parallel) -> bool:
+    """Whether a plan may choose a cut: the trainer can run it, however many sequences there are."""
+    return why_not(model, cut) is None and (cut.data == 1 or cut.zero_stage > 0)
+
+
+def is_uneven(cut: Parallel, sequences: int) -> bool:
+    """Whether replicas would take unlike numbers of sequences where all have to take as many.
+
+    What is only replicated, and experts, are reduced with equal weights.
+    """
+    return (cut.zero_stage == 0 or cut.expert > 1) and sequences % cut.data > 0

@@ -1,0 +1,133 @@
+"""The time that the chunks of a plan take from site to site. Pure.
+
+n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their
+own), cross links of rate r and round trip t:
+
+- Gather: every site sends everything to every other, all links at once. The slowest link decides:
+  max over links of (n c / r + t / 2).
+- Trees: chunks go up to the root and come back down, as through a pipeline whose links several
+  trees share: topology/trees/tree_flow.py.
+
+TCP starts slowly, after compute's pause as on its first day (topology/trees/slow_start.py): g
+connections send 10 packets each, and twice as many each round trip, until they fill the link; BBR's
+do not. The relay knows neither packets nor slow start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Link, Topology
+from isthmus.topology.trees.wire_load import Hop, Load
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+def plan_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    """Return by which time after one site's start another is done, as far as the first decides.
+
+    Returns:
+        Seconds from the first site's having its part to the second's having the last of the sum
+        that depends on it, by their indices. Pairs whose sites do not wait for each other are
+        missing; in a tree, a site other than the root waits for its own.
+    """
+    if plan.is_gather:
+        return _gather_times_s(plan, topology, load)
+    [times_s] = _trees_s(plan, topology, [load]).tolist()
+    return {
+        (source, target): each_s
+        for source, row in enumerate(times_s)
+        for target, each_s in enumerate(row)
+        if each_s > -math.inf
+    }
+
+
+def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
+    """Return the times of several loads: (loads, sites, sites), -inf where nobody waits."""
+    if not plan.is_gather:
+        return _trees_s(plan, topology, loads)
+    import numpy as np
+
+    found = np.full((len(loads), plan.num_sites, plan.num_sites), -math.inf)
+    for index, load in enumerate(loads):
+        for pair, each_s in _gather_times_s(plan, topology, load).items():
+            found[(index, *pair)] = each_s
+    return found
+
+
+def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
+    """Return what a load puts on each directed link, in the long run."""
+    return carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
+
+
+def seconds_per_byte(
+    plan: ReductionPlan, topology: Topology, ratios: Sequence[float] = (1.0,)
+) -> dict[Hop, float]:
+    """Return how long each directed link is busy for one byte of float32 that all sites sum up.
+
+    The largest is the time that the plan cannot beat, however well it is pipelined.
+
+    Args:
+        plan: Over the topology's sites.
+        topology: Gives the rates.
+        ratios: Encoded bytes for each of float32, by tree; one is of all of them.
+    """
+    return {
+        hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in carried(plan, ratios).items()
+    }
+
+
+def carried(plan: ReductionPlan, sizes: Sequence[float] = (1.0,)) -> dict[Hop, float]:
+    """Return what crosses each directed link in the long run; by default its share of all chunks.
+
+    Args:
+        plan: Over some sites.
+        sizes: What all chunks come to, if they were a tree's, by tree; one is of all of them.
+    """
+    weights = [tree.weight for tree in plan.trees] or [1]
+    total = sum(weights)
+    found: dict[Hop, float] = {}
+    for tree, weight in enumerate(weights):
+        part = sizes[tree if len(sizes) > 1 else 0] * weight / total
+        for hop in plan.hops(tree):
+            found[hop] = found.get(hop, 0.0) + part
+    return found
+
+
+def rate_of(topology: Topology, hop: Hop) -> float:
+    """Return the bytes per second of a directed link."""
+    return _link(topology, *hop).bytes_per_s
+
+
+def _link(topology: Topology, source: int, target: int) -> Link:
+    link = topology.link(topology.sites[source].name, topology.sites[target].name)
+    assert link is not None, "the plan uses links that are there"
+    return link
+
+
+def _gather_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    times_s = {}
+    for pair in itertools.permutations(range(plan.num_sites), 2):
+        link, num_bytes = _link(topology, *pair), load.num_chunks * load.chunk_bytes[0]
+        times_s[pair] = load.sending_s(link, num_bytes) + link.rtt_s / 2
+    return times_s
+
+
+def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
+    """Return crossings over trees of loads that all find connections warm, or all do not."""
+    # numpy takes a fifth of a second to import, and most processes never ask.
+    from isthmus.topology.trees.tree_flow import Crossing, flow_s
+
+    return flow_s(Crossing(plan, topology, loads))

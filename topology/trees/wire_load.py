@@ -1,0 +1,325 @@
+"""The load of one exchange on the wire: chunks, by links, codec, framing and packets. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.world import Link, Site, Topology
+from isthmus.topology.trees.channels import (
+    FLOWS_MAX,
+    SEND_BUFFER_BYTES,
+    chunks_abreast,
+    first_channels,
+)
+from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from isthmus.topology.trees.link_codecs import plan_codecs
+from isthmus.topology.trees.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
+
+Hop = tuple[int, int]
+"""A directed link, by the indices of its sites."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load that one exchange puts on the wire."""
+
+    num_chunks: int
+    num_abreast: int
+    """The most chunks that are on a link side by side."""
+    chunk_bytes: tuple[float, ...]
+    """Bytes on the wire of each tree's chunks; of a gather's, one entry."""
+    first_window_bytes: float | None
+    """Bytes of the first window of all connections of a link; None: there is no slow start."""
+    abreast_of_links: Mapping[Hop, float] | None = None
+    """The mean number of chunks side by side on each directed link; None: `num_abreast` on all."""
+
+    def abreast_on(self, hop: Hop) -> float:
+        """Return how many chunks are side by side on a directed link, if there are that many."""
+        return self.num_abreast if self.abreast_of_links is None else self.abreast_of_links[hop]
+
+    @property
+    def most_abreast(self) -> int:
+        """The most chunks that are side by side on any link, if there are that many."""
+        most = max((self.abreast_of_links or {}).values(), default=0.0)
+        return min(self.num_chunks, max(self.num_abreast, math.ceil(most)))
+
+    def window_of(self, link: Link) -> float:
+        """Return the first window of a link's connections; infinite if they do not start slowly."""
+        if self.first_window_bytes is None or not is_rested_slow(link.assumed_congestion):
+            return math.inf
+        return self.first_window_bytes
+
+    def of_gateways(self, count: int) -> Load:
+        """Return this load when so many gateways of each site send it side by side."""
+        window_bytes, abreast = self.first_window_bytes, self.abreast_of_links
+        return dataclasses.replace(
+            self,
+            num_abreast=min(count * self.num_abreast, self.num_chunks),
+            first_window_bytes=None if window_bytes is None else count * window_bytes,
+            abreast_of_links=abreast and {hop: count * each for hop, each in abreast.items()},
+        )
+
+    def sending_s(self, link: Link, num_bytes: float) -> float:
+        """Return how long the first `num_bytes` take to leave, windows waited for included."""
+        waited_s = unused_s(num_bytes, link.bytes_per_s, link.rtt_s, self.window_of(link))
+        return num_bytes / link.bytes_per_s + waited_s
+
+
+FRAME_BYTES = 64 + 5
+"""Bytes of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
+PACKET_BYTES = 1500
+PACKET_FACTOR = PACKET_BYTES / 1448
+"""Ratio of bytes on the wire to payload in full packets: IP and TCP headers with time stamps."""
+_CHUNKS_ON_THE_WAY = 4
+_ROUND_TRIP_MIN_S = 0.01
+_FRAME_MIN_S = 0.01
+"""Seconds of a frame on the slowest link, at least: smaller ones cost more of a processor than they
+are worth."""
+_CHUNK_BYTES_MIN = 64 << 10
+_CHUNK_BYTES_ENOUGH = 256 << 10
+"""Bytes of a chunk from which on a message's own cost counts no more beside that of its bytes: four
+sites whose links differ take 11 CPU seconds a GB with 64 KiB and 6 with this
+(docs/measurements/allreduce.md)."""
+_RESULT_ROUND_TRIPS = 3
+
+
+def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
+    """Return the size of a plan's chunks, in float32 bytes: at all sites, and in predictions.
+
+    Each link that the plan uses asks for a size of its own, with the codec of each tree. The plan
+    has their mean, on a scale of powers of two, in which a link counts by the time that it is busy.
+    So a narrow link that carries little does not make all other links' chunks small.
+    """
+    exchange = job.exchange
+    if exchange.is_cut:
+        return exchange.chunk_bytes
+    links = {(link.source, link.target): link for link in topology.links}
+    names = [site.name for site in topology.sites]
+    carried: defaultdict[tuple[Hop, str], float] = defaultdict(float)
+    for tree, codec in enumerate(plan_codecs(job, topology, plan)):
+        part = usual_ratio(codec) * (1 if plan.is_gather else plan.trees[tree].weight)
+        for hop in plan.hops(tree):
+            carried[hop, codec] += part
+    powers, busy = 0.0, 0.0
+    for ((source, target), codec), part in carried.items():
+        link = links[names[source], names[target]]
+        size = chunk_bytes_for(exchange.chunk_bytes, codec, link.bytes_per_s, link.rtt_s)
+        powers += part / link.bytes_per_s * math.log2(size / exchange.chunk_bytes)
+        busy += part / link.bytes_per_s
+    if not powers:
+        return exchange.chunk_bytes
+    size = round(math.log2(exchange.chunk_bytes) + powers / busy)
+    return min(exchange.chunk_bytes, 1 << size)
+
+
+def chunk_bytes_for(wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: float) -> int:
+    """Return the size of chunks for one link, in float32 bytes: as the job says at most.
+
+    Frames are acknowledged as a whole, so of what a link holds, a few must be on the way at once;
+    with larger ones it runs dry, or a router's queue runs over. And a sum is passed on once the
+    whole chunk is there. Small ones cost more of a processor than they are worth: up to
+    _CHUNK_BYTES_ENOUGH, two on the way have to do.
+
+    Args:
+        wanted_bytes: as the job says.
+        codec: its name; a chunk that it makes small may be larger.
+        bytes_per_s: of the link.
+        rtt_s: of the link.
+    """
+    ratio = RATIOS.get(codec, 1.0)
+    held = max(bytes_per_s * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio, 1.0)
+    best = int(held / _CHUNKS_ON_THE_WAY)
+    if best >= wanted_bytes:
+        return wanted_bytes
+    frame_min = max(bytes_per_s * _FRAME_MIN_S / ratio, 1.0)
+    least = 1 << max(math.ceil(math.log2(frame_min)), round(math.log2(held / 2)))
+    least = min(max(least, _CHUNK_BYTES_MIN), _CHUNK_BYTES_ENOUGH)
+    return min(wanted_bytes, max(1 << max(best.bit_length() - 1, 0), least))
+
+
+def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
+    """Return how many float32 bytes of a site's chunks may have to wait for their results at once.
+
+    A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and
+    half as much again in queues. Meanwhile no more leaves than the fastest link carries, or the
+    site with the least bandwidth, for every chunk has to get there; or than is encoded in that
+    time.
+    """
+    if not topology.links:
+        return 0
+    rates: dict[tuple[str, str], float] = defaultdict(float)
+    for link in topology.links:
+        rates["from", link.source] += link.bytes_per_s
+        rates["to", link.target] += link.bytes_per_s
+    bytes_per_s = min(*rates.values(), max(link.bytes_per_s for link in topology.links))
+    raw_bytes_per_s = max(
+        min(bytes_per_s / usual_ratio(codec), COSTS[codec].encode_bytes_per_s)
+        for codec in plan_codecs(job, topology, plan)
+    )
+    return int(_RESULT_ROUND_TRIPS * raw_bytes_per_s * max(link.rtt_s for link in topology.links))
+
+
+def channels_of(job: Job, topology: Topology) -> int:
+    """Return how many connections each link of a job begins with; where they differ, the fewest."""
+    buffer_bytes = send_buffer_bytes_of(topology)
+    return min(
+        (
+            first_channels(
+                job.exchange.channels_per_link,
+                link.max_flows or FLOWS_MAX,
+                link.bytes_per_s,
+                link.rtt_s,
+                buffer_bytes,
+            )
+            for link in topology.links
+        ),
+        default=1,
+    )
+
+
+def _abreast_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
+    """Return how many chunks are side by side on each directed link, by its sites' indices."""
+    buffer_bytes = send_buffer_bytes_of(topology)
+    index = {site.name: site.index for site in topology.sites}
+    return {
+        (index[link.source], index[link.target]): chunks_abreast(
+            job.exchange.channels_per_link,
+            link.max_flows or FLOWS_MAX,
+            link.bytes_per_s,
+            link.rtt_s,
+            buffer_bytes,
+        )
+        for link in topology.links
+    }
+
+
+def send_buffer_bytes_of(topology: Topology) -> int | None:
+    """Return what one connection can have on the way at most; None: no limit."""
+    # Emulated sites may buffer as much as they like: orchestrator/emulator/site_namespaces.py.
+    return None if topology.emulate and has_packets(topology) else SEND_BUFFER_BYTES
+
+
+def has_packets(topology: Topology) -> bool:
+    """Return whether TCP crosses the WAN from end to end; the relay knows only bytes."""
+    return not (topology.emulate and topology.emulator == "relay")
+
+
+def starts_slowly(topology: Topology) -> bool:
+    """Return whether some connections begin anew with small windows after every pause."""
+    return has_packets(topology) and any(
+        is_rested_slow(each.assumed_congestion) for each in topology.links
+    )
+
+
+class Wire:
+    """The wire that a plan's chunks cross, which gives the load of exchanges of any size."""
+
+    def __init__(
+        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+    ) -> None:
+        """Work out what does not depend on the size.
+
+        Args:
+            job: gives codecs, chunk size, channels.
+            topology: its `emulator` says whether there are packets and slow start (`auto` counts as
+                netns, and so does a WAN that is not emulated).
+            plan: over its sites.
+            ratio: encoded bytes for each of float32 by `exchange.codec`; needed where that
+                compresses. Links' own codecs count as they usually do.
+
+        Raises:
+            ValueError: no ratio for a codec that compresses.
+        """
+        self._cut_bytes, self._num_channels = (
+            chunk_bytes_of(job, topology, plan),
+            channels_of(job, topology),
+        )
+        self._abreast = _abreast_of_links(job, topology)
+        self._ratios = tree_ratios(job, topology, plan, ratio)
+        self._is_packets = has_packets(topology)
+
+    def load(self, raw_bytes: int) -> Load:
+        """Return the load of an exchange of so many float32 bytes, 1 at least."""
+        factor = PACKET_FACTOR if self._is_packets else 1.0
+        num_chunks = math.ceil(raw_bytes / self._cut_bytes)
+        num_abreast = min(self._num_channels, num_chunks)
+        chunk_bytes = tuple(
+            (raw_bytes * ratio / num_chunks + FRAME_BYTES) * factor for ratio in self._ratios
+        )
+        window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
+        return Load(
+            num_chunks,
+            num_abreast,
+            chunk_bytes,
+            window_bytes if self._is_packets else None,
+            self._abreast,
+        )
+
+
+def tree_ratios(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+) -> tuple[float, ...]:
+    """Return the encoded bytes of each tree's chunks for each byte of float32; of a gather, one.
+
+    Arguments and errors are those of `Wire`.
+    """
+    usual = job.exchange.codec
+    own = RATIOS.get(usual) if ratio is None else ratio
+    found = []
+    for codec in plan_codecs(job, topology, plan):
+        known = own if codec == usual else usual_ratio(codec)
+        if known is None:
+            raise ValueError(f"codec {codec} compresses by what gradients hold: measure its ratio")
+        found.append(known)
+    return tuple(found)
+
+
+def gateways_s_per_byte(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float
+) -> list[float]:
+    """Return how long each site's gateway works for a byte of float32, if its site has only one.
+
+    In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
+    the result; and it sends up and down.
+    """
+    codecs = plan_codecs(job, topology, plan)
+    ratios = tree_ratios(job, topology, plan, ratio)
+    if plan.is_gather:
+        parts = [
+            (1.0, [plan.num_sites - 1] * plan.num_sites, [plan.num_sites - 1] * plan.num_sites)
+        ]
+    else:
+        total = sum(tree.weight for tree in plan.trees)
+        parts = []
+        for tree in plan.trees:
+            children, receivers = Counter(tree.parent.values()), Counter(tree.giver.values())
+            below = [children[site] for site in range(plan.num_sites)]
+            sent = [receivers[site] + (tree.root != site) for site in range(plan.num_sites)]
+            parts.append((tree.weight / total, below, sent))
+    found = [0.0] * plan.num_sites
+    for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):
+        cost = COSTS[codec]
+        for site in range(plan.num_sites):
+            coding_s = 1 / cost.encode_bytes_per_s + (below[site] + 1) / cost.decode_bytes_per_s
+            found[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
+    return found
+
+
+def card_s(site: Site, link_bytes: Mapping[Hop, float]) -> float:
+    """Return how long one network card would take for all bytes of a site's step.
+
+    In the busier direction; 0 where nothing is known of cards.
+    """
+    if site.nic_bytes_per_s is None:
+        return 0.0
+    crossing_bytes = max(
+        math.fsum(each for hop, each in link_bytes.items() if hop[end] == site.index)
+        for end in (0, 1)
+    )
+    return crossing_bytes / site.nic_bytes_per_s
