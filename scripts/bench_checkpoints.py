@@ -29,8 +29,8 @@ from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import TrainingState
 from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import make_optimizer, take_step
-from isthmus.sites.worker.collectives import ensure_process_group
-from isthmus.sites.worker.missing_sites import MissingSites
+from isthmus.sites.worker.exchange.collectives import ensure_process_group
+from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.topology.spec.job import Checkpoint, Model, Trainer
 
 EVERY = 5

@@ -27,8 +27,8 @@ from isthmus.sites.local.rank_messages import EncodingOffer
 from isthmus.sites.trainer.corpus import load_corpus
 from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import make_optimizer, take_step
-from isthmus.sites.worker.device_codecs import DEVICE_CODECS
-from isthmus.sites.worker.shard_encoder import ShardEncoder
+from isthmus.sites.worker.exchange.device_codecs import DEVICE_CODECS
+from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.topology.spec.job import Trainer
 
 

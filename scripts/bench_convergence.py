@@ -45,7 +45,7 @@ from isthmus.sites.trainer.learning import (
     set_learning_rate,
     token_losses,
 )
-from isthmus.sites.worker.data_positions import Positions
+from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.job import CODECS, Exchange, Model, Optimizer, Trainer
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from isthmus.sites.worker.bucket_copy import Sizes, Slot, Transfer
-from isthmus.sites.worker.collectives import Collectives, wait
-from isthmus.sites.worker.holdings import Dealt, Holding
-from isthmus.sites.worker.routes import Holders, Part, Route, rank_major_route, route
+from isthmus.sites.worker.exchange.bucket_copy import Sizes, Slot, Transfer
+from isthmus.sites.worker.exchange.collectives import Collectives, wait
+from isthmus.sites.worker.exchange.holdings import Dealt, Holding
+from isthmus.sites.worker.exchange.routes import Holders, Part, Route, rank_major_route, route
 
 COLUMNS = 1024
 

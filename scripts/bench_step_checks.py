@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from isthmus.sites.worker.crossing_check import CrossingCheck
-from isthmus.sites.worker.step_watch import StepWatch
+from isthmus.sites.worker.checks.crossing_check import CrossingCheck
+from isthmus.sites.worker.checks.step_watch import StepWatch
 
 NUM_STEPS = 300
 

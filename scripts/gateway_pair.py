@@ -22,7 +22,7 @@ from isthmus.sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from isthmus.sites.local.rank_messages import Reduce, Reduced, Region
 from isthmus.sites.local.regions import create_region
 from isthmus.sites.node.gateway_process import MALLOC
-from isthmus.sites.worker.gateway_link import GatewayLink
+from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 

@@ -11,8 +11,8 @@ torch is imported with the first use of a name below, so that commands start wit
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from isthmus.sites.worker.joining import join
-    from isthmus.sites.worker.site import Site
+    from isthmus.sites.worker.api.joining import join
+    from isthmus.sites.worker.api.site import Site
 
 __all__ = ["Site", "join"]
 
@@ -24,6 +24,6 @@ def __getattr__(name: str) -> object:
     from isthmus.protos.training_part import require_training_part
 
     require_training_part()
-    from isthmus.sites.worker import joining
+    from isthmus.sites.worker.api import joining
 
     return getattr(joining, name)

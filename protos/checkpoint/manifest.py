@@ -49,7 +49,7 @@ class Manifest:
     missing: tuple[str, ...] = ()
     """Sites whose part had not come: their ranks' own state is not there."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Positions and batch of the run's data: sites/worker/data_positions.py. Empty: the script
+    """Positions and batch of the run's data: sites/worker/data/data_positions.py. Empty: the script
     reads its data in another way."""
     files: tuple[StoredFile, ...] = ()
 

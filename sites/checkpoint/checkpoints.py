@@ -36,7 +36,7 @@ from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.staging import Staging
 from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 from isthmus.sites.checkpoint.writer import CheckpointWriter, Snapshot
-from isthmus.sites.worker.missing_sites import MissingSites
+from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.topology.spec.job import Checkpoint
 
 

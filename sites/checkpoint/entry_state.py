@@ -33,10 +33,10 @@ from isthmus.sites.checkpoint.patience import TELL_EVERY_S
 from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 from isthmus.sites.local.entry_folder import OBJECTS, TENSORS
-from isthmus.sites.worker.collectives import APART, local_rank
-from isthmus.sites.worker.member_history import Following
-from isthmus.sites.worker.sharding import is_sharded, whole_of, write_whole
-from isthmus.sites.worker.tensor_hashes import as_bytes
+from isthmus.sites.worker.exchange.collectives import APART, local_rank
+from isthmus.sites.worker.exchange.member_history import Following
+from isthmus.sites.worker.exchange.sharding import is_sharded, whole_of, write_whole
+from isthmus.sites.worker.exchange.tensor_hashes import as_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

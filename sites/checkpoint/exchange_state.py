@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.sites.local.rank_messages import KeepResiduals, OweResiduals
-from isthmus.sites.worker.gateway_link import Link
-from isthmus.sites.worker.gradient_hooks import ReplicaHook
-from isthmus.sites.worker.shard_encoder import ShardEncoder
+from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
+from isthmus.sites.worker.layouts.gradient_hooks import ReplicaHook
 
 if TYPE_CHECKING:
-    from isthmus.sites.worker.replicas_beside_shards import ReplicaBesideShardsHook
-    from isthmus.sites.worker.shard_hook import ShardHook
+    from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.layouts.shard_hook import ShardHook
 
 
 class ExchangeState:

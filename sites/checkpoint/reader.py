@@ -18,7 +18,7 @@ from isthmus.protos.errors import BadCheckpointError
 from isthmus.sites.checkpoint.place import OBJECTS, SHARED, Place, own_path, residuals_path
 from isthmus.sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
 from isthmus.sites.checkpoint.training_state import TrainingState
-from isthmus.sites.worker.collectives import APART
+from isthmus.sites.worker.exchange.collectives import APART
 
 
 class CheckpointReader:

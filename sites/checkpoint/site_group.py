@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from isthmus.sites.worker.collectives import APART
+from isthmus.sites.worker.exchange.collectives import APART
 
 Own = TypeVar("Own")
 _number = itertools.count()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from isthmus.sites.worker.sharding import is_sharded
+from isthmus.sites.worker.exchange.sharding import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

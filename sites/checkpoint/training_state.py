@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos.errors import ConfigMismatchError
-from isthmus.sites.worker.exactness import bare_name
-from isthmus.sites.worker.sharding import check_is_box
+from isthmus.sites.worker.exchange.exactness import bare_name
+from isthmus.sites.worker.exchange.sharding import check_is_box
 
 Tensors = dict[str, Tensor]
 Forms = Mapping[str, tuple[torch.Size, torch.dtype]]

@@ -198,7 +198,8 @@ class Codec(ABC):
 class BodyCodec(Codec):
     """A codec whose payload another process may half make: its body, of a size that is known.
 
-    So ranks encode on their accelerator what a gateway only seals: sites/worker/device_codecs.py.
+    So ranks encode on their accelerator what a gateway only seals:
+    sites/worker/exchange/device_codecs.py.
     """
 
     @abstractmethod

@@ -11,7 +11,7 @@ from isthmus.topology.spec.machine_facts import Script
 
 _MODULES_MAX = 200
 """Modules beside the script that are looked into."""
-_JOINING = frozenset({"isthmus", "isthmus.sites.worker.joining"})
+_JOINING = frozenset({"isthmus", "isthmus.sites.worker.api.joining"})
 """The modules that `join` is imported from."""
 _INTEGRATIONS = ("isthmus.sites.integrations.", "isthmus.sites.trainer.")
 """Modules of ours that average by themselves."""

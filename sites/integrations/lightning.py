@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
 
 
 class Together(Callback):  # type: ignore[misc] # lightning may not be there

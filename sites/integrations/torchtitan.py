@@ -16,8 +16,8 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer
 
-from isthmus.sites.worker.data_part import readers_per_site
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.data.data_part import readers_per_site
 
 
 class TogetherTrainer(Trainer):  # type: ignore[misc] # torchtitan may not be there

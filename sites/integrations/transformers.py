@@ -10,7 +10,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from isthmus.sites.integrations.accelerate import accumulate_before_crossing
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
 
 LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
 """The Trainer's names of what isthmus shows, and ours."""

@@ -294,7 +294,7 @@ class Members:
     epoch: Count
     from_round: Count
     """The first round of these sites alone. Where one enters: by the end of the first step by which
-    so many rounds have begun, all ranks agree when (sites/worker/member_history.py)."""
+    so many rounds have begun, all ranks agree when (sites/worker/exchange/member_history.py)."""
     sites: tuple[str, ...]
     """By name, in the run's order."""
     enters: tuple[str, ...] = ()

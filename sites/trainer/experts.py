@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isthmus.sites.worker.sharding import is_sharded
+from isthmus.sites.worker.exchange.sharding import is_sharded
 from isthmus.topology.spec.job import Model
 
 if TYPE_CHECKING:

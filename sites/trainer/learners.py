@@ -25,8 +25,8 @@ from isthmus.sites.trainer.learning import (
     learn_from,
     make_optimizer,
 )
-from isthmus.sites.worker.data_positions import Positions
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.trainer_cuts import cut_of
 
 if TYPE_CHECKING:

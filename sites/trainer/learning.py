@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.trainer import sampler
 from isthmus.sites.trainer.corpus import Bytes
-from isthmus.sites.worker.data_positions import Positions
+from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.compute import share
 from isthmus.topology.spec.job import Optimizer, Trainer
 

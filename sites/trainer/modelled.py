@@ -24,7 +24,7 @@ from isthmus.sites.trainer import sampler
 from isthmus.sites.trainer.corpus import Bytes
 from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learning import local_gradients, set_learning_rate, token_losses
-from isthmus.sites.worker.data_positions import Positions
+from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.compute import LayerTime
 from isthmus.topology.spec.job import Trainer
 

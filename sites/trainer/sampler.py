@@ -1,7 +1,7 @@
 """Where in the text each sample begins. Pure: a function of the seed and the sample's position.
 
-Positions count the samples of the run (sites/worker/data_positions.py); undisturbed, the global
-batch of a step holds [step * B, (step + 1) * B). However many sites and ranks share a step,
+Positions count the samples of the run (sites/worker/data/data_positions.py); undisturbed, the
+global batch of a step holds [step * B, (step + 1) * B). However many sites and ranks share a step,
 together they take the same sequences, and each exactly once.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.sites.worker.data_positions import Positions
-from isthmus.sites.worker.shuffling import key_of, splitmix64
+from isthmus.sites.worker.data.data_positions import Positions
+from isthmus.sites.worker.data.shuffling import key_of, splitmix64
 from isthmus.topology.spec.compute import share
 
 

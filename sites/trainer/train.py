@@ -20,8 +20,8 @@ from isthmus.sites.trainer.gpt import Gpt
 from isthmus.sites.trainer.learners import CutLearner, Learner, ReplicaLearner, replicated
 from isthmus.sites.trainer.learning import StepResult, apply_gradients
 from isthmus.sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from isthmus.sites.worker.sampler import Sampler
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.topology.spec.compute import layer_times, rank_share, step_compute_s
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.job import Trainer

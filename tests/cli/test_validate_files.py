@@ -93,7 +93,7 @@ def test_a_topology_that_is_not_there_is_told_at_its_line(isthmus: Isthmus, fold
             True,
         ),
         (
-            "import isthmus.sites.worker.joining\nisthmus.sites.worker.joining.join().all_reduce([t])",
+            "import isthmus.sites.worker.api.joining\nisthmus.sites.worker.joining.join().all_reduce([t])",
             True,
         ),
         ("import helper", True),

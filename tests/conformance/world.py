@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from isthmus.sites.worker.batch_shares import BatchShares
-from isthmus.sites.worker.sampler import Sampler
+from isthmus.sites.worker.data.batch_shares import BatchShares
+from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.topology.spec.batch_rule import FullBatch
 
 WIDTH, HIDDEN, OUTPUTS, BATCH = 6, 10, 3, 4

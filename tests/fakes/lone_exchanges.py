@@ -21,10 +21,10 @@ from isthmus.sites.local.rank_messages import (
     ReductionTimes,
     Region,
 )
-from isthmus.sites.worker.bucket_copy import Pending, Slot, Transfer, read_pieces
-from isthmus.sites.worker.bucket_pipeline import BucketPipeline
-from isthmus.sites.worker.collectives import Collectives
-from isthmus.sites.worker.gateway_link import AloneLink, Link
+from isthmus.sites.worker.exchange.bucket_copy import Pending, Slot, Transfer, read_pieces
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.collectives import Collectives
+from isthmus.sites.worker.exchange.gateway_link import AloneLink, Link
 
 LONG_S = 30.0
 

@@ -34,7 +34,7 @@ JOB = "version: 1\nname: fake\ntopology: topology.yaml\n"
 
 _PRELOADED = [
     "tests.fakes.ranks",
-    "isthmus.sites.worker.joining",
+    "isthmus.sites.worker.api.joining",
     # What wrapping a model imports, 1.5 s of a processor in each rank otherwise.
     "torch._dynamo",
     "torch.distributed.fsdp",

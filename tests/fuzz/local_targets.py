@@ -16,7 +16,7 @@ from isthmus.orchestrator.emulator.backend import EmulatorError
 from isthmus.orchestrator.emulator.emulations import named_emulator
 from isthmus.orchestrator.emulator.standing import answer_to, read_answer
 from isthmus.protos.errors import IsthmusError
-from isthmus.sites.worker.gateway_link import GatewayLink
+from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, Kill, Pause

@@ -46,10 +46,10 @@ from isthmus.sites.trainer.learning import (
     make_optimizer,
 )
 from isthmus.sites.trainer.reference import one_deterministic_thread
-from isthmus.sites.worker.batch_shares import BatchShares, Gone
-from isthmus.sites.worker.collectives import ensure_process_group
-from isthmus.sites.worker.exactness import Exactness
-from isthmus.sites.worker.sampler import Sampler
+from isthmus.sites.worker.data.batch_shares import BatchShares, Gone
+from isthmus.sites.worker.data.sampler import Sampler
+from isthmus.sites.worker.exchange.collectives import ensure_process_group
+from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.topology.spec.batch_rule import FullBatch
 from isthmus.topology.spec.epoch import Epoch, Finished, numbers_of
 from isthmus.topology.spec.json_fields import read_json

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
 from isthmus.sites.checkpoint.export import model_tensors
-from isthmus.sites.worker.missing_sites import NOTICE_STEPS
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
 from tests.multiprocess.harness import (
     UNDER_BOTH_SECURITIES,
     Bench,

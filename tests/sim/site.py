@@ -1,9 +1,9 @@
 """The processes of one simulated site: a gateway and a rank, without any I/O.
 
 The gateway's epochs are the product's (sites/gateway/reduction/epochs.py), and so is what its rank
-makes of members that enter (sites/worker/member_history.py). Between the two are the smallest sums
-that have something to lose. Contributions are integers. The first site's codec loses the last bits
-of what it sends, and owes them to the next round.
+makes of members that enter (sites/worker/exchange/member_history.py). Between the two are the
+smallest sums that have something to lose. Contributions are integers. The first site's codec loses
+the last bits of what it sends, and owes them to the next round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.sites.gateway.reduction.epochs import (
     in_force,
 )
 from isthmus.sites.local.rank_messages import Members
-from isthmus.sites.worker.member_history import Entering, Following, MemberHistory
+from isthmus.sites.worker.exchange.member_history import Entering, Following, MemberHistory
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from tests.sim.plans import NAMES
 

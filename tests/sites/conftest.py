@@ -13,7 +13,7 @@ def process_group() -> Iterator[None]:
     import torch  # takes seconds, and most tests here go without
     import torch.distributed as dist
 
-    from isthmus.sites.worker.collectives import ensure_process_group
+    from isthmus.sites.worker.exchange.collectives import ensure_process_group
 
     ensure_process_group(torch.device("cpu"), LONG_S)
     yield

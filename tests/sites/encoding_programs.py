@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from unittest.mock import patch
 
-from isthmus.sites.worker.shard_encoder import ShardEncoder
+from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from tests.sites import worker_programs
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import backward
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
 from tests.sites.worker_programs import join_site
 
 RANKS_PER_SITE = (2, 1)

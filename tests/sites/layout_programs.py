@@ -28,9 +28,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from isthmus.sites.worker.collectives import Collectives
-from isthmus.sites.worker.routes import Holders
-from isthmus.sites.worker.sharding import local_of, whole_of
+from isthmus.sites.worker.exchange.collectives import Collectives
+from isthmus.sites.worker.exchange.routes import Holders
+from isthmus.sites.worker.exchange.sharding import local_of, whole_of
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import torch
 
-from isthmus.sites.worker.agreement import tell_all
-from isthmus.sites.worker.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.agreement import tell_all
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 
 
 class Averages:

@@ -32,10 +32,10 @@ from isthmus.sites.checkpoint.place import Place
 from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import TrainingState
 from isthmus.sites.checkpoint.writer import agree_on_step
-from isthmus.sites.worker.collectives import ensure_process_group
-from isthmus.sites.worker.gateway_link import AloneLink
-from isthmus.sites.worker.missing_sites import MissingSites
-from isthmus.sites.worker.site import scale_learning_rates
+from isthmus.sites.worker.api.site import scale_learning_rates
+from isthmus.sites.worker.exchange.collectives import ensure_process_group
+from isthmus.sites.worker.exchange.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.topology.spec.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")

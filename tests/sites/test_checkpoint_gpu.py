@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from isthmus.sites.checkpoint.staging import Staging
-from isthmus.sites.worker.collectives import ensure_process_group
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.exchange.collectives import ensure_process_group
 from tests.sites.test_checkpoint_of_one_step import SCRIPTS, Run, check_goes_on
 
 pytestmark = [

@@ -23,10 +23,10 @@ from isthmus.sites.checkpoint.export import model_tensors
 from isthmus.sites.checkpoint.staging import Staging
 from isthmus.sites.checkpoint.writer import take_last
 from isthmus.sites.local.rank_messages import Welcome
-from isthmus.sites.worker.environment import lone_spec
-from isthmus.sites.worker.gateway_link import AloneLink
-from isthmus.sites.worker.sharding import local_of
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.environment import lone_spec
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.exchange.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.topology.spec.job import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")

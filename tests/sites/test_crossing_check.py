@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from isthmus.protos.errors import NotSynchronisedError
-from isthmus.sites.worker.crossing_check import CrossingCheck
+from isthmus.sites.worker.checks.crossing_check import CrossingCheck
 
 Optimizer = torch.optim.SGD
 

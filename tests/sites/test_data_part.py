@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from isthmus.sites.worker.data_part import PartIndices, part_of, readers_per_site
+from isthmus.sites.worker.data.data_part import PartIndices, part_of, readers_per_site
 
 
 @pytest.mark.parametrize("ranks_per_site", [(1,), (2, 1), (3, 1, 4)])

@@ -10,7 +10,7 @@ import torch
 from isthmus.sites.codecs.codec import BodyCodec, Floats
 from isthmus.sites.codecs.quantising_codecs import AS_IT_IS
 from isthmus.sites.codecs.registry import BY_NAME
-from isthmus.sites.worker.device_codecs import DEVICE_CODECS
+from isthmus.sites.worker.exchange.device_codecs import DEVICE_CODECS
 
 CPU = torch.device("cpu")
 EACH = pytest.mark.parametrize("name", DEVICE_CODECS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isthmus.protos import metrics
-from isthmus.sites.worker.joining import _compare_device
+from isthmus.sites.worker.api.joining import _compare_device
 from isthmus.topology.spec.job import Job, Trainer
 from tests.fakes.worlds import topology
 

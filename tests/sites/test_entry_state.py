@@ -14,7 +14,7 @@ from isthmus.sites.checkpoint.entry_state import EntryState
 from isthmus.sites.checkpoint.exchange_state import ExchangeState
 from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import TrainingState
-from isthmus.sites.worker.member_history import Following
+from isthmus.sites.worker.exchange.member_history import Following
 from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("process_group")

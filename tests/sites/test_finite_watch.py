@@ -14,11 +14,11 @@ import torch
 from isthmus.protos import metrics
 from isthmus.protos.errors import NonFiniteError
 from isthmus.sites.local.rank_messages import Reduce
-from isthmus.sites.worker.bucket_copy import Transfer
-from isthmus.sites.worker.bucket_pipeline import HASHED_NUMEL, hash_of_site
-from isthmus.sites.worker.collectives import Collectives
-from isthmus.sites.worker.finite_watch import FiniteWatch, are_finite
-from isthmus.sites.worker.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.bucket_copy import Transfer
+from isthmus.sites.worker.exchange.bucket_pipeline import HASHED_NUMEL, hash_of_site
+from isthmus.sites.worker.exchange.collectives import Collectives
+from isthmus.sites.worker.exchange.finite_watch import FiniteWatch, are_finite
+from isthmus.sites.worker.exchange.gateway_link import AloneLink
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.lone_exchanges import LONG_S, CountingLink, lone_exchange
 from tests.fakes.ranks import run_ranks

@@ -173,7 +173,7 @@ def test_several_write_and_remove_the_same_at_once(tmp_path: Path) -> None:
 def test_only_gateways_load_kernels(tmp_path: Path) -> None:
     """Ranks would import LLVM for nothing."""
     code = (
-        "import sys, isthmus.sites.worker.exactness, isthmus.sites.worker.shard_encoder, isthmus.sites.agent.site_processes; "
+        "import sys, isthmus.sites.worker.exchange.exactness, isthmus.sites.worker.exchange.shard_encoder, isthmus.sites.agent.site_processes; "
         "print(sorted({'llvmlite', 'numba', 'isthmus.sites.codecs'} & set(sys.modules)))"
     )
     assert run_python(code, tmp_path).strip() == "[]"

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from isthmus.sites.worker.canonical import BucketCut, Entry, cut_gradients, cut_state
-from isthmus.sites.worker.holdings import Holding, problem_of
-from isthmus.sites.worker.sharding import check_is_box, holding_of, local_of, write_whole
+from isthmus.sites.worker.exchange.holdings import Holding, problem_of
+from isthmus.sites.worker.exchange.sharding import check_is_box, holding_of, local_of, write_whole
+from isthmus.sites.worker.layouts.canonical import BucketCut, Entry, cut_gradients, cut_state
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from isthmus.sites.worker.canonical import Entry, Held, SiteTensors
-from isthmus.sites.worker.holdings import Dealt, Holding
-from isthmus.sites.worker.lone_hook import as_laid_out
-from isthmus.sites.worker.sharding import whole_of
+from isthmus.sites.worker.exchange.holdings import Dealt, Holding
+from isthmus.sites.worker.exchange.sharding import whole_of
+from isthmus.sites.worker.layouts.canonical import Entry, Held, SiteTensors
+from isthmus.sites.worker.layouts.lone_hook import as_laid_out
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
-from isthmus.sites.worker.missing_sites import NOTICE_STEPS, MissingSites
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
 
 NUM_SITES = 3
 

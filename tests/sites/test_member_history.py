@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.sites.local.rank_messages import Members
-from isthmus.sites.worker.member_history import (
+from isthmus.sites.worker.exchange.member_history import (
     Announced,
     Change,
     Entering,

@@ -12,7 +12,7 @@ from torch.autograd import backward
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.local.rank_messages import Reduce
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
 from isthmus.topology.spec.job import Exchange
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site

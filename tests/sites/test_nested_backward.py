@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.sharding import whole_of
+from isthmus.sites.worker.exchange.sharding import whole_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
 

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos.errors import LayoutMismatchError, ScriptError
-from isthmus.sites.worker.canonical import Entry, Held, SiteTensors, check_alike
-from isthmus.sites.worker.holdings import Dealt, Holding
-from isthmus.sites.worker.shard_hook import ShardHook
-from isthmus.sites.worker.sharding import whole_of
+from isthmus.sites.worker.exchange.holdings import Dealt, Holding
+from isthmus.sites.worker.exchange.sharding import whole_of
+from isthmus.sites.worker.layouts.canonical import Entry, Held, SiteTensors, check_alike
+from isthmus.sites.worker.layouts.shard_hook import ShardHook
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.sites.test_worker_site import lone_site
 
@@ -223,7 +223,9 @@ def test_empty_tensors_are_nobodys_shard(monkeypatch: pytest.MonkeyPatch) -> Non
     model, optimizer = _sharded()
     site.synchronize(model, optimizer)
     # As of a bias with fewer elements than there are ranks.
-    monkeypatch.setattr("isthmus.sites.worker.shard_hook.local_of", lambda each: torch.empty(0))
+    monkeypatch.setattr(
+        "isthmus.sites.worker.layouts.shard_hook.local_of", lambda each: torch.empty(0)
+    )
     site.all_reduce([torch.empty(0)])
     site.leave()
 

@@ -108,7 +108,7 @@ def test_a_rank_that_has_left_is_not_missed() -> None:
 RANK = """
 import sys, time
 from pathlib import Path
-from isthmus.sites.worker.stacks import write_stacks_on_signal
+from isthmus.sites.worker.api.stacks import write_stacks_on_signal
 
 def stuck():
     while True:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from isthmus.protos.errors import RoundWithoutStepError, ScriptError, StepWithoutRoundError
-from isthmus.sites.worker.step_watch import MAX_UNCOUNTED, StepWatch
+from isthmus.sites.worker.checks.step_watch import MAX_UNCOUNTED, StepWatch
 
 Optimizer = torch.optim.SGD
 

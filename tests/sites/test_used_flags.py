@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.local.rank_messages import Reduce
-from isthmus.sites.worker.bucket_copy import Transfer
-from isthmus.sites.worker.collectives import Collectives
+from isthmus.sites.worker.exchange.bucket_copy import Transfer
+from isthmus.sites.worker.exchange.collectives import Collectives
 from tests.fakes.lone_exchanges import RecordingLink, StreamTransfer
 from tests.sites.test_worker_site import lone_site
 
@@ -101,7 +101,7 @@ def test_flags_are_in_place_when_the_backward_pass_ends(monkeypatch: pytest.Monk
         transfers.append(StreamTransfer(collectives))
         return transfers[-1]
 
-    monkeypatch.setattr("isthmus.sites.worker.site.Transfer", make)
+    monkeypatch.setattr("isthmus.sites.worker.api.site.Transfer", make)
     site = lone_site(RecordingLink())
     model = _sharded(nn.Linear(3, 1))
     site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from isthmus.protos.errors import NoTokensError
-from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline
-from isthmus.sites.worker.exactness import Exactness
-from isthmus.sites.worker.tensor_average import MAX_LISTS, Packer, TensorAverage
-from isthmus.sites.worker.tensor_hashes import layout_of
+from isthmus.sites.worker.exchange.bucket_pipeline import MAX_BUCKETS, BucketPipeline
+from isthmus.sites.worker.exchange.exactness import Exactness
+from isthmus.sites.worker.exchange.tensor_average import MAX_LISTS, Packer, TensorAverage
+from isthmus.sites.worker.exchange.tensor_hashes import layout_of
 from isthmus.topology.spec.job import Exchange as ExchangeWish
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.two_sites import NAMES, bits, run

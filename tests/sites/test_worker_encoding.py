@@ -21,8 +21,8 @@ from isthmus.sites.gateway.ranks.rank_encoding import RankEncoding
 from isthmus.sites.gateway.reduction.residuals import BucketResiduals
 from isthmus.sites.local.chunk_grid import grid
 from isthmus.sites.local.rank_messages import EncodingOffer, Form
-from isthmus.sites.worker.device_codecs import DEVICE_CODECS
-from isthmus.sites.worker.shard_encoder import ShardEncoder, encodes_here
+from isthmus.sites.worker.exchange.device_codecs import DEVICE_CODECS
+from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder, encodes_here
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from tests.fakes.exchanges import Exchanges, request_of

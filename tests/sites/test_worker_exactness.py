@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS
-from isthmus.sites.worker.exactness import Exactness
+from isthmus.sites.worker.exchange.bucket_pipeline import MAX_BUCKETS
+from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Exchange, LinkCodec
 from tests.fakes.ranks import Program

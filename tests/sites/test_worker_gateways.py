@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from isthmus.protos.metrics import BUCKET, STEP, TIMELINE
-from isthmus.sites.worker.step_records import FIRST_STEPS
+from isthmus.sites.worker.exchange.step_records import FIRST_STEPS
 from tests.fakes.ranks import RANKS_S, results, run_ranks
 from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, gateway_processes
 from tests.sites import worker_programs as programs

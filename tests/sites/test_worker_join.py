@@ -15,9 +15,9 @@ import torch
 
 from isthmus.protos.errors import ConfigMismatchError, IsthmusError, StaleGenerationError
 from isthmus.sites.local.rank_messages import Reduced
-from isthmus.sites.worker.environment import Environment, NotLaunchedError
-from isthmus.sites.worker.gateway_link import GatewayLink
-from isthmus.sites.worker.joining import join
+from isthmus.sites.worker.api.environment import Environment, NotLaunchedError
+from isthmus.sites.worker.api.joining import join
+from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import environment, results, run_ranks

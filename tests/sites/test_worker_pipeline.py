@@ -18,12 +18,12 @@ from isthmus.protos.errors import (
     ScriptError,
 )
 from isthmus.sites.local.rank_messages import Reduce, Reduced, ReductionTimes
-from isthmus.sites.worker.bucket_copy import Sizes, Transfer, write_pieces
-from isthmus.sites.worker.bucket_pipeline import BucketPipeline
-from isthmus.sites.worker.collectives import Collectives
-from isthmus.sites.worker.gateway_link import AloneLink
-from isthmus.sites.worker.initial_state import InitialState
-from isthmus.sites.worker.routes import Route
+from isthmus.sites.worker.exchange.bucket_copy import Sizes, Transfer, write_pieces
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.collectives import Collectives
+from isthmus.sites.worker.exchange.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.routes import Route
+from isthmus.sites.worker.layouts.initial_state import InitialState
 from tests.fakes.lone_exchanges import (
     LONG_S,
     BrokenLink,
@@ -124,7 +124,7 @@ def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
     start: Start, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "isthmus.sites.worker.bucket_pipeline._CAUSE_S", LONG_S if is_told else 0.01
+        "isthmus.sites.worker.exchange.bucket_pipeline._CAUSE_S", LONG_S if is_told else 0.01
     )
     transfer = BrokenSite(Collectives(LONG_S))
     exchange = start(AloneLink(), transfer)

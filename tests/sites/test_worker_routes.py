@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from isthmus.sites.worker.canonical import Agreed, Entry, SiteList, SiteTensors, rank_major_names
-from isthmus.sites.worker.holdings import Block, Dealt, Holding, blocks_of, problem_of
-from isthmus.sites.worker.routes import (
+from isthmus.sites.worker.exchange.holdings import Block, Dealt, Holding, blocks_of, problem_of
+from isthmus.sites.worker.exchange.routes import (
     Holders,
     Part,
     Route,
@@ -23,6 +22,13 @@ from isthmus.sites.worker.routes import (
     participants,
     rank_major_route,
     route,
+)
+from isthmus.sites.worker.layouts.canonical import (
+    Agreed,
+    Entry,
+    SiteList,
+    SiteTensors,
+    rank_major_names,
 )
 
 Integers = npt.NDArray[np.int64]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
-from isthmus.sites.worker.batch_shares import BatchShares
-from isthmus.sites.worker.data_positions import DataPositions
-from isthmus.sites.worker.missing_sites import NOTICE_STEPS, MissingSites
-from isthmus.sites.worker.sampler import Sampler
-from isthmus.sites.worker.shuffling import key_of, shuffled
+from isthmus.sites.worker.data.batch_shares import BatchShares
+from isthmus.sites.worker.data.data_positions import DataPositions
+from isthmus.sites.worker.data.sampler import Sampler
+from isthmus.sites.worker.data.shuffling import key_of, shuffled
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
 from isthmus.topology.spec.batch_rule import FullBatch
 from isthmus.topology.spec.compute import share
 

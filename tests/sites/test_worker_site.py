@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus.protos import metrics
 from isthmus.sites.local.rank_messages import Welcome
-from isthmus.sites.worker.environment import lone_spec
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.environment import lone_spec
+from isthmus.sites.worker.api.site import Site
 from isthmus.topology.spec.job import Exchange, Job
 from tests.fakes.lone_exchanges import RecordingLink
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from isthmus.sites.local.regions import FIRST_TENSOR_REGION
-from isthmus.sites.worker.exactness import Exactness
-from isthmus.sites.worker.slots import SharedTensors
-from isthmus.sites.worker.tensor_average import TensorAverage
+from isthmus.sites.worker.exchange.exactness import Exactness
+from isthmus.sites.worker.exchange.slots import SharedTensors
+from isthmus.sites.worker.exchange.tensor_average import TensorAverage
 from isthmus.topology.spec.job import Exchange as ExchangeWish
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.ranks import results, run_ranks

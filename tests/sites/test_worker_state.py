@@ -13,9 +13,14 @@ from isthmus.protos.errors import (
 )
 from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
 from isthmus.sites.local.rank_messages import error_for
-from isthmus.sites.worker.initial_state import _write_back, numbers_of
-from isthmus.sites.worker.step_records import TokenCount
-from isthmus.sites.worker.tensor_hashes import ParameterHashes, hash_of, hashes_of, layout_of
+from isthmus.sites.worker.exchange.step_records import TokenCount
+from isthmus.sites.worker.exchange.tensor_hashes import (
+    ParameterHashes,
+    hash_of,
+    hashes_of,
+    layout_of,
+)
+from isthmus.sites.worker.layouts.initial_state import _write_back, numbers_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
 

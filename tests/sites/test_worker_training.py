@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from isthmus.protos import metrics
-from isthmus.sites.worker.bucket_pipeline import MAX_BUCKETS
+from isthmus.sites.worker.exchange.bucket_pipeline import MAX_BUCKETS
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import bits

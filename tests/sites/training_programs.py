@@ -13,7 +13,7 @@ from torch.autograd import backward
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import Net, build, join_site, loss_of, tokens_of
 

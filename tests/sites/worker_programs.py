@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from isthmus.protos.errors import IsthmusError
-from isthmus.sites.worker.site import Site
+from isthmus.sites.worker.api.site import Site
 from tests.fakes.ranks import wait_for_all_ranks
 
 NUM_STEPS = 4

@@ -19,7 +19,7 @@ from isthmus.topology.spec.world import Topology
 STUCK_MAX = 1000
 """Failures in a row without a step that is kept, after which a run counts as endless."""
 FIRST_KEPT = 3
-"""The number of first steps whose buckets are always kept: sites/worker/step_records.py."""
+"""Of so many first steps the buckets are always kept: sites/worker/exchange/step_records.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,157 @@
+"""How a process becomes a rank of a run: what `isthmus.join` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from isthmus.protos import metrics
+from isthmus.protos.errors import ConfigMismatchError
+from isthmus.sites.local.rank_messages import Welcome
+from isthmus.sites.worker.api.environment import (
+    Environment,
+    NotLaunchedError,
+    check_is_own_process,
+    lone_spec,
+    note_joined,
+)
+from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.api.stacks import write_stacks_on_signal
+from isthmus.sites.worker.exchange.collectives import (
+    choose_device,
+    ensure_process_group,
+    local_rank,
+)
+from isthmus.sites.worker.exchange.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
+from isthmus.sites.worker.exchange.shard_encoder import encodes_here
+from isthmus.topology.spec.expected_devices import expected_device, unlike
+
+
+def join(
+    *,
+    alone: bool = False,
+    environment: Literal["site", "global"] = "site",
+    averages: bool = True,
+) -> Site:
+    """Enter the run that isthmus started this process for. Once a process, from every rank.
+
+    Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the
+    script has done so, and makes the rank's CUDA device the current one.
+
+    Args:
+        alone: outside a run, return a site without others instead of an error, so that the same
+            script also runs under torchrun or python; inside a run it changes nothing.
+        environment: `global` sets RANK and WORLD_SIZE in `os.environ` to this rank among the ranks
+            of all sites, once the site's process group is there: for a script that divides its data
+            by them. torch.distributed's own ranks stay the site's.
+        averages: False: the script averages nothing over sites on purpose, as one that only
+            evaluates. Else a run whose script ends without having done so has failed
+            (NEVER_SYNCHRONISED).
+
+    Raises:
+        ValueError: another environment.
+        NotLaunchedError: outside a run.
+        RuntimeError: in a DataLoader worker, or another process that a rank started.
+        ConfigError: the launcher's variables or files are wrong.
+        IsthmusError: the gateway refuses this rank or does not answer.
+    """
+    if environment not in {"site", "global"}:
+        raise ValueError(f"isthmus.join: environment: want 'site' or 'global', got {environment!r}")
+    try:
+        launched = Environment.read(os.environ)
+    except NotLaunchedError:
+        if not alone:
+            raise
+        return _join_alone()
+    check_is_own_process(launched, os.environ)
+    spec = launched.spec
+    timeouts = spec.timeouts
+    device = choose_device()
+    encodes = encodes_here(os.environ, device)
+    owns_group = ensure_process_group(device, timeouts.process_group_s)
+    gateway = GatewayLink(launched.gateway, send_timeout_s=timeouts.process_group_s)
+    link: Link = gateway
+    try:
+        welcome = gateway.join(
+            rank=dist.get_rank(),
+            local_rank=local_rank(),
+            generation=launched.generation,
+            timeout_s=timeouts.start_s,
+            encodes=encodes,
+        )
+        _check_size(welcome)
+    except BaseException:
+        gateway.close()
+        raise
+    note_joined(launched, os.environ)
+    write_stacks_on_signal(launched.run_folder, dist.get_rank())
+    is_off = spec.job.exchange.schedule == "off"
+    if is_off or len(welcome.sites) == 1:
+        link = SiteOnlyLink(gateway, dist.get_world_size())
+        encodes = False  # Nothing crosses.
+    if not encodes:
+        welcome = dataclasses.replace(welcome, encoding=None)
+    if is_off:
+        welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
+    site = Site(
+        link=link,
+        welcome=welcome,
+        spec=spec,
+        run=launched.run,
+        generation=launched.generation,
+        run_folder=launched.run_folder,
+        device=device,
+        owns_group=owns_group,
+        returns=launched.returns,
+        averages=averages,
+    )
+    _compare_device(site)
+    if environment == "global":
+        os.environ["RANK"] = str(site.global_rank)
+        os.environ["WORLD_SIZE"] = str(site.global_world_size)
+    return site
+
+
+def _compare_device(site: Site) -> None:
+    """Tell, once a site, that its ranks compute on something else than the topology says."""
+    place = site.topology.site(site.name)
+    expected = expected_device(place, site.topology, site.job)
+    found = torch.cuda.get_device_name(site.device) if site.device.type == "cuda" else "a CPU"
+    if site.rank == 0 and expected is not None and unlike(expected, [found]):
+        site.record(metrics.DEVICE_DIFFERS, 0, {}, {metrics.FOUND: found})
+
+
+def _join_alone() -> Site:
+    device = choose_device()
+    owns_group = ensure_process_group(device, lone_spec(1).timeouts.process_group_s)
+    num_ranks = dist.get_world_size()
+    welcome = Welcome(
+        site="alone",
+        site_index=0,
+        sites=("alone",),
+        ranks_per_site=(num_ranks,),
+        verify_every=0,
+        config_hash="",
+    )
+    return Site(
+        link=AloneLink(num_ranks),
+        welcome=welcome,
+        spec=lone_spec(num_ranks),
+        run_folder=Path.cwd(),
+        device=device,
+        owns_group=owns_group,
+    )
+
+
+def _check_size(welcome: Welcome) -> None:
+    expected, actual = welcome.ranks_per_site[welcome.site_index], dist.get_world_size()
+    if expected != actual:
+        raise ConfigMismatchError(
+            f"site {welcome.site} has {expected} ranks by the topology, but torch.distributed has "
+            f"{actual}: its default process group must be the whole site"
+        )

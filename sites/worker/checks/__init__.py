@@ -1,0 +1,1 @@
+"""What a script does that cannot be right: found, and refused by name."""

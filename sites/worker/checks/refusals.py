@@ -1,0 +1,133 @@
+"""Wrappers of models, and what a DistributedDataParallel cannot have: each is refused by name.
+
+Checks that cost nothing: they read what torch holds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.checks.torch_calls import calls, in_backward
+
+_SCALER_STEP = torch.amp.GradScaler.step.__code__
+_INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"
+_WRAPPERS = {
+    "DataParallel": "computes on several devices in one process: start one a device, and "
+    + _INSTEAD,
+    "FullyShardedDataParallel": "is FSDP1, which reduces gradients past any hook: call "
+    "torch.distributed.fsdp.fully_shard (FSDP2) on the model",
+    "DeepSpeedEngine": "reduces gradients and steps by itself: " + _INSTEAD,
+    "PipelineEngine": "reduces gradients and steps by itself: see Pipelines in docs/integration.md",
+}
+"""Wrappers of models that cannot be synchronised, by the names of their classes."""
+
+
+def check_wrapper(model: nn.Module) -> None:
+    """Refuse a model that something wraps, all of it or a part, that reduces gradients elsewhere.
+
+    Raises:
+        TypeError: and what to do.
+    """
+    for path, module in model.named_modules():
+        for kind in type(module).__mro__:
+            why = _WRAPPERS.get(kind.__name__)
+            if kind.__name__ == "DistributedDataParallel" and kind is not DistributedDataParallel:
+                why = f"is that of {kind.__module__}, and not torch's: {_INSTEAD}"
+            if why is not None:
+                where = f"{path} is a" if path else "got a"
+                raise TypeError(f"site.synchronize: {where} {kind.__name__}, which {why}")
+
+
+def check_replica(model: DistributedDataParallel) -> None:
+    """Refuse a model whose gradients no hook can take; watch the first pass of a static graph.
+
+    Raises:
+        TypeError: and what to do.
+    """
+    if getattr(model, "_use_python_reducer", False):
+        raise TypeError(
+            'site.synchronize: torch._dynamo.config.optimize_ddp is "python_reducer", which '
+            "reduces gradients past DistributedDataParallel's hook: set it to True before "
+            "DistributedDataParallel wraps the model"
+        )
+    if model.mixed_precision is not None:
+        raise TypeError(
+            "site.synchronize: DistributedDataParallel has mixed_precision=, which computes "
+            "gradients of copies, in another dtype than the parameters': leave it out, and "
+            "compute under torch.autocast"
+        )
+    for path, module in model.module.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if module.sparse and module.weight.requires_grad:
+            raise TypeError(
+                f"site.synchronize: {path or 'the model'} is an {type(module).__name__} of sparse "
+                "gradients, which do not cross: make it with sparse=False"
+            )
+    if model.static_graph:
+        model.register_forward_hook(FirstPassCheck(model))
+
+
+def check_no_scaler() -> None:
+    """Refuse a `GradScaler` that calls `optimizer.step`: that is not called at all where it skips.
+
+    It looks for infinities in this rank's own gradients, before they are averaged within the step.
+
+    Raises:
+        ScriptError: and what to do.
+    """
+    for call in calls():
+        if call.f_code is _SCALER_STEP and call.f_locals["self"].is_enabled():
+            raise ScriptError(
+                "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
+                "within which site.average_gradients averages them: an infinity at one rank would "
+                "have the others wait. Leave average_gradients out, and average the gradients by "
+                "site.all_reduce before scaler.step(optimizer); or use site.synchronize"
+            )
+
+
+def check_in_backward() -> None:
+    """Refuse a bucket that no backward pass brings: of torch's `Join`, for a rank without data.
+
+    Raises:
+        ScriptError: and what to do.
+    """
+    if not in_backward():
+        raise ScriptError(
+            "torch's Join goes on for a rank whose data has ended, while others of its site have "
+            "more: it does so for one site only. Leave Join out, and give all ranks as many "
+            "batches (site.sampler)"
+        )
+
+
+class FirstPassCheck:
+    """Refuses a first backward pass under `no_sync` of a model with `static_graph=True`.
+
+    In its first pass DDP notes the graph, and fails by an assertion where it is not to reduce. It
+    may be any later one. A forward hook.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        """Check nothing yet."""
+        self._model = model
+
+    def __call__(self, _: object, __: object, outputs: object) -> None:
+        """Let a backward pass that begins at these outputs raise the error."""
+        model = self._model
+        if torch.compiler.is_compiling():
+            return
+        if model._static_graph_delay_allreduce_enqueued or model.require_backward_grad_sync:
+            return
+        for each in tree_leaves(outputs):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(self._refuse)  # type: ignore[no-untyped-call]
+
+    def _refuse(self, _: torch.Tensor) -> None:
+        raise ScriptError(
+            "DistributedDataParallel has static_graph=True, and its first backward pass is under "
+            "no_sync: torch fails there. Let the first pass synchronise, or leave static_graph out"
+        )

@@ -1,0 +1,1 @@
+"""Who reads which sample: each one once, whoever takes part."""

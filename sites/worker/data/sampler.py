@@ -1,0 +1,297 @@
+"""Hands each rank its samples of each step, so that all sites together use every sample once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from isthmus.sites.worker.data.batch_shares import BatchShares, Gone
+from isthmus.sites.worker.data.data_positions import DataPositions, Positions
+from isthmus.sites.worker.data.shuffling import key_of, shuffled, splitmix64
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One step's batch, of all sites."""
+
+    positions: Positions
+    gone: Gone
+    """Sites that had no part in it."""
+    after: DataPositions
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A site takes no part for some steps."""
+
+    since: int
+    """The first step without it."""
+    until: int | None = None
+    """The first step with it again; None: it is not known."""
+    before: tuple[int, ...] = ()
+    """Where this rank's site follows: the positions handed to it in steps before this rank's."""
+
+    @property
+    def unnoticed(self) -> range:
+        """The steps in which the absent site's part was handed out all the same: its holes."""
+        end = self.since + NOTICE_STEPS
+        return range(self.since, end if self.until is None else min(end, self.until))
+
+    def is_gone(self, step: int) -> bool:
+        """Whether all ranks do without the site in a step."""
+        return step >= self.since + NOTICE_STEPS and self.is_away(step)
+
+    def is_away(self, step: int) -> bool:
+        """Whether the site takes no part in a step, whoever knows."""
+        return step >= self.since and (self.until is None or step < self.until)
+
+
+class Sampler:
+    """This rank's batches, one a step: what a DataLoader takes as its `batch_sampler`.
+
+    Endless: one pass over the data follows another, each in an order of its own. A batch is used
+    when the optimizer's step has used it, not when it is drawn, so that a DataLoader may fetch
+    ahead. Made by `Site.sampler`, which counts the steps.
+
+    The part of a site that was lost becomes a hole. `NOTICE_STEPS` after the loss holes are handed
+    out, and the others divide the batch among themselves: then every rank knows of it. Where it
+    comes back before, they are handed out then.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        shares: BatchShares,
+        site: int,
+        rank: int,
+        seed: int,
+        replicas: int | None = None,
+    ) -> None:
+        """Start at the run's first sample.
+
+        Args:
+            num_samples: of the dataset.
+            shares: how the batch is divided.
+            site: this rank's, by index.
+            rank: inside the site; where ranks share data, the number of its replica.
+            seed: names the orders.
+            replicas: of the site, whose ranks share data; None: each rank has its own.
+
+        Raises:
+            ValueError: there are no samples.
+        """
+        if num_samples < 1:
+            raise ValueError("site.sampler: the dataset is empty")
+        self.num_samples = num_samples
+        self.shares = shares
+        self._site = site
+        self._rank = rank
+        self._replicas = replicas
+        self._key = key_of(seed)
+        self._first = DataPositions()
+        self._drawn: deque[_Drawn] = deque()
+        """The latest steps' batches, as long as they may have to be given back, and those ahead."""
+        self._num_drawn = 0
+        self._num_used = 0
+        self._absences: dict[int, list[_Absence]] = {}
+        """When each site was away, one absence after another."""
+        self._before_first: Callable[[], None] = lambda: None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the dataset's indices of this rank's samples, step after step, without an end."""
+        while True:
+            yield self.indices(self.draw()).tolist()
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of the next step to be drawn, over all sites."""
+        return self.shares.batch(self._gone(self._num_drawn)).samples
+
+    def draw(self) -> Positions:
+        """Return this rank's positions of the next step: int64, shape (samples of the rank,)."""
+        before_first, self._before_first = self._before_first, lambda: None
+        before_first()
+        step, gone = self._num_drawn, self._gone(self._num_drawn)
+        before = self._drawn[-1].after if self._drawn else self._first
+        for site, absence in self._all_absences():
+            if absence.unnoticed and absence.unnoticed.stop == step:
+                before = before.with_holes(self._parts_of(site, absence, absence.unnoticed))
+        positions, after = before.taken(self.shares.batch(gone).samples)
+        self._drawn.append(_Drawn(positions, gone, after))
+        self._num_drawn += 1
+        if len(self._drawn) > self._num_drawn - self._num_used + NOTICE_STEPS:
+            self._first = self._drawn.popleft().after
+        if any(each.is_away(step) for each in self._absences.get(self._site, ())):
+            # It follows, and nothing of what it makes of its data counts.
+            return positions[:1]
+        own = self._own(gone)
+        return positions[own.start : own.stop]
+
+    @property
+    def most(self) -> int:
+        """Samples of the site's busiest replica, in the batch that was drawn last."""
+        replicas = self._replicas or self.shares.ranks[self._site]
+        samples = len(self.shares.of_site(self._site, self._drawn[-1].gone))
+        return max(1, -(-samples // replicas))
+
+    def indices(self, positions: Positions) -> Positions:
+        """Return which samples of the dataset stand at positions of the run.
+
+        A pure function of seed, pass over the data, and place in it.
+        """
+        data_epochs, places = np.divmod(positions, self.num_samples)
+        found = np.empty_like(positions)
+        for data_epoch in np.unique(data_epochs):
+            here = data_epochs == data_epoch
+            key = splitmix64(self._key + np.uint64(data_epoch))
+            found[here] = shuffled(places[here], self.num_samples, key)
+        return found
+
+    @property
+    def data_epoch(self) -> int:
+        """The pass over the data, from 0, in which the next step's first new sample stands."""
+        return self._after_used().next // self.num_samples
+
+    @property
+    def used(self) -> DataPositions:
+        """What completed steps have used; a checkpoint has it."""
+        found = self._after_used()
+        for site, each in self._all_absences():
+            steps = each.unnoticed
+            if steps.start < self._num_used <= steps.stop:
+                found = found.with_holes(
+                    self._parts_of(site, each, range(steps.start, self._num_used))
+                )
+        return found
+
+    def handed_out(self) -> dict[str, object]:
+        """Return what a site goes on with that begins to follow now, as JSON.
+
+        Other than `used` it leaves holes to be handed out in the step in which all ranks do.
+        """
+        now = self._num_used
+        return {
+            **self._after_used().to_json(),
+            "absences": [
+                [
+                    site,
+                    each.since - now,
+                    None if each.until is None else each.until - now,
+                    self._parts_of(site, each, range(each.since, now))
+                    if each.unnoticed.stop >= now
+                    else [],
+                ]
+                for site, each in self._all_absences()
+                if each.until is None or each.until >= now
+            ],
+        }
+
+    def step(self) -> None:
+        """Note that the oldest batch drawn has been used."""
+        self._num_used = min(self._num_used + 1, self._num_drawn)
+
+    def lose(self, absent: Mapping[int, int]) -> None:
+        """Take note of sites that are missing since a step, counted as they are drawn.
+
+        Raises:
+            RuntimeError: batches were fetched so far ahead that it is too late.
+        """
+        for site, since in absent.items():
+            latest = self._absences.get(site, [_Absence(since, since)])[-1]
+            if latest.until is None or since < latest.until:
+                continue  # it is known
+            if since + NOTICE_STEPS < self._num_drawn:
+                raise RuntimeError(
+                    f"site.sampler: batches were fetched {self._num_drawn - since} steps "
+                    f"ahead; {NOTICE_STEPS} is the most"
+                )
+            self._note(site, _Absence(since))
+
+    def notice_steps(self, sites: Iterable[int]) -> int:
+        """Return how many steps from now on sites may take part again at the earliest.
+
+        What was drawn is drawn without them, and holes of others are to be handed out before;
+        unless nobody else takes part.
+        """
+        entering = set(sites)
+        absent = {at for at, found in self._absences.items() if found[-1].until is None}
+        is_alone = absent | entering == {*range(len(self.shares.ranks))}
+        ends = [
+            each.unnoticed.stop
+            for at, each in self._all_absences()
+            if at not in entering and not is_alone
+        ]
+        return max(self._num_drawn, *ends, self._num_used) - self._num_used
+
+    def regain(self, site: int, step: int) -> None:
+        """Take note that a site takes part again from a step on, which no rank has drawn yet."""
+        self._absences[site][-1].until = step
+
+    def give_up(self, site: int, step: int) -> None:
+        """A site that was to take part from a step on does not, and others may have drawn it."""
+        self._note(site, _Absence(step))
+
+    def begin_without(self, sites: Iterable[int]) -> None:
+        """Begin in a run that goes on, or begins, without some sites; all others know it."""
+        for site in sites:
+            self._note(site, _Absence(-NOTICE_STEPS - 1))
+
+    def _note(self, site: int, absence: _Absence) -> None:
+        self._absences.setdefault(site, []).append(absence)
+
+    def resume(
+        self,
+        used: DataPositions,
+        before_first: Callable[[], None],
+        absences: Iterable[tuple[int, int, int | None, Iterable[int]]] = (),
+    ) -> None:
+        """Go on after what a checkpoint has, or what others hand out: before anything is drawn.
+
+        Args:
+            used: of the checkpoint, or of `handed_out`.
+            absences: of `handed_out`.
+            before_first: called before the first batch is drawn. A DataLoader takes a seed from
+                torch's generator when it begins, which the run that was saved had done long before.
+
+        Raises:
+            RuntimeError: a batch was drawn already.
+        """
+        if self._num_drawn:
+            raise RuntimeError("site.checkpoint: call it before the sampler is iterated")
+        self._first = used
+        self._before_first = before_first
+        for site, since, until, before in absences:
+            self._note(site, _Absence(since, until, tuple(before)))
+
+    def _own(self, gone: Gone) -> range:
+        """Return this rank's places in the batch."""
+        if self._replicas is None:
+            return self.shares.of_rank(self._site, self._rank, gone)
+        return self.shares.of_replica(self._site, self._rank, self._replicas, gone)
+
+    def _gone(self, step: int) -> Gone:
+        return frozenset(site for site, each in self._all_absences() if each.is_gone(step))
+
+    def _all_absences(self) -> Iterator[tuple[int, _Absence]]:
+        return ((site, each) for site, found in self._absences.items() for each in found)
+
+    def _after_used(self) -> DataPositions:
+        """Return the positions as they were handed out up to the latest step that has ended."""
+        at = len(self._drawn) - 1 - (self._num_drawn - self._num_used)
+        return self._drawn[at].after if at >= 0 else self._first
+
+    def _parts_of(self, site: int, absence: _Absence, steps: range) -> list[int]:
+        """Return the positions of a site in some steps of an absence, from its first one on."""
+        first = self._num_drawn - len(self._drawn)
+        found = [*absence.before]
+        for step in range(max(0, steps.start), steps.stop):
+            drawn = self._drawn[step - first]
+            part = self.shares.of_site(site, drawn.gone)
+            if site not in drawn.gone:
+                found += drawn.positions[part.start : part.stop].tolist()
+        return found

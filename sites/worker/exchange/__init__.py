@@ -1,0 +1,1 @@
+"""A bucket's way from the ranks to their gateway, and back."""

@@ -1,0 +1,731 @@
+"""Averages buckets over all ranks of all sites, several at once, in the order of their submission.
+
+    autograd thread   scale, start the reduce-scatter                       submit()
+    posting thread    wait for it in order, hand the shard to the gateway   _post()
+    link's thread     hear of results, in any order                         OpenRound.note_reduced()
+    finishing thread  take results in order, all-gather, complete futures   _finish()
+
+Each thread does its part for every bucket in the same order on every rank, so that ranks never
+disagree on the order of collectives. The first error of any thread is kept, completes all futures
+that are still open, and is raised by every later call.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import xxhash
+
+from isthmus.protos.errors import (
+    DeadlineExceededError,
+    IsthmusError,
+    LocalProtocolError,
+    NonFiniteError,
+    NoTokensError,
+    RankLostError,
+    RemoteProtocolError,
+    ScriptError,
+)
+from isthmus.protos.failure import reason_of
+from isthmus.sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
+from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.local.squares import norm_of, total_of, units_of_words, words_of
+from isthmus.sites.worker.exchange.bucket_copy import Pending, Slot, Transfer, write_pieces
+from isthmus.sites.worker.exchange.collectives import Ranks, wait
+from isthmus.sites.worker.exchange.finite_watch import FiniteWatch, Named, are_finite
+from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.member_history import MemberHistory
+from isthmus.sites.worker.exchange.routes import Route
+from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
+from isthmus.sites.worker.exchange.slots import SharedTensors, Slots
+from isthmus.topology.spec.step_parts import Crossing, RoundTimes
+
+MAX_BUCKETS = 1 << 16
+"""The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""
+HASHED_NUMEL = 1024
+"""Elements of a site's gradient that are hashed in each round."""
+_CAUSE_S = 1.0
+"""Time for the gateway to say, or show by its end, why another rank of the site has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBy:
+    """Which ranks share a bucket, where that is not everybody: as `Reduce` has it."""
+
+    participants: tuple[tuple[int, ...], ...] = ()
+    after: int = 0
+
+
+EVERYBODY = SharedBy()
+
+
+@dataclass(slots=True)
+class Bucket:
+    """One bucket on its way to the other sites and back."""
+
+    number: int
+    """The bucket's number at the gateway."""
+    index: int
+    """Its place among the round's buckets at this rank."""
+    sharing: SharedBy
+    slot: Slot
+    pieces: Sequence[torch.Tensor]
+    layout: int
+    exact: bool
+    is_gradient: bool
+    """Its elements count in the round's norm."""
+    pending: Pending
+    future: torch.futures.Future[torch.Tensor]
+    raw_bytes: int
+    """float32 bytes of this rank's shard, without padding."""
+    submitted_s: float
+    """When backward had computed it."""
+    start_s: float = 0.0
+    """When the gateway was told of it."""
+    reduced_s: float = 0.0
+    finished_s: float = 0.0
+    """When its result was in place; on CUDA, when that was enqueued."""
+    reduced: Reduced | None = None
+    done: bool = False
+    named: Named = ()
+    """The gradients in it."""
+    is_finite: torch.Tensor | None = None
+    """Whether what this rank submitted is, once `pending` is over; None: nobody asks."""
+    is_own: bool = True
+    """It is this rank's gradient, and no shard of the site's."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One synchronisation of all sites: a sequence of buckets with one weight."""
+
+    number: int
+    tokens: float
+    """Weight of this rank."""
+    total: torch.Tensor
+    pending: Pending
+    first_bucket: int
+    """The number of its first bucket."""
+    num_slots: int | None
+    """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
+    is_gradient: bool = False
+    """An optimizer step takes what is averaged."""
+    is_summed: bool = False
+    """What is handed over are sums over tokens already, and no means."""
+    follows: bool = False
+    """This site only gets what the others have."""
+    enters: int = 0
+    """The epoch that it begins; 0: none."""
+    gradient_hash: int = 0
+    """What `hash_of_site` says of the first bucket of gradients, at the site's first rank."""
+    counted_by: Ranks | None = None
+    """The ranks whose tokens add up to the site's; None: all."""
+    is_counted_alike: bool = False
+    """They have to have counted equally many."""
+    site_weight: float = 0.0
+    """Tokens of this site."""
+    weight: float = 0.0
+    """Tokens of all sites."""
+    buckets: list[Bucket] = field(default_factory=list)
+    by_number: dict[int, Bucket] = field(default_factory=dict)
+    num_posted: int = 0
+    """How many buckets, from the first on, the posting thread was given."""
+    num_finished: int = 0
+    read_squares: Callable[[], list[int]] | None = None
+    """Tells the words of the site's sum of squares, once that is complete."""
+    last_submit_s: float = 0.0
+    """When the last bucket was computed that backward goes on to hide; else the first."""
+    end_s: float = 0.0
+
+    def note_computed(self, index: int, at_s: float) -> None:
+        """Note when a bucket was computed: after the last one only communication is left."""
+        if self.num_slots is None or index == 0:
+            self.last_submit_s = at_s
+
+    def find(self, reduced: Reduced) -> Bucket | None:
+        """Return the bucket that a result is of; None: of none of this round."""
+        if reduced.round != self.number:
+            return None
+        return self.by_number.get(reduced.bucket)
+
+    @property
+    def raw_bytes(self) -> int:
+        """float32 bytes that this rank handed over."""
+        return sum(each.raw_bytes for each in self.buckets)
+
+    @property
+    def wire_bytes(self) -> int:
+        """What the gateway sent for this rank's shards."""
+        return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
+
+    @property
+    def results(self) -> list[ReductionTimes]:
+        """What the gateway measured of each bucket that is back."""
+        return [each.reduced.times for each in self.buckets if each.reduced]
+
+    @property
+    def unfit(self) -> list[Named]:
+        """The gradients of the buckets of which this rank's shard of the average is not finite."""
+        gradients = (each for each in self.buckets if each.is_gradient)
+        return [each.named for each in gradients if each.reduced and each.reduced.squares is None]
+
+    @property
+    def squares(self) -> int | None:
+        """Squares of this rank's shards of all gradients, in units (sites/local/squares.py)."""
+        gradients = (each for each in self.buckets if each.is_gradient)
+        return total_of(each.reduced.squares for each in gradients if each.reduced)
+
+    @property
+    def norm(self) -> float:
+        """2-norm of all gradients that were averaged: the same bits on all ranks of all sites.
+
+        NaN where a number is not finite. On CUDA, the first look waits until results are there.
+        """
+        assert self.read_squares is not None, "wait comes first"
+        return norm_of(units_of_words(self.read_squares()))
+
+    @property
+    def times(self) -> RoundTimes:
+        """The times of this round, on one clock."""
+        crossings = tuple(
+            Crossing(each.start_s, each.reduced_s, each.reduced.times.wait_s)
+            for each in self.buckets
+            if each.reduced
+        )
+        return RoundTimes(self.last_submit_s, self.end_s, crossings)
+
+
+def hash_of_site(region: torch.Tensor) -> int:
+    """Return 52 bits that tell what a site contributes: sites with other data have others.
+
+    Takes the first HASHED_NUMEL elements of the first rank's shard, which are the first of the
+    bucket at each site. 0: they tell nothing, for other data may have the same. Where one is not
+    finite, all are likely to be that NaN. Zeros, and one constant of either sign beside them, are
+    what a mean loss gives a bias, whatever the data are.
+    """
+    values = region[:HASHED_NUMEL]
+    magnitudes = values[values != 0.0].abs()
+    if not magnitudes.numel() or not bool(torch.isfinite(values).all()):
+        return 0
+    if bool((magnitudes == magnitudes[0]).all()):
+        return 0
+    return xxhash.xxh3_64_intdigest(values.numpy().data) >> 12
+
+
+class OpenRound:
+    """The round that is open, what came back of it, who waits for that, and the first error.
+
+    All threads of the pipeline meet here, and only here: every method may be called from any. At
+    most one round is open.
+    """
+
+    def __init__(self, *, deadline_s: float, now_s: Callable[[], float]) -> None:
+        """`deadline_s` is for every wait."""
+        self.round: Round | None = None
+        self.error: IsthmusError | None = None
+        """The first error, after which nothing is averaged any more."""
+        self._deadline_s = deadline_s
+        self._now_s = now_s
+        self._changed = threading.Condition()
+
+    @property
+    def current(self) -> Round:
+        """The open round."""
+        assert self.round is not None, "begin comes first"
+        return self.round
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing has failed."""
+        opened = self.round
+        is_complete = opened is None or opened.num_finished == len(opened.buckets)
+        return self.error is None and is_complete
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def open(self, opened: Round) -> None:
+        """Go on to the next round; every bucket of the previous one is finished."""
+        with self._changed:
+            self.round = opened
+
+    def add(self, current: Round, bucket: Bucket) -> None:
+        """Add the next bucket to the open round."""
+        with self._changed:
+            current.buckets.append(bucket)
+            current.by_number[bucket.number] = bucket
+            current.note_computed(bucket.index, bucket.submitted_s)
+
+    # ---------------------------------------------------------------- errors
+
+    def fail(self, error: IsthmusError) -> None:
+        """Keep the first error and complete every open future with it."""
+        with self._changed:
+            if self.error is None:
+                self.error = error
+            opened = [] if self.round is None else [b for b in self.round.buckets if not b.done]
+            for bucket in opened:
+                bucket.done = True
+            self._changed.notify_all()
+        for bucket in opened:
+            bucket.future.set_exception(error)  # type: ignore[arg-type] # annotated wrongly by torch
+
+    def run(self, part: Callable[[], None]) -> None:
+        """Do a thread's part; whatever ends it fails the round."""
+        try:
+            part()
+        except RankLostError as error:
+            # It may have gone for what this rank is about to hear, too: that says more.
+            with self._changed:
+                self._changed.wait_for(lambda: self.error is not None, _CAUSE_S)
+            self.fail(error)
+        except IsthmusError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
+            failure = LocalProtocolError(reason_of(error))
+            failure.__cause__ = error
+            self.fail(failure)
+
+    # ---------------------------------------------------------------- results
+
+    def note_reduced(self, reduced: Reduced) -> None:
+        """Keep a result; one that was not asked for is an error of the gateway."""
+        with self._changed:
+            bucket = None if self.round is None else self.round.find(reduced)
+            if bucket is not None and bucket.reduced is None:
+                bucket.reduced = reduced
+                bucket.reduced_s = self._now_s()
+                self._changed.notify_all()
+                return
+        self.fail(
+            RemoteProtocolError(
+                f"the gateway sent round {reduced.round} bucket {reduced.bucket}, not asked for"
+            )
+        )
+
+    def wait_reduced(self, current: Round, bucket: Bucket) -> Reduced | None:
+        """Wait for a bucket's result and return it; None: an error came first.
+
+        Raises:
+            DeadlineExceededError: neither came in time.
+        """
+        with self._changed:
+            self._changed.wait_for(partial(self._is_back, bucket), self._deadline_s)
+        if self.error is not None:
+            return None
+        if bucket.reduced is None:
+            raise DeadlineExceededError(self._late(current))
+        return bucket.reduced
+
+    def complete(self, bucket: Bucket) -> None:
+        """Complete a future with its result, unless a failure was faster."""
+        with self._changed:
+            if bucket.done:
+                return
+            bucket.done = True
+        bucket.future.set_result(bucket.pieces[0])
+
+    def note_finished(self, current: Round, bucket: Bucket) -> None:
+        """A bucket's result is in place; on CUDA, that is enqueued."""
+        with self._changed:
+            current.num_finished += 1
+            bucket.finished_s = current.end_s = self._now_s()
+            self._changed.notify_all()
+
+    def wait_finished(self, current: Round, num_buckets: int) -> None:
+        """Wait until the first `num_buckets` of a round are in place.
+
+        Raises:
+            IsthmusError: the first error.
+            DeadlineExceededError: they were not in time; that fails the round.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.error or current.num_finished >= num_buckets, self._deadline_s
+            )
+            complete = current.num_finished >= num_buckets
+        self.check()
+        if not complete:
+            self.fail(DeadlineExceededError(self._late(current)))
+            self.check()
+
+    def _is_back(self, bucket: Bucket) -> bool:
+        return self.error is not None or bucket.reduced is not None
+
+    def _late(self, current: Round) -> str:
+        return (
+            f"round {current.number}: {current.num_finished} of {len(current.buckets)} buckets "
+            f"were back after {self._deadline_s:g} s; is another site still computing?"
+        )
+
+
+class BucketPipeline:
+    """The pipeline of one rank."""
+
+    def __init__(
+        self,
+        link: Link,
+        transfer: Transfer,
+        *,
+        rank: int,
+        world_size: int,
+        deadline_s: float,
+        overlaps: bool = True,
+        encoder: ShardEncoder | None = None,
+        shared: SharedTensors | None = None,
+        members: MemberHistory | None = None,
+        finite: FiniteWatch | None = None,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Prepare; `start` starts the threads.
+
+        `deadline_s` is for every wait. Without `overlaps`, all buckets of a round are handed over
+        at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
+        None: the gateway does. `shared` are tensors that are averaged where they lie. `members`
+        is told what the gateway says of them, and allows rounds. `finite` is told of gradients that
+        are not.
+        """
+        self._link = link
+        self._transfer = transfer
+        self._rank = rank
+        self._overlaps = overlaps
+        self._encoder = encoder
+        self._now_s = now_s
+        self._slots = Slots(link, transfer, world_size, shared)
+        self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
+        self._members = members or MemberHistory("")
+        self._finite = finite
+        self.num_rounds = 0
+        """How many rounds of the run have begun."""
+        self.before_gradients: Callable[[], int] = lambda: 0
+        """Called before a round of gradients begins; returns the epoch that it begins; 0: none."""
+        self._to_post: queue.Queue[tuple[Round, list[Bucket]] | None]
+        self._to_post = queue.Queue(MAX_BUCKETS + 1)
+        self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
+        self._threads = [
+            threading.Thread(target=self._open.run, args=(each,), name=name, daemon=True)
+            for each, name in [(self._post, "isthmus-post"), (self._finish, "isthmus-finish")]
+        ]
+
+    def start(self) -> None:
+        """Start the threads and listen to the link."""
+        for thread in self._threads:
+            thread.start()
+        self._link.start(self._open.note_reduced, self._open.fail, self._members.tell)
+
+    def close(self) -> None:
+        """End the threads; what is under way is abandoned. Idempotent."""
+        is_idle = self._open.is_idle
+        self._open.fail(LocalProtocolError("this rank has left"))
+        ends = (self._to_post.put_nowait, self._to_finish.put_nowait)
+        for thread, end in zip(self._threads, ends, strict=True):
+            try:
+                end(None)
+            except queue.Full:
+                continue  # A thread that is stuck in a collective ends with the process.
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout=1.0)
+        if is_idle:  # else a device may never come to the end of what was enqueued
+            self._slots.close()
+
+    def check(self) -> None:
+        """Raise the first error of any thread or of the gateway, if there was one."""
+        self._open.check()
+
+    def begin(
+        self,
+        tokens: float,
+        *,
+        first_bucket: int = 0,
+        num_slots: int | None = None,
+        is_gradient: bool = False,
+        is_summed: bool = False,
+        counted_by: Ranks | None = None,
+        is_counted_alike: bool = False,
+    ) -> None:
+        """Open the next round. The previous one is complete, and every rank opens this one.
+
+        `tokens` is this rank's weight in the averages, not negative. What a lossy codec loses of a
+        bucket is owed to the next one of the same number. So each sequence of buckets that comes
+        again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no more
+        buckets are under way, and `submit` waits; None: as many as there are, for a backward pass
+        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged. `is_summed`:
+        what is handed over are sums over tokens, no means of them. `counted_by`: those ranks of the
+        site whose tokens add up to the site's; None: all. `is_counted_alike`: they have to have
+        counted equally many.
+
+        Raises:
+            RuntimeError: this site comes back to a run, and has not entered, or not with gradients.
+        """
+        self._open.check()
+        self._members.check_may_begin(self.num_rounds, is_gradient=is_gradient)
+        enters = self.before_gradients() if is_gradient else 0
+        previous = self._open.round
+        if previous is not None and previous.num_finished < len(previous.buckets):
+            raise ScriptError(
+                "an average over sites began before the previous one, a backward pass say, "
+                "was complete"
+            )
+        self._slots.forget()
+        total, pending = self._transfer.launch_sum(tokens, counted_by)
+        self._open.open(
+            Round(
+                self.num_rounds,
+                tokens,
+                total,
+                pending,
+                first_bucket,
+                num_slots,
+                is_gradient,
+                is_summed,
+                self._members.follows,
+                enters,
+                counted_by=counted_by,
+                is_counted_alike=is_counted_alike,
+            )
+        )
+        self.num_rounds += 1
+
+    def submit(
+        self,
+        pieces: Sequence[torch.Tensor],
+        layout: int,
+        *,
+        exact: bool = False,
+        route: Route | None = None,
+        number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
+        factors: Sequence[float] = (),
+        is_gradient: bool = True,
+        named: Named = (),
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
+
+        Args:
+            pieces: what it consists of, one at least: floating point, of any shape and strides, in
+                row-major order. Overwritten.
+            layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
+            exact: let nothing but fp32 cross the WAN.
+            route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's,
+                and hold the average over the site's ranks, weighted by their tokens, already.
+            number: of the bucket in its round, where not all ranks have all buckets; ascending.
+            sharing: which ranks share it.
+            factors: by which each of the pieces is multiplied, in place of the tokens; of sums,
+                empty is 1.
+            is_gradient: its elements count in the round's norm.
+            named: the gradients in it, by which one that is not finite is named: views.
+
+        Returns:
+            Completed with the first of `pieces`. Open futures end with the error that `wait`
+            raises.
+
+        Steps inside the site: P - 1 each for reduce-scatter and all-gather, P ranks.
+        """
+        self._open.check()
+        current = self._open.current
+        index = len(current.buckets)
+        if index == MAX_BUCKETS:
+            raise ScriptError(f"more than {MAX_BUCKETS} buckets: make them larger")
+        slot_index = self._free_slot(current, index)
+        numel = sum(each.numel() for each in pieces) if route is None else route.numel
+        slot = self._slots.get(slot_index, numel, route, pieces)
+        with torch.no_grad():
+            is_own = route is None or current.counted_by == (self._rank,)
+            is_finite = None
+            if current.is_gradient and is_gradient and self._counts(current, is_own=is_own):
+                is_finite = self._look(pieces, named, is_own=is_own)
+            tokens = current.tokens if is_own else self.site_tokens()
+            weights = factors or ([1.0] * len(pieces) if current.is_summed else tokens)
+            write_pieces(pieces, weights, slot.padded)
+        pending = self._transfer.launch(slot)
+        future = self._transfer.make_future()
+        place = self._rank if route is None else route.index
+        first = min(place * slot.region.numel(), slot.numel)
+        raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
+        now_s = self._now_s()
+        number = current.first_bucket + (index if number is None else number)
+        if self._encoder is not None and not exact:
+            slot.encode = partial(
+                self._encoder.encode,
+                bucket=number,
+                numel=numel,
+                layout=layout,
+                participants=sharing.participants,
+            )
+        self._link.send(Handed(round=current.number))
+        bucket = Bucket(
+            number,
+            index,
+            sharing,
+            slot,
+            pieces,
+            layout,
+            exact,
+            is_gradient,
+            pending,
+            future,
+            raw_bytes,
+            now_s,
+            named=named,
+            is_finite=is_finite,
+            is_own=is_own,
+        )
+        self._open.add(current, bucket)
+        if self._overlaps:
+            self._release(current)
+        return future
+
+    def _counts(self, current: Round, *, is_own: bool) -> bool:
+        """Whether what this rank submits has a part in the average, and anybody wants to know."""
+        has_part = not (current.follows or (is_own and current.tokens == 0))
+        return self._finite is not None and has_part
+
+    def _look(
+        self, pieces: Sequence[torch.Tensor], named: Named, *, is_own: bool
+    ) -> torch.Tensor | None:
+        """Look for what is not finite before another rank can have it.
+
+        Returns:
+            On CUDA, what says so once the reduce-scatter is over.
+
+        Raises:
+            NonFiniteError: there is some, and the run is to stop for that.
+        """
+        found = are_finite(pieces)
+        if self._transfer.device.type != "cpu":
+            return found
+        if not bool(found):
+            self._tell_not_finite(named, is_own=is_own)
+        return None
+
+    def _tell_not_finite(self, named: Named, *, is_own: bool) -> None:
+        assert self._finite is not None, "nobody looks"
+        try:
+            self._finite.found(named, is_own=is_own)
+        except NonFiniteError as error:
+            self._open.fail(error)
+            raise
+
+    def site_tokens(self) -> torch.Tensor:
+        """Return the tokens of all ranks of the site, this round: float64[1], on this stream."""
+        wait(self._open.current.pending)
+        return self._open.current.total
+
+    def wait(self, *, has_norm: bool = False) -> Round:
+        """Wait until every bucket of the round is in place; return the round.
+
+        `has_norm`: so that its norm can be asked for, ranks of the site add up a few numbers.
+
+        Raises:
+            IsthmusError: the first error of any thread or of the gateway.
+            DeadlineExceededError: results did not come in time.
+            NonFiniteError: the average is not finite, and the run is to stop for that.
+        """
+        current = self._open.current
+        self._release(current)
+        self._open.wait_finished(current, len(current.buckets))
+        if self._finite is not None and current.is_gradient and not current.follows:
+            self._finite.end_round(unfit=current.unfit)
+        if has_norm:
+            current.read_squares = self._transfer.sum_words(words_of(current.squares))
+            current.end_s = self._now_s()
+        return current
+
+    def _release(self, current: Round) -> None:
+        """Give the posting thread all buckets that it has not had."""
+        released = current.buckets[current.num_posted :]
+        if released:
+            current.num_posted += len(released)
+            self._to_post.put_nowait((current, released))
+
+    def _free_slot(self, current: Round, index: int) -> int:
+        """Return which buffers a bucket gets, once an earlier one has gone from them."""
+        if current.num_slots is None:
+            return index
+        earlier = index - current.num_slots
+        if earlier >= 0:
+            self._release(current)
+            self._open.wait_finished(current, earlier + 1)
+            current.buckets[earlier].future.wait()  # on CUDA this stream does
+        return index % current.num_slots
+
+    def _post(self) -> None:
+        """Hand shards to the gateway, in order, as their reduce-scatters complete."""
+        while (item := self._to_post.get()) is not None and self._open.error is None:
+            current, buckets = item
+            if buckets[0].index == 0:
+                current.site_weight = self._transfer.read_sum(current.total, current.pending)
+                check_alike(current)
+            for bucket in buckets:
+                computed_s = self._transfer.collect(bucket.slot, bucket.pending)
+                if computed_s is not None:
+                    # Submitted long before: the device still computed what was only enqueued.
+                    bucket.submitted_s = self._now_s() - computed_s
+                    current.note_computed(bucket.index, bucket.submitted_s)
+                if bucket.is_finite is not None and not bool(bucket.is_finite):
+                    self._tell_not_finite(bucket.named, is_own=bucket.is_own)
+            if current.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
+                current.gradient_hash = hash_of_site(buckets[0].slot.region)
+            for bucket in buckets:
+                self._hand_over(current, bucket)
+
+    def _hand_over(self, current: Round, bucket: Bucket) -> None:
+        bucket.start_s = self._now_s()
+        # Before the gateway can answer, the finishing thread may know of the bucket.
+        self._to_finish.put_nowait((current, bucket))
+        self._link.send(
+            Reduce(
+                round=current.number,
+                bucket=bucket.number,
+                region=bucket.slot.region_id,
+                offset=bucket.slot.offset,
+                numel=bucket.slot.numel,
+                layout=bucket.layout,
+                weight=current.site_weight,
+                exact=bucket.exact,
+                form=bucket.slot.form,
+                encoded_bytes=bucket.slot.encoded_bytes,
+                enters=current.enters,
+                participants=bucket.sharing.participants,
+                after=bucket.sharing.after,
+            )
+        )
+
+    def _finish(self) -> None:
+        """Put results in place, in order."""
+        while (item := self._to_finish.get()) is not None:
+            current, bucket = item
+            reduced = self._open.wait_reduced(current, bucket)
+            if reduced is None:
+                return
+            if reduced.weight == 0.0:
+                raise NoTokensError("no rank of any site has tokens (count_tokens)")
+            complete = partial(self._open.complete, bucket)
+            self._transfer.deliver(bucket.slot, bucket.pieces, complete)
+            if not math.isnan(reduced.weight):
+                current.weight = reduced.weight
+            self._open.note_finished(current, bucket)
+
+
+def check_alike(current: Round) -> None:
+    """Compare a rank's tokens with the site's, where all ranks have to have counted as many.
+
+    Raises:
+        ScriptError: they have not.
+    """
+    num_ranks = len(current.counted_by or ())
+    if current.is_counted_alike and current.site_weight != num_ranks * current.tokens:
+        raise ScriptError(
+            f"this rank counted {current.tokens:g} tokens, and {num_ranks} ranks of its site "
+            f"{current.site_weight:g}: experts that ranks share, and what fully_shard replicates, "
+            "are reduced with equal weights, so each rank has to count as many"
+        )

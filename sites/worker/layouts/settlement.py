@@ -1,0 +1,165 @@
+"""How sites that shard their models settle in which order tensors cross, and who has what of them.
+
+Each site tells all others of its tensors once, before the first step; the first site's list is law.
+A site that comes back hears of the lists with the others' state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from isthmus.protos.errors import LayoutMismatchError
+from isthmus.sites.worker.exchange.agreement import tell_all
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.collectives import Collectives, Ranks
+from isthmus.sites.worker.layouts.canonical import (
+    Agreed,
+    SiteList,
+    SiteTensors,
+    check_alike,
+    rank_major_names,
+)
+from isthmus.sites.worker.layouts.sharded_state import ShardedState
+
+if TYPE_CHECKING:
+    from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.layouts.shard_hook import ShardHook
+
+
+class Settlement:
+    """One rank's part in settling how tensors cross."""
+
+    def __init__(
+        self,
+        hook: ShardHook | ReplicaBesideShardsHook,
+        collectives: Collectives,
+        *,
+        site: str,
+        sites: Sequence[str],
+        ranks_per_site: tuple[int, ...],
+        ranks_per_gateway: int,
+    ) -> None:
+        """Hear what the ranks of this site hold. A collective of the site.
+
+        Args:
+            hook: is told what all have agreed on.
+            collectives: make the process groups that follow from it.
+            site: this one.
+            sites: that tell each other, in order, this one among them.
+            ranks_per_site: of these.
+            ranks_per_gateway: how many of this site's ranks a gateway serves.
+
+        Raises:
+            TypeError: what they hold does not make a model.
+        """
+        self._hook = hook
+        self._collectives = collectives
+        self._site = site
+        self._sites = sites
+        self._ranks_per_site = ranks_per_site
+        self._ranks_per_gateway = ranks_per_gateway
+        self.tensors = SiteTensors.gather(hook.held())
+        self.lists: Sequence[bytes] = ()
+        """What each site has told all others; nothing of one that was lost."""
+        self._state: ShardedState | None = None
+
+    @property
+    def state(self) -> ShardedState:
+        """The tensors of this rank, once the sites have settled."""
+        assert self._state is not None, "settle comes first"
+        return self._state
+
+    def tell(self, pipeline: BucketPipeline, device: torch.device) -> None:
+        """Tell all other sites, hear of theirs, and settle. A collective of all ranks.
+
+        Raises:
+            IsthmusError: as `settle`, or the exchange failed.
+        """
+        told = tell_all(
+            pipeline,
+            self.tensors.to_bytes(),
+            site=self._sites.index(self._site),
+            num_sites=len(self._sites),
+            rank=dist.get_rank(),
+            device=device,
+        )
+        self.settle(told)
+
+    def settle(self, lists: Sequence[bytes]) -> None:
+        """Settle by what each site has told, in order; nothing of one that was lost.
+
+        A collective of the site. A site that comes back has to be as the others know it.
+
+        Raises:
+            LayoutMismatchError: this site's tensors, or another's, are not those of the law.
+            TypeError: a rank shares data with unlike groups of ranks.
+        """
+        if not lists:
+            raise LayoutMismatchError(
+                f"site {self._site} trains with fully_shard, and the others do not"
+            )
+        self.lists = lists
+        told = {
+            name: SiteList.from_bytes(data)
+            for name, data in zip(self._sites, lists, strict=True)
+            if data
+        }
+        first, law = next(iter(told.items()))
+        for name, each in told.items():
+            check_alike(name, each.entries, first, law.entries)
+        check_alike(self._site, self.tensors.entries, first, law.entries)
+        self._check_stages(told.get(self._site))
+        agreed = Agreed(
+            law.entries,
+            self.tensors,
+            tuple(told[name].ranks_of() if name in told else {} for name in self._sites),
+            self._ranks_per_site,
+            self._ranks_per_gateway,
+            rank_major_names(self._site, self.tensors, [told.get(name) for name in self._sites]),
+        )
+        self._hook.agree(agreed)
+        self._state = ShardedState(agreed, self._hook.own, self._hook.twins)
+        self._prepare_groups(self._hook.data_ranks, self._hook.groups | self._state.groups)
+
+    def _check_stages(self, own: SiteList | None) -> None:
+        """Compare which ranks have what with what this site has told, maybe in an earlier life.
+
+        Raises:
+            LayoutMismatchError: they are others.
+        """
+        ranks_of = self.tensors.ranks_of()
+        everybody = dict.fromkeys(ranks_of, tuple(range(dist.get_world_size())))
+        known = everybody if own is None else own.ranks_of()
+        if ranks_of != known:
+            name = next(name for name in ranks_of if ranks_of[name] != known[name])
+            if own is None:
+                raise LayoutMismatchError(
+                    f"site {self._site} has {name} on ranks {list(ranks_of[name])} only, and the "
+                    "others have never heard of its pipeline stages: a site that is added later "
+                    "has each tensor on all of its ranks, by fully_shard or tensor parallelism"
+                )
+            raise LayoutMismatchError(
+                f"site {self._site} comes back with {name} on ranks {list(ranks_of[name])}, and "
+                f"the others know it on ranks {list(known[name])}: come back with the pipeline "
+                "stages that the run began with"
+            )
+
+    def _prepare_groups(self, data_ranks: Ranks, sharing: Set[Ranks]) -> None:
+        """Make the process groups of ranks that share data, or a bucket. A collective of the site.
+
+        Raises:
+            TypeError: a rank shares data with unlike groups of ranks.
+        """
+        found: list[Ranks] = [()] * dist.get_world_size()
+        dist.all_gather_object(found, data_ranks)
+        groups = sorted(set(found))
+        if sorted(rank for group in groups for rank in group) != [*range(len(found))]:
+            raise TypeError(
+                f"site.synchronize: ranks with data of their own are {groups}: want each rank of "
+                "the site in just one of them; name them with data_mesh"
+            )
+        self._collectives.make_groups(sorted({*groups, *sharing}))
