@@ -67,7 +67,7 @@ _ENTRIES = (
     Entry(
         "INSECURE_ADDRESS",
         "Without TLS, only loopback addresses may be used.",
-        "Use addresses in 127.0.0.0/8 or ::1, or security: {mode: mtls}: docs/operating.md.",
+        "Use addresses in 127.0.0.0/8 or ::1, or security: {mode: mtls}: docs/sites.md.",
         ExitCode.PREFLIGHT,
     ),
     Entry(

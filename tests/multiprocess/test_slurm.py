@@ -343,7 +343,7 @@ def test_the_manual_followed_literally(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only the addresses and the number of accelerators are this machine's."""
-    manual = Path(__file__).parents[2] / "docs" / "operating.md"
+    manual = Path(__file__).parents[2] / "docs" / "sites.md"
     section = manual.read_text().partition('<a id="two-sites-under-slurm">')[2]
     topology, commands = (
         textwrap.dedent(section.partition(f"   ```{kind}\n")[2].partition("   ```")[0])

@@ -30,7 +30,7 @@ from isthmus.topology.spec.world import Topology
 from tests.fakes.kubernetes_server import jobset_schema
 
 VERSIONS = ("1.29", "1.34", "1.37")
-MANUAL = Path(__file__).parents[2] / "docs" / "operating.md"
+MANUAL = Path(__file__).parents[2] / "docs" / "sites.md"
 CONTAINERFILE = Path(__file__).parents[2] / "examples" / "Containerfile"
 WISHES = Wishes(image="registry.example/isthmus:1", coordinator="192.0.2.3:7443")
 
