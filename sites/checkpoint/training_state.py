@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos.errors import ConfigMismatchError
+from isthmus.sites.checkpoint.site_group import SiteGroup
 from isthmus.sites.worker.exchange.exactness import bare_name
 from isthmus.sites.worker.exchange.sharding import check_is_box
 
@@ -62,6 +62,7 @@ class TrainingState:
             [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
         )
         self.is_split = is_split
+        self._group = SiteGroup() if is_split else None
         self._prefixes = self._told_apart()
         self.refresh()
         self._forms = {
@@ -71,7 +72,8 @@ class TrainingState:
     def refresh(self) -> None:
         """Find the optimizers' parameters anew: groups may have been added.
 
-        Of ranks with unlike parameters this is a collective of the site.
+        Of ranks with unlike parameters this is a collective of the site, also after the script has
+        destroyed its process groups.
 
         Raises:
             TypeError: as when it was made.
@@ -141,8 +143,8 @@ class TrainingState:
         """
         settings_here = [repr(each) for each in self._group_settings()]
         own = (self._groups, settings_here, self._all_names())
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, own)
+        assert self._group is not None, "the model is split"
+        told = self._group.gather(own)
         for rank, (_, settings, _) in enumerate(told):
             if settings != told[0][1]:
                 raise TypeError(
