@@ -29,6 +29,8 @@ from isthmus.protos.security import control_security, explained, require_protect
 from isthmus.topology.spec.errors import ConfigError, Problem
 
 CALL_S = 10.0
+DECIDE_S = 60.0
+"""And so long a coordinator may take to decide a run: with many sites, on a busy machine."""
 """A coordinator answers within milliseconds; a stopped one never does."""
 SILENCE_S = 10.0
 BUFFERED_MESSAGES = 256
@@ -114,7 +116,7 @@ class Client:
             passed_env=passed_env or {},
         )
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
-            return self._stub.Submit(request, timeout=self._call_s)
+            return self._stub.Submit(request, timeout=self._call_s + DECIDE_S)
 
     def offer_join(self, request: control_pb2.OfferJoinRequest) -> None:
         """Have the coordinator keep what a join token is good for."""

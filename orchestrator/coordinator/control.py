@@ -409,24 +409,38 @@ class Control:
 
     # ------------------------------------------------------------ operators
 
-    def submit(self, request: control_pb2.SubmitRequest) -> str:
-        """Begin a run, or have it wait for its sites; or return the one of that name.
+    def is_known(self, run_id: str) -> bool:
+        """Whether there is a run of that name already: then a submission asks for nothing new.
 
         Raises:
-            ConfigError: the documents have mistakes.
-            ConfigMismatchError: the topology is not this coordinator's.
-            StateConflictError: too many wait; or another run goes on, and none may wait here.
+            StateConflictError: this coordinator is paused.
             RemoteProtocolError: the name is none.
         """
         self._require_running()
-        run_id = request.run_id
         if not is_folder_name(run_id):
             raise RemoteProtocolError(
                 f"run id {run_id[:80]!r}: want letters, digits, '.', '_' and '-', at most 64"
             )
-        if run_id in self._journal.run_ids():
-            return run_id
-        submission = decided(request, self._topology_hash)
+        return run_id in self._journal.run_ids()
+
+    def decide(self, request: control_pb2.SubmitRequest) -> Submission:
+        """Return what a submission comes to. For any thread: with many sites it takes seconds.
+
+        Raises:
+            ConfigError: the documents have mistakes.
+            ConfigMismatchError: the topology is not this coordinator's.
+        """
+        return decided(request, self._topology_hash)
+
+    def submit(self, submission: Submission) -> None:
+        """Begin a run, or have it wait for its sites; nothing, if there is one of that name.
+
+        Raises:
+            StateConflictError: too many wait; or another run goes on, and none may wait here.
+        """
+        run_id = submission.run_id
+        if self.is_known(run_id):
+            return
         folder = self._runs_folder / run_id
         try:
             self._passed_env.keep(run_id, submission.passed_env)
@@ -437,7 +451,6 @@ class Control:
         except OSError as error:
             raise StateConflictError(f"{folder}: {error.strerror}") from error
         self.submitted.set()
-        return run_id
 
     def cancel(self, run_id: str, why: str) -> control_pb2.Run:
         """End a run; one that has ended stays as it is.

@@ -161,8 +161,12 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.SubmitResponse:
         """Start a run; INVALID_ARGUMENT tells every mistake of both documents."""
         async with _answering(context):
-            run_id = self._control.submit(request)
-            return control_pb2.SubmitResponse(run_id=run_id, state=str(self._control.state))
+            if not self._control.is_known(request.run_id):
+                # Meanwhile the sites of other runs are heard.
+                submission = await asyncio.to_thread(self._control.decide, request)
+                self._control.submit(submission)
+            state = str(self._control.state)
+            return control_pb2.SubmitResponse(run_id=request.run_id, state=state)
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: Context) -> control_pb2.Run:
         """Return a run as it is."""

@@ -18,6 +18,7 @@ import pytest
 from isthmus.orchestrator.coordinator import active_run, control
 from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalReader
+from isthmus.orchestrator.coordinator.submission import Submission
 from isthmus.orchestrator.core.leases import Leases
 from isthmus.orchestrator.core.run_view import RecordedEvent
 from isthmus.orchestrator.run_folder.log_files import LogReader
@@ -210,6 +211,30 @@ def test_a_stale_generation_is_refused_and_news_of_an_end_are_not(tmp_path: Path
             late = pb.ShipLogsRequest(run_id="run-1", generation=generation, site="a", lines=[line])
             shipped = bench.stub.ShipLogs(late, timeout=DEADLINE_S)
             assert (await status_of(shipped))[0] == grpc.StatusCode.ABORTED
+
+    run_scenario(scenario())
+
+
+def test_while_a_run_is_decided_others_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_answered = threading.Event()
+    decide = control.decided
+
+    def slowly(request: pb.SubmitRequest, own_hash: str) -> Submission:
+        assert is_answered.wait(DEADLINE_S)
+        return decide(request, own_hash)
+
+    monkeypatch.setattr(control, "decided", slowly)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            submitted = asyncio.create_task(bench.submit())
+            (agent,) = await bench.join("a")
+            await agent.say(heartbeat=pb.Heartbeat())
+            await agent.hear("heartbeat_ack")
+            is_answered.set()
+            assert await submitted == "run-1"
 
     run_scenario(scenario())
 
