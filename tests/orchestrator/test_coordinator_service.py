@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from isthmus.orchestrator.coordinator import active_run, control
+from isthmus.orchestrator.coordinator import active_run, control, submission
 from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalReader
 from isthmus.orchestrator.coordinator.submission import Submission
@@ -219,7 +219,7 @@ def test_while_a_run_is_decided_others_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_answered = threading.Event()
-    decide = control.decided
+    decide = submission.decided
 
     def slowly(request: pb.SubmitRequest, own_hash: str) -> Submission:
         assert is_answered.wait(DEADLINE_S)
