@@ -49,13 +49,13 @@ CALLERS: Mapping[str, str] = {
     f"{_EXCHANGE}Leave": GATEWAY,
     f"{_EXCHANGE}Push": GATEWAY,
     f"{_EXCHANGE}Pull": GATEWAY,
-    f"{_EXCHANGE}Attend": GATEWAY,
+    f"{_EXCHANGE}ReverseTunnel": GATEWAY,
     f"{_STATE}Index": GATEWAY,
     f"{_STATE}Read": GATEWAY,
     f"{_PROBE}Turn": GATEWAY,
     f"{_PROBE}Echo": GATEWAY,
     f"{_PROBE}Finish": GATEWAY,
-    f"{_PROBE}Pour": GATEWAY,
+    f"{_PROBE}Flood": GATEWAY,
 }
 """The one role that may make each call; one that is not listed nobody may make, with TLS or not."""
 

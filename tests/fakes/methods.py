@@ -7,9 +7,9 @@ import pkgutil
 
 from isthmus import protos
 from isthmus.sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
-from isthmus.sites.gateway.probing.probe_server import POUR_METHOD
+from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD
 
-FRAME_METHODS = frozenset({PUSH_METHOD, PULL_METHOD, POUR_METHOD})
+FRAME_METHODS = frozenset({PUSH_METHOD, PULL_METHOD, FLOOD_METHOD})
 """They carry bytes, and stand in no .proto file."""
 
 

@@ -395,20 +395,20 @@ def test_connections_without_a_frame_have_no_share_of_the_pace(
     item = outbox.take(0)
     assert item is not None
     outbox.acknowledge(item.key, item.epoch, 0.0)
-    for num_frames, num_abreast in [(10, 4), (3, 3), (0, 1)]:
+    for num_frames, num_in_flight in [(10, 4), (3, 3), (0, 1)]:
         outbox.limit(num_frames * len(item.data))
         growth.set_up(connection)
-        assert shares.pop() == 1.25 * 125e6 / num_abreast
+        assert shares.pop() == 1.25 * 125e6 / num_in_flight
 
 
 def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_path: Path) -> None:
     """CUBIC had opened 64 connections, and each started slowly again whenever it was its turn."""
     _, streams, outbox = growing(tmp_path, 4)
 
-    async def fed(num_abreast: int) -> list[int]:
+    async def fed(num_in_flight: int) -> list[int]:
         idle = {index: asyncio.get_running_loop().create_future() for index in (5, 3, 1, 0)}
         streams._idle = dict(idle)
-        outbox.limit(num_abreast * outbox.totals().longest_bytes)
+        outbox.limit(num_in_flight * outbox.totals().longest_bytes)
         streams._feed()
         return [index for index, waiter in idle.items() if waiter.done()]
 

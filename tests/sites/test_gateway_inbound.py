@@ -14,7 +14,7 @@ import pytest
 from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
 from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer
 from isthmus.sites.local.entry_folder import INDEX, entry_folder
 from isthmus.sites.local.rank_messages import StateProgress
@@ -141,8 +141,8 @@ def test_a_site_that_cannot_be_dialled_gives_its_state(tmp_path: Path) -> None:
     ]
     with gateways(configs) as members:
         members[1].wait("connected")
-        entrance = members[1].gateway._server.entrance((0, 0))
-        with entrance.channel(configs[1]) as channel:
+        inbound_proxy = members[1].gateway._server.inbound_proxy((0, 0))
+        with inbound_proxy.channel(configs[1]) as channel:
             stub = state_pb2_grpc.StateStub(channel)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
@@ -157,18 +157,18 @@ def test_a_site_that_cannot_be_dialled_gives_its_state(tmp_path: Path) -> None:
             assert answer.index == b"index"
 
 
-def test_a_state_that_cannot_be_read_costs_a_site_that_attends_only_that(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_read_costs_a_site_behind_a_tunnel_only_that(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, GATHER_2, {0})
     configs[0] = replace(configs[0], state_folder=str(tmp_path))
     (entry_folder(tmp_path, 3) / INDEX).mkdir(parents=True)
     with gateways(configs) as members:
         members[1].wait("connected")
-        entrance = members[1].gateway._server.entrance((0, 0))
-        assert ask_for_index(entrance, configs[1], 3) is grpc.StatusCode.UNKNOWN
-        assert ask_for_index(entrance, configs[1], 4) is grpc.StatusCode.NOT_FOUND
+        inbound_proxy = members[1].gateway._server.inbound_proxy((0, 0))
+        assert ask_for_index(inbound_proxy, configs[1], 3) is grpc.StatusCode.UNKNOWN
+        assert ask_for_index(inbound_proxy, configs[1], 4) is grpc.StatusCode.NOT_FOUND
 
 
-def test_an_answer_for_which_nobody_waits_any_more_ends_no_attendance(tmp_path: Path) -> None:
+def test_an_answer_for_which_nobody_waits_any_more_ends_no_tunnel(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, GATHER_2, {0})
     configs[0] = replace(configs[0], state_folder=str(tmp_path))
     index = entry_folder(tmp_path, 3) / INDEX
@@ -177,26 +177,28 @@ def test_an_answer_for_which_nobody_waits_any_more_ends_no_attendance(tmp_path: 
     with gateways(configs) as members:
         members[1].wait("connected")
         server = members[1].gateway._server
-        entrance = server.entrance((0, 0))
-        asks = threading.Thread(target=ask_for_index, args=(entrance, configs[1], 3, 1.0))
+        inbound_proxy = server.inbound_proxy((0, 0))
+        asks = threading.Thread(target=ask_for_index, args=(inbound_proxy, configs[1], 3, 1.0))
         asks.start()
         with index.open("wb"):  # it is being read
             session = server._session_of((0, 0))
             with members[1].peer.channel(configs[0]) as channel:
-                later = ExchangeStub(channel).Attend(
+                later = ExchangeStub(channel).ReverseTunnel(
                     iter(()), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S
                 )
                 assert next(later).streams, "the first one has ended"
         # What was asked over the stream that has just ended is not answered.
-        wait_for(lambda: ask_for_index(entrance, configs[1], 4, 1.0) is grpc.StatusCode.NOT_FOUND)
+        wait_for(
+            lambda: ask_for_index(inbound_proxy, configs[1], 4, 1.0) is grpc.StatusCode.NOT_FOUND
+        )
         asks.join(DEADLINE_S)
 
 
 def ask_for_index(
-    entrance: Entrance, config: GatewayConfig, epoch: int, timeout_s: float = DEADLINE_S
+    inbound_proxy: InboundProxy, config: GatewayConfig, epoch: int, timeout_s: float = DEADLINE_S
 ) -> grpc.StatusCode:
-    """Ask a gateway that attends for a state that it has not; return what it answers."""
-    stub = state_pb2_grpc.StateStub(entrance.channel(config))
+    """Ask a gateway behind a tunnel for a state that it has not; return what it answers."""
+    stub = state_pb2_grpc.StateStub(inbound_proxy.channel(config))
     with pytest.raises(grpc.RpcError) as caught:
         stub.Index(state_pb2.IndexRequest(epoch=epoch), timeout=timeout_s)
     status: grpc.StatusCode = caught.value.code()

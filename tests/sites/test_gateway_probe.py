@@ -17,7 +17,7 @@ from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 from isthmus.sites.gateway.gateway import Gateway
 from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
-from isthmus.sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD
+from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD, PIECE_BYTES_MAX
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.node.gateway_configs import probing_config
 from isthmus.topology.documents.load import load_topology
@@ -134,10 +134,10 @@ def caller(
         yield channel, ((SESSION_KEY, session),)
 
 
-def pour(folder: Path, port: int, metadata: Any, pieces: list[bytes]) -> grpc.StatusCode:  # noqa: ANN401
-    """Return how a Pour to the gateway whose port this is ends."""
+def flood(folder: Path, port: int, metadata: Any, pieces: list[bytes]) -> grpc.StatusCode:  # noqa: ANN401
+    """Return how a Flood to the gateway whose port this is ends."""
     with dialled(folder, port + 1) as channel:
-        method: Any = channel.stream_stream(POUR_METHOD)
+        method: Any = channel.stream_stream(FLOOD_METHOD)
         try:
             assert not list(method(iter(pieces), metadata=metadata, timeout=DEADLINE_S))
         except grpc.RpcError as error:
@@ -160,7 +160,7 @@ def test_strangers_are_refused(tmp_path: Path, metadata: tuple[tuple[str, str], 
         with pytest.raises(grpc.RpcError) as turn:
             next(stub.Turn(iter(()), metadata=metadata, timeout=DEADLINE_S))
         codes = {each.value.code() for each in (echo, finish, turn)}
-        ended = pour(tmp_path, found[1].port, metadata, [b"x"])
+        ended = flood(tmp_path, found[1].port, metadata, [b"x"])
         assert codes == {ended} == {grpc.StatusCode.ABORTED}
 
 
@@ -168,22 +168,22 @@ def test_bytes_are_taken_in_the_callers_turn_only_and_bounded(tmp_path: Path) ->
     refused = grpc.StatusCode.INVALID_ARGUMENT
     with members(tmp_path, 2) as found, caller(tmp_path, found[1]) as (channel, metadata):
 
-        def poured(*pieces: bytes) -> grpc.StatusCode:
-            return pour(tmp_path, found[1].port, metadata, list(pieces))
+        def flooded(*pieces: bytes) -> grpc.StatusCode:
+            return flood(tmp_path, found[1].port, metadata, list(pieces))
 
-        assert poured(b"x") is refused
+        assert flooded(b"x") is refused
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
         turn = probe_pb2_grpc.ProbeStub(channel).Turn(
             iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S
         )
         assert next(turn).received_bytes == 0
-        assert poured(b"abc", b"d" * PIECE_BYTES_MAX) is grpc.StatusCode.OK
+        assert flooded(b"abc", b"d" * PIECE_BYTES_MAX) is grpc.StatusCode.OK
         requests.put(probe_pb2.TurnRequest())
         assert next(turn).received_bytes == 3 + PIECE_BYTES_MAX
-        assert poured(b"d" * (PIECE_BYTES_MAX + 1)) is refused
+        assert flooded(b"d" * (PIECE_BYTES_MAX + 1)) is refused
         requests.put(None)
         assert list(turn) == []
-        assert poured(b"x") is refused
+        assert flooded(b"x") is refused
 
 
 def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None:
@@ -206,13 +206,13 @@ def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None
         calls = []
         for _ in range(2 * max(PROBE.connections)):
             frames = stack.enter_context(dialled(tmp_path, found[1].port + 1))
-            method: Any = frames.stream_stream(POUR_METHOD)
+            method: Any = frames.stream_stream(FLOOD_METHOD)
             calls.append(method(piece_then_wait(), metadata=metadata, timeout=DEADLINE_S))
         received = 0
         while received < len(calls):
             requests.put(probe_pb2.TurnRequest())
             received = next(turn).received_bytes
-        ended = pour(tmp_path, found[1].port, metadata, [b"x"])
+        ended = flood(tmp_path, found[1].port, metadata, [b"x"])
         assert ended is grpc.StatusCode.INVALID_ARGUMENT
         held.set()
         assert [list(call) for call in calls] == [[]] * len(calls)
@@ -231,7 +231,7 @@ def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
                 channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S
             ).session
             metadata = ((SESSION_KEY, session),)
-            assert pour(tmp_path, port, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
+            assert flood(tmp_path, port, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
     finally:
         gateway.stop()
         gateway.close()

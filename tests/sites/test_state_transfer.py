@@ -23,7 +23,7 @@ from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.emulator.wan_fixture import Wan
 from isthmus.protos.errors import PeerLostError, RemoteProtocolError, StaleGenerationError
 from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
-from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.peer_server import Context, abort, session_of
 from isthmus.sites.gateway.links.transport import SESSION_KEY
 from isthmus.sites.gateway.links.wire_loop import WireLoop
@@ -340,8 +340,10 @@ def test_only_a_donor_says_whose_turn_it_is_not(tmp_path: Path, served: Served) 
 
 
 def test_an_answer_that_was_carried_and_cannot_be_read_is_as_with_grpc() -> None:
-    entrance = SimpleNamespace(call=lambda *_: b"\xff")
-    stub = state_pb2_grpc.StateStub(Entrance.channel(cast("Entrance", entrance), cast("Any", None)))
+    inbound_proxy = SimpleNamespace(call=lambda *_: b"\xff")
+    stub = state_pb2_grpc.StateStub(
+        InboundProxy.channel(cast("InboundProxy", inbound_proxy), cast("Any", None))
+    )
     with pytest.raises(grpc.RpcError, match="the answer to Index cannot be read") as caught:
         stub.Index(state_pb2.IndexRequest(epoch=EPOCH), timeout=1.0)
     assert caught.value.code() is grpc.StatusCode.INTERNAL

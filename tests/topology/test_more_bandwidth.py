@@ -14,7 +14,7 @@ from isthmus.topology.planner.search import Search
 from isthmus.topology.spec.job import Job, Model
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.trees.channels import SEND_BUFFER_BYTES, chunks_abreast
+from isthmus.topology.trees.channels import SEND_BUFFER_BYTES, chunks_in_flight
 from isthmus.topology.trees.packing import NEAR_ENOUGH
 from isthmus.topology.trees.pairs import pairs_of
 from isthmus.topology.trees.shapes import ring_paths, widest_tree
@@ -123,10 +123,10 @@ def test_chunks_side_by_side_take_no_longer_on_a_wider_link(seed: int) -> None:
     chance = random.Random(seed)
     rtt_s, buffer_bytes = chance.uniform(0.001, 0.2), chance.choice((None, SEND_BUFFER_BYTES))
     most, rates = chance.choice((1, 2, 32)), [10**5 * 1.2**power for power in range(60)]
-    abreast = [chunks_abreast(None, most, rate, rtt_s, buffer_bytes) for rate in rates]
-    assert all(1 <= each <= most for each in abreast)
-    assert abreast == sorted(abreast), f"{seed=}"
-    per_byte_s = [each / rate for each, rate in zip(abreast, rates, strict=True)]
+    in_flight = [chunks_in_flight(None, most, rate, rtt_s, buffer_bytes) for rate in rates]
+    assert all(1 <= each <= most for each in in_flight)
+    assert in_flight == sorted(in_flight), f"{seed=}"
+    per_byte_s = [each / rate for each, rate in zip(in_flight, rates, strict=True)]
     for narrow_s, wide_s in itertools.pairwise(per_byte_s):
         assert wide_s <= narrow_s * EXACT, f"{seed=}"
 

@@ -102,7 +102,7 @@ def test_a_link_takes_what_waits_in_the_order_of_its_keys() -> None:
 def test_slow_start_costs_what_the_closed_form_says_and_comes_back_after_a_pause(
     rtt_s: float,
 ) -> None:
-    load = Load(num_chunks=40, num_abreast=2, chunk_bytes=(1e5,), first_window_bytes=3e4)
+    load = Load(num_chunks=40, num_in_flight=2, chunk_bytes=(1e5,), first_window_bytes=3e4)
     described = Link(source="a", target="b", bytes_per_s=1e7, rtt_s=rtt_s, rtt_origin="rtt")
     one_s = load.sending_s(described, 40 * 1e5) + rtt_s / 2
     engine, arrived = Engine(), list[tuple[int, float, float]]()
@@ -193,7 +193,7 @@ def test_max_min_fills_a_resource_of_every_flow_in_which_none_has_more(seed: int
 
 def test_flows_share_a_port_and_those_that_stay_take_what_is_left() -> None:
     engine, arrived = Engine(), list[tuple[int, float, float]]()
-    network = FairNetwork(engine, {"x": 100.0, "y": 100.0, "port": 100.0}, num_abreast=2)
+    network = FairNetwork(engine, {"x": 100.0, "y": 100.0, "port": 100.0}, num_in_flight=2)
     network.send(_flow(0, 100.0, arrived, engine), 1, "x", ["port"], 0.5)
     network.send(_flow(1, 200.0, arrived, engine), 1, "y", ["port"], 0.5)
     engine.run()
@@ -204,7 +204,7 @@ def test_flows_share_a_port_and_those_that_stay_take_what_is_left() -> None:
 
 def test_of_a_link_only_a_few_flows_are_on_their_way() -> None:
     engine, arrived = Engine(), list[tuple[int, float, float]]()
-    network = FairNetwork(engine, {"x": 100.0}, num_abreast=2)
+    network = FairNetwork(engine, {"x": 100.0}, num_in_flight=2)
     for key in (3, 1, 2):
         network.send(_flow(key, 100.0, arrived, engine), 1, "x", [], 0.0)
     engine.run()

@@ -112,10 +112,10 @@ class StepModel:
         topology, plan, raw_bytes = self._topology, self._plan, gradient_bytes(job)
         wire = Wire(job, topology, plan, ratio)
         described = job.workload is not None
-        abreast = min(site.num_gateways for site in topology.sites) if described else 1
+        in_flight = min(site.num_gateways for site in topology.sites) if described else 1
         self._grid_g = _shares(job)
         loads = [
-            wire.load(max(1, math.ceil(share * raw_bytes))).of_gateways(abreast)
+            wire.load(max(1, math.ceil(share * raw_bytes))).of_gateways(in_flight)
             for share in self._grid_g.tolist()
         ]
         warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]

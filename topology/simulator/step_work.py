@@ -90,8 +90,8 @@ def segments_of(
     found = []
     for bucket, load in zip(buckets, loads, strict=True):
         # Flows that share a link leave as a whole, so there each chunk is one.
-        abreast = 1 if is_fair else load.num_abreast
-        most = 1 if is_fair else load.most_abreast
+        in_flight = 1 if is_fair else load.num_in_flight
+        most = 1 if is_fair else load.most_in_flight
         num_turns = max(1, round(load.num_chunks / turn_chunks))
         cuts = [load.num_chunks * turn // num_turns for turn in range(num_turns + 1)]
         sizes = [end - begin for begin, end in itertools.pairwise(cuts)]
@@ -101,7 +101,7 @@ def segments_of(
                     tree,
                     bucket.raw_bytes * count / load.num_chunks,
                     load.chunk_bytes[tree] * count,
-                    min(abreast, count) / count,
+                    min(in_flight, count) / count,
                     codecs[tree],
                 )
                 for tree, count in _flows(zip(sizes, turns, strict=False), most)
@@ -110,12 +110,12 @@ def segments_of(
     return tuple(found)
 
 
-def _flows(turns: Iterable[tuple[int, int]], abreast: int) -> Iterator[tuple[int, int]]:
-    """Yield trees and numbers of chunks: a tree's turns together, at least `abreast` of them."""
+def _flows(turns: Iterable[tuple[int, int]], in_flight: int) -> Iterator[tuple[int, int]]:
+    """Yield trees and numbers of chunks: a tree's turns together, at least `in_flight` of them."""
     waiting: dict[int, int] = {}
     for num_chunks, tree in turns:
         waiting[tree] = waiting.get(tree, 0) + num_chunks
-        if waiting[tree] >= abreast:
+        if waiting[tree] >= in_flight:
             yield tree, waiting.pop(tree)
     yield from waiting.items()
 
@@ -381,10 +381,10 @@ class StepWork:
     """The segments of each bucket."""
     has_packets: bool
     first_window_bytes: float | None
-    num_abreast: int
+    num_in_flight: int
     """The most chunks that are side by side on any link."""
     granules_of_links: Mapping[Hop, float]
-    """The mean ratio of chunks side by side on each directed link to `num_abreast`."""
+    """The mean ratio of chunks side by side on each directed link to `num_in_flight`."""
     inside: tuple[Inside, ...] = ()
     """The inside of each site, where the job describes its model."""
     rounds: RoundWork | None = None
@@ -429,7 +429,10 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         packets = Wire(job, packeted, plan, ratio)
         windows = [packets.load(each).first_window_bytes or 0.0 for each in sizes]
     codecs, is_fair = plan_codecs(job, topology, plan), settings.sharing == "fair"
-    num_abreast, abreast = max(each.num_abreast for each in loads), loads[0].abreast_of_links or {}
+    num_in_flight, in_flight = (
+        max(each.num_in_flight for each in loads),
+        loads[0].in_flight_of_links or {},
+    )
     return StepWork(
         topology=topology,
         plan=plan,
@@ -439,8 +442,8 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         segments=segments_of(plan, codecs, buckets, loads, is_fair=is_fair),
         has_packets=has_packets,
         first_window_bytes=max(windows) if has_slow_start else None,
-        num_abreast=num_abreast,
-        granules_of_links={hop: each / num_abreast for hop, each in abreast.items()},
+        num_in_flight=num_in_flight,
+        granules_of_links={hop: each / num_in_flight for hop, each in in_flight.items()},
         inside=insides,
         rounds=rounds,
     )

@@ -204,12 +204,12 @@ class FairNetwork:
     """The resources, and the flows on them."""
 
     def __init__(
-        self, engine: Engine, bytes_per_s: Mapping[Hashable, float], num_abreast: int
+        self, engine: Engine, bytes_per_s: Mapping[Hashable, float], num_in_flight: int
     ) -> None:
-        """Start without flows, of which `num_abreast` at most are on a link at once."""
+        """Start without flows, of which `num_in_flight` at most are on a link at once."""
         self._engine = engine
         self._bytes_per_s = bytes_per_s
-        self._num_abreast = num_abreast
+        self._num_in_flight = num_in_flight
         self._waiting: dict[Hashable, list[tuple[Key, int, _Active]]] = {}
         self._num_active: Counter[Hashable] = Counter()
         self._active: list[_Active] = []
@@ -227,14 +227,14 @@ class FairNetwork:
         sent = _Active(flow, target, (link, *ports), delay_s, flow.num_bytes)
         heapq.heappush(self._waiting.setdefault(link, []), (flow.key, self._num_sent, sent))
         self._num_sent += 1
-        if self._num_active[link] < self._num_abreast:
+        if self._num_active[link] < self._num_in_flight:
             self._advance()
             self._admit(link)
             self._share()
 
     def _admit(self, link: Hashable) -> None:
         waiting = self._waiting[link]
-        while waiting and self._num_active[link] < self._num_abreast:
+        while waiting and self._num_active[link] < self._num_in_flight:
             self._active.append(heapq.heappop(waiting)[2])
             self._num_active[link] += 1
 
@@ -331,7 +331,7 @@ class Network:
         if is_fair or self._ports:
             rates: dict[Hashable, float] = dict(self._ports)
             rates |= {hop: link.bytes_per_s for hop, link in self._links.items()}
-            self._fair = FairNetwork(engine, rates, work.num_abreast)
+            self._fair = FairNetwork(engine, rates, work.num_in_flight)
         else:
             self._fifo = {
                 hop: FifoLink(

@@ -45,7 +45,7 @@ def first_channels(
     return max(1, min(max(needed, least), most))
 
 
-def chunks_abreast(
+def chunks_in_flight(
     wanted: int | None,
     most: int,
     bytes_per_s: float,
@@ -61,7 +61,7 @@ def chunks_abreast(
     if wanted is not None:
         return wanted
     held_bytes = bytes_per_s * rtt_s
-    abreast = min(2.0, held_bytes / _ENOUGH_FOR_TWO_BYTES)
+    in_flight = min(2.0, held_bytes / _ENOUGH_FOR_TWO_BYTES)
     if send_buffer_bytes is not None:
-        abreast = max(abreast, held_bytes / send_buffer_bytes)
-    return max(1.0, min(abreast, most))
+        in_flight = max(in_flight, held_bytes / send_buffer_bytes)
+    return max(1.0, min(in_flight, most))

@@ -4,8 +4,8 @@ A *leg* is one hop of one tree in one direction, up to the root or down from it;
 carries the legs of several trees.
 
 - The first chunks of a leg begin it once those of all children are there. Early chunks go before
-  later ones, so of several they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes,
-  and what TCP's slow start leaves unused of the link.
+  later ones, so of several they wait for nobody: g c / r + t / 2, with g chunks in flight of c
+  bytes, and what TCP's slow start leaves unused of the link.
 - Nor does a leg end before its own chunks have come and gone, one behind the other. They are
   followed at a few shares of each leg: the first and the last, and where TCP starts slowly some
   between them, for there one link may be slow early and the next one late.
@@ -121,14 +121,14 @@ class Crossing:
         count_kr = np.maximum(count_kr, 1)
         self.bytes_kr = count_kr * chunk_kr
         """Bytes of each tree; of one that is not used, more than none."""
-        abreast_dksr = np.full(self.window_dksr.shape, math.inf)
+        in_flight_dksr = np.full(self.window_dksr.shape, math.inf)
         for leg in self.legs:
             # Of one exchange's loads, all have the same links.
-            abreast_dksr[leg] = loads[0].abreast_on(self.shape.hop(leg))
-        self.granule_dksr = np.minimum(abreast_dksr, count_kr[:, None]) * chunk_kr[:, None]
-        """Bytes that are abreast on a leg's link."""
+            in_flight_dksr[leg] = loads[0].in_flight_on(self.shape.hop(leg))
+        self.granule_dksr = np.minimum(in_flight_dksr, count_kr[:, None]) * chunk_kr[:, None]
+        """Bytes that are in flight on a leg's link."""
         self.share_kr = self.granule_dksr.min(axis=(0, 2)) / self.bytes_kr
-        """Share of a tree's bytes: the least that is abreast on any of its links."""
+        """Share of a tree's bytes: the least that is in flight on any of its links."""
 
     def _filled(
         self, of_leg: dict[Leg, Link], otherwise: float, figure: Callable[[Link], float]
@@ -364,7 +364,7 @@ def _legs(crossing: Crossing) -> _Legs:
     granule_dksrp, grown_dksrp = crossing.granule_dksr[..., None], grown_dksr[..., None]
     shares = np.linspace(1.0, 0.0, _SHARES_OF_SLOW_START if crossing.is_slow else 2)
     until_krp = crossing.share_kr[..., None] ** shares * crossing.bytes_kr[..., None]
-    # The first share is the chunks that are abreast: on each link its own.
+    # The first share is the chunks that are in flight: on each link its own.
     until_dksrp = np.maximum(until_krp[:, None], granule_dksrp)
     before_dksrp = np.maximum(until_krp[:, None] - granule_dksrp, 0.0)
     starts_s = crossing.work_s(before_dksrp, grown_dksrp)
@@ -385,7 +385,7 @@ class _SharedLinks:
         self._legs, self._is_used_hmr = legs, crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
         self._bytes_hmr = np.where(self._is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
         self._is_one_hmr = crossing.granule_dksr[legs] >= crossing.bytes_kr[legs[1]]
-        """Whether a leg's chunks are all abreast: they wait for nothing that comes later."""
+        """Whether a leg's chunks are all in flight: they wait for nothing that comes later."""
         rate, rtt_s = (each[legs][:, :1, None] for each in (crossing.rate_dks, crossing.rtt_dks))
         self._link = (rate, rtt_s, crossing.window_dksr[legs][:, :1])
         delay_s = np.broadcast_to(crossing.rtt_dks[..., None] / 2, crossing.window_dksr.shape)

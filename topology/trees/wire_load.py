@@ -14,7 +14,7 @@ from isthmus.topology.spec.world import Link, Site, Topology
 from isthmus.topology.trees.channels import (
     FLOWS_MAX,
     SEND_BUFFER_BYTES,
-    chunks_abreast,
+    chunks_in_flight,
     first_channels,
 )
 from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
@@ -30,24 +30,26 @@ class Load:
     """The load that one exchange puts on the wire."""
 
     num_chunks: int
-    num_abreast: int
+    num_in_flight: int
     """The most chunks that are on a link side by side."""
     chunk_bytes: tuple[float, ...]
     """Bytes on the wire of each tree's chunks; of a gather's, one entry."""
     first_window_bytes: float | None
     """Bytes of the first window of all connections of a link; None: there is no slow start."""
-    abreast_of_links: Mapping[Hop, float] | None = None
-    """The mean number of chunks side by side on each directed link; None: `num_abreast` on all."""
+    in_flight_of_links: Mapping[Hop, float] | None = None
+    """Mean number of chunks in flight on each directed link; None: `num_in_flight` on all."""
 
-    def abreast_on(self, hop: Hop) -> float:
+    def in_flight_on(self, hop: Hop) -> float:
         """Return how many chunks are side by side on a directed link, if there are that many."""
-        return self.num_abreast if self.abreast_of_links is None else self.abreast_of_links[hop]
+        return (
+            self.num_in_flight if self.in_flight_of_links is None else self.in_flight_of_links[hop]
+        )
 
     @property
-    def most_abreast(self) -> int:
+    def most_in_flight(self) -> int:
         """The most chunks that are side by side on any link, if there are that many."""
-        most = max((self.abreast_of_links or {}).values(), default=0.0)
-        return min(self.num_chunks, max(self.num_abreast, math.ceil(most)))
+        most = max((self.in_flight_of_links or {}).values(), default=0.0)
+        return min(self.num_chunks, max(self.num_in_flight, math.ceil(most)))
 
     def window_of(self, link: Link) -> float:
         """Return the first window of a link's connections; infinite if they do not start slowly."""
@@ -57,12 +59,12 @@ class Load:
 
     def of_gateways(self, count: int) -> Load:
         """Return this load when so many gateways of each site send it side by side."""
-        window_bytes, abreast = self.first_window_bytes, self.abreast_of_links
+        window_bytes, in_flight = self.first_window_bytes, self.in_flight_of_links
         return dataclasses.replace(
             self,
-            num_abreast=min(count * self.num_abreast, self.num_chunks),
+            num_in_flight=min(count * self.num_in_flight, self.num_chunks),
             first_window_bytes=None if window_bytes is None else count * window_bytes,
-            abreast_of_links=abreast and {hop: count * each for hop, each in abreast.items()},
+            in_flight_of_links=in_flight and {hop: count * each for hop, each in in_flight.items()},
         )
 
     def sending_s(self, link: Link, num_bytes: float) -> float:
@@ -183,12 +185,12 @@ def channels_of(job: Job, topology: Topology) -> int:
     )
 
 
-def _abreast_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
+def _in_flight_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
     """Return how many chunks are side by side on each directed link, by its sites' indices."""
     buffer_bytes = send_buffer_bytes_of(topology)
     index = {site.name: site.index for site in topology.sites}
     return {
-        (index[link.source], index[link.target]): chunks_abreast(
+        (index[link.source], index[link.target]): chunks_in_flight(
             job.exchange.channels_per_link,
             link.max_flows or FLOWS_MAX,
             link.bytes_per_s,
@@ -240,7 +242,7 @@ class Wire:
             chunk_bytes_of(job, topology, plan),
             channels_of(job, topology),
         )
-        self._abreast = _abreast_of_links(job, topology)
+        self._in_flight = _in_flight_of_links(job, topology)
         self._ratios = tree_ratios(job, topology, plan, ratio)
         self._is_packets = has_packets(topology)
 
@@ -248,17 +250,17 @@ class Wire:
         """Return the load of an exchange of so many float32 bytes, 1 at least."""
         factor = PACKET_FACTOR if self._is_packets else 1.0
         num_chunks = math.ceil(raw_bytes / self._cut_bytes)
-        num_abreast = min(self._num_channels, num_chunks)
+        num_in_flight = min(self._num_channels, num_chunks)
         chunk_bytes = tuple(
             (raw_bytes * ratio / num_chunks + FRAME_BYTES) * factor for ratio in self._ratios
         )
-        window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
+        window_bytes = num_in_flight * FIRST_WINDOW_PACKETS * PACKET_BYTES
         return Load(
             num_chunks,
-            num_abreast,
+            num_in_flight,
             chunk_bytes,
             window_bytes if self._is_packets else None,
-            self._abreast,
+            self._in_flight,
         )
 
 

@@ -11,10 +11,10 @@ its reverse, are served at the gateway's next port:
 
   /isthmus.exchange.v1.Exchange/Pull   stream of acknowledgements up, stream of frames down
 
-Frames and acknowledgements: protos/frame.py. Push, Pull and Attend name the session that Hello
+Frames and acknowledgements: protos/frame.py. Push, Pull and ReverseTunnel name the session that Hello
 answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
 
-A gateway that cannot be dialled (`inbound: false`) dials for both directions: it attends, and
+A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a ReverseTunnel open, and
 pulls the frames that the other would have pushed.
 """
 

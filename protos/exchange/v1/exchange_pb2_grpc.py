@@ -44,8 +44,8 @@ class ExchangeStub(object):
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
                 _registered_method=True)
-        self.Attend = channel.stream_stream(
-                '/isthmus.exchange.v1.Exchange/Attend',
+        self.ReverseTunnel = channel.stream_stream(
+                '/isthmus.exchange.v1.Exchange/ReverseTunnel',
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
                 _registered_method=True)
@@ -71,7 +71,7 @@ class ExchangeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Attend(self, request_iterator, context):
+    def ReverseTunnel(self, request_iterator, context):
         """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
         The latest stream of a gateway counts, and ends those before.
         """
@@ -92,8 +92,8 @@ def add_ExchangeServicer_to_server(servicer, server):
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.SerializeToString,
             ),
-            'Attend': grpc.stream_stream_rpc_method_handler(
-                    servicer.Attend,
+            'ReverseTunnel': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReverseTunnel,
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.SerializeToString,
             ),
@@ -163,7 +163,7 @@ class Exchange(object):
             _registered_method=True)
 
     @staticmethod
-    def Attend(request_iterator,
+    def ReverseTunnel(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -176,7 +176,7 @@ class Exchange(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/isthmus.exchange.v1.Exchange/Attend',
+            '/isthmus.exchange.v1.Exchange/ReverseTunnel',
             isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
             isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
             options,

@@ -11,10 +11,10 @@ its reverse, are served at the gateway's next port:
 
   /isthmus.exchange.v1.Exchange/Pull   stream of acknowledgements up, stream of frames down
 
-Frames and acknowledgements: protos/frame.py. Push, Pull and Attend name the session that Hello
+Frames and acknowledgements: protos/frame.py. Push, Pull and ReverseTunnel name the session that Hello
 answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
 
-A gateway that cannot be dialled (`inbound: false`) dials for both directions: it attends, and
+A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a ReverseTunnel open, and
 pulls the frames that the other would have pushed.
 """
 
@@ -51,7 +51,7 @@ class ExchangeStub:
     run cannot go on. ABORTED for an unknown session.
     """
 
-    Attend: grpc.StreamStreamMultiCallable[
+    ReverseTunnel: grpc.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.Answer,
         isthmus.protos.exchange.v1.exchange_pb2.Ask,
     ]
@@ -77,7 +77,7 @@ class ExchangeAsyncStub:
     run cannot go on. ABORTED for an unknown session.
     """
 
-    Attend: grpc.aio.StreamStreamMultiCallable[
+    ReverseTunnel: grpc.aio.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.Answer,
         isthmus.protos.exchange.v1.exchange_pb2.Ask,
     ]
@@ -108,7 +108,7 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def Attend(
+    def ReverseTunnel(
         self,
         request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Answer],
         context: _ServicerContext,

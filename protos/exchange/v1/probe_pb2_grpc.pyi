@@ -7,9 +7,9 @@ session that Exchange.Hello answered, in its metadata under "isthmus-session"; a
 Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw.
 It is served at the gateway's next port:
 
-  /isthmus.exchange.v1.Probe/Pour      stream of pieces up, nothing down
+  /isthmus.exchange.v1.Probe/Flood      stream of pieces up, nothing down
 
-A gateway takes part in one measurement at a time. INVALID_ARGUMENT is the answer to a Pour without a
+A gateway takes part in one measurement at a time. INVALID_ARGUMENT is the answer to a Flood without a
 turn, to a piece that is too large, and to more connections or bytes than the run's job allows.
 """
 

@@ -25,11 +25,11 @@ from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from isthmus.protos.failure import Failure
 from isthmus.protos.frame import ChunkKey, Frame, Kind, pack
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId, PeerLink
-from isthmus.sites.gateway.links.attendance import Attendance, Servant
 from isthmus.sites.gateway.links.congestion.connections import ChannelGrowth
 from isthmus.sites.gateway.links.congestion.kernel import use_pauses
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
-from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
+from isthmus.sites.gateway.links.outbound_tunnel import OutboundTunnel, Servant
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.peer_watch import Judge, PeerWatch
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
@@ -56,7 +56,7 @@ class Link:
         self,
         config: GatewayConfig,
         link: PeerLink,
-        peer: Peer | Entrance,
+        peer: Peer | InboundProxy,
         *,
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
@@ -107,10 +107,10 @@ class Link:
             # Elements are divided among a site's gateways: so many pairs of both have some.
             num_senders=max(config.gateways_per_site[site] for site in ends),
         )
-        self._attendance: Attendance | None = None
+        self._tunnel: OutboundTunnel | None = None
         if servant is not None:
             assert isinstance(peer, Peer), "one of both can be dialled"
-            self._attendance = Attendance(config, peer, servant, lambda: self._watch.session)
+            self._tunnel = OutboundTunnel(config, peer, servant, lambda: self._watch.session)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -135,8 +135,8 @@ class Link:
             PeerLostError: no answer in time, as `PeerWatch.greet` counts it.
         """
         self._watch.greet(within_s)
-        if self._attendance is not None:
-            self._attendance.begin()
+        if self._tunnel is not None:
+            self._tunnel.begin()
         self._outbox.warm_up(self._padding())
         self._growth.begin()
         self._start(self._watch.run, "watch")
@@ -216,8 +216,8 @@ class Link:
         """End the streams and threads. Frames that were not acknowledged are dropped."""
         self._outbox.close()
         self._streams.close()
-        if self._attendance is not None:
-            self._attendance.close()
+        if self._tunnel is not None:
+            self._tunnel.close()
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
@@ -314,18 +314,18 @@ class PeerLinks:
         self._opinion = threading.Lock()
         """Guards `_suspected`, and nobody who holds it waits: a suspicion may come from who sends,
         who may hold a lock that `needs` wants."""
-        self._peers: Mapping[GatewayId, Peer | Entrance] = {}
+        self._peers: Mapping[GatewayId, Peer | InboundProxy] = {}
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
         """Every link that there is now; replaced as a whole."""
         self._is_closed = False
 
     @property
-    def peers(self) -> Mapping[GatewayId, Peer | Entrance]:
+    def peers(self) -> Mapping[GatewayId, Peer | InboundProxy]:
         """All that were met."""
         return self._peers
 
-    def peer(self, at: GatewayId) -> Peer | Entrance:
+    def peer(self, at: GatewayId) -> Peer | InboundProxy:
         """Return where a gateway listens by now."""
         return self._peers[at]
 
@@ -348,7 +348,7 @@ class PeerLinks:
         """
         config = self._config
         known = {(peer.site, peer.gateway): peer for peer in peers}
-        met: dict[GatewayId, Peer | Entrance] = {}
+        met: dict[GatewayId, Peer | InboundProxy] = {}
         for figures in config.links:
             if sites is not None and figures.site not in sites:
                 continue
@@ -361,7 +361,7 @@ class PeerLinks:
                 met[index, gateway] = known[figures.site, gateway]
                 if figures.dials_in:
                     assert self._server is not None
-                    met[index, gateway] = self._server.entrance((index, gateway))
+                    met[index, gateway] = self._server.inbound_proxy((index, gateway))
         moved = [each for each, peer in met.items() if self._peers.get(each, peer) != peer]
         self._peers = {**self._peers, **met}
         self.drop(moved)

@@ -1,7 +1,7 @@
 """The receiving side of all links: what a gateway serves to the gateways of other sites.
 
-gRPC's library serves Hello, Leave and Attend. Push and Pull, which carry frames, come in at the
-next port, the frames port (`frame_calls.py`). Each call is a task of the gateway's event loop
+gRPC's library serves Hello, Leave and ReverseTunnel. Push and Pull, which carry frames, come in at
+the next port, the frames port (`frame_calls.py`). Each call is a task of the gateway's event loop
 (`wire_loop.py`), which never waits for anything but peers.
 """
 
@@ -54,9 +54,9 @@ from isthmus.protos.versions import (
 )
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
-from isthmus.sites.gateway.links.entrance import CarriedContext, Entrance
 from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
 from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
+from isthmus.sites.gateway.links.inbound_proxy import CarriedContext, InboundProxy
 from isthmus.sites.gateway.links.transport import (
     PULL_METHOD,
     PUSH_METHOD,
@@ -124,19 +124,19 @@ class ExchangeServer(ExchangeServicer):
         self._servicers: list[Callable[[grpc.aio.Server], None]] = []
         self._frame_methods: dict[str, Serve] = {PUSH_METHOD: self._push, PULL_METHOD: self._pull}
         self._sessions: dict[str, GatewayId] = {}
-        self._entrances: dict[GatewayId, Entrance] = {}
+        self._proxies: dict[GatewayId, InboundProxy] = {}
         self._carried: dict[str, tuple[Callable[..., Any], Callable[[bytes], Any]]] = {}
         self.carry("Hello", self.Hello, HelloRequest.FromString)
         self.carry("Leave", self.Leave, LeaveRequest.FromString)
         self._corrupt: dict[GatewayId, int] = {}
 
-    def entrance(self, sender: GatewayId) -> Entrance:
+    def inbound_proxy(self, sender: GatewayId) -> InboundProxy:
         """Return where a gateway comes in that cannot be dialled; after `start`."""
-        if sender not in self._entrances:
+        if sender not in self._proxies:
             assert self._wire is not None, "it has been started"
             site, gateway = sender
-            self._entrances[sender] = Entrance(self._config.sites[site], gateway, self._wire)
-        return self._entrances[sender]
+            self._proxies[sender] = InboundProxy(self._config.sites[site], gateway, self._wire)
+        return self._proxies[sender]
 
     def add(self, register: Callable[[grpc.aio.Server], None]) -> None:
         """Have another service registered, before `start`."""
@@ -276,15 +276,17 @@ class ExchangeServer(ExchangeServicer):
             )
         return LeaveResponse()
 
-    async def Attend(  # type: ignore[override]  # noqa: N802 - gRPC fixes the name
+    async def ReverseTunnel(  # type: ignore[override]  # noqa: N802 - gRPC fixes the name
         self, _: object, context: Context
     ) -> None:
         """A gateway that cannot be dialled is there for calls to it."""
-        await self.entrance(await self._sender(session_of(context), context)).attend(context)
+        await self.inbound_proxy(await self._sender(session_of(context), context)).serve_tunnel(
+            context
+        )
 
     async def _pull(self, call: FrameCall) -> None:
         """A gateway that cannot be dialled takes frames."""
-        await self.entrance(self._sender_of(session_of(call), call)).pull(call)
+        await self.inbound_proxy(self._sender_of(session_of(call), call)).pull(call)
 
     async def _push(self, call: FrameCall) -> None:
         """Take frames over, one after another, and acknowledge each."""

@@ -25,7 +25,7 @@ import grpc
 
 from isthmus.protos.errors import PeerLostError, StaleGenerationError
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.send_queue import Outbox
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
@@ -51,7 +51,7 @@ class PeerWatch:
     def __init__(
         self,
         config: GatewayConfig,
-        peer: Peer | Entrance,
+        peer: Peer | InboundProxy,
         outbox: Outbox,
         *,
         on_suspect: Judge = lambda *_: None,

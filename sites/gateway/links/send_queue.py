@@ -231,7 +231,7 @@ class SendQueue:
         return not self._unsent and not self.unacknowledged_bytes
 
     @property
-    def num_abreast(self) -> int:
+    def num_in_flight(self) -> int:
         """How many frames the window holds, by the longest so far."""
         return max(1, self.window_bytes // max(1, self._totals.longest_bytes))
 
@@ -289,9 +289,9 @@ class Outbox:
         return self._queue.window_bytes
 
     @property
-    def num_abreast(self) -> int:
+    def num_in_flight(self) -> int:
         """How many frames the window holds, by the longest so far."""
-        return self._queue.num_abreast
+        return self._queue.num_in_flight
 
     @property
     def unsent_bytes(self) -> int:

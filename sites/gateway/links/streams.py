@@ -228,7 +228,7 @@ class Streams:
         """Give idle streams, in turn, the frames that may leave now."""
         while self._idle:
             # If all streams took turns, each would rest in between, and TCP start slowly after it.
-            most = self._outbox.num_abreast
+            most = self._outbox.num_in_flight
             index = next((each for each in self._idle if each < most), next(iter(self._idle)))
             item = self._outbox.take(index)
             if item is None:

@@ -25,9 +25,9 @@ from isthmus.topology.spec.job import Probe
 
 _log = logging.getLogger(__name__)
 
-POUR_METHOD: Final = "/isthmus.exchange.v1.Probe/Pour"
+FLOOD_METHOD: Final = "/isthmus.exchange.v1.Probe/Flood"
 PIECE_BYTES_MAX: Final = 1 << 20
-"""One message of a Pour has no more."""
+"""One message of a Flood has no more."""
 _TURN_BYTES_MIN: Final = 256 << 20
 _RATE_SLACK: Final = 4.0
 """A link may carry so many times what it was said to."""
@@ -67,7 +67,7 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         self._measuring = ""
         """The site whose turn it is; empty: none of the peers'."""
         self._received_bytes = 0
-        self._num_pours = 0
+        self._num_floods = 0
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the methods to a server that has not been started."""
@@ -106,17 +106,17 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         self._on_finished(await self._site_of(context))
         return probe_pb2.FinishResponse()
 
-    async def pour(self, call: FrameCall) -> None:
+    async def flood(self, call: FrameCall) -> None:
         """Count what comes, and throw it away.
 
         Raises:
             IsthmusError: it is not the caller's turn, or it sends more than it may.
         """
         site = self._caller_site(call)
-        self._num_pours += 1
+        self._num_floods += 1
         try:
             # Twice as many, for those that still end.
-            if self._num_pours > 2 * max(self._probe.connections):
+            if self._num_floods > 2 * max(self._probe.connections):
                 raise RemoteProtocolError(f"more than {max(self._probe.connections)} connections")
             while (piece := await call.read()) is not None:
                 self._take(site, len(piece))
@@ -124,7 +124,7 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
             _log.warning("site %s: %s", site, error)
             raise
         finally:
-            self._num_pours -= 1
+            self._num_floods -= 1
 
     def _take(self, site: str, num_bytes: int) -> None:
         """Count a piece.

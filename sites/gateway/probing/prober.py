@@ -35,7 +35,7 @@ from isthmus.sites.gateway.links.transport import (
     say_hello,
 )
 from isthmus.sites.gateway.links.wire_loop import WireLoop
-from isthmus.sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR_METHOD, turn_s
+from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD, PIECE_BYTES_MAX, turn_s
 from isthmus.topology.spec.job import Probe
 
 _log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ _WARM_S: Final = 15.0
 _PACED_SHARE: Final = 0.25
 """Share of what the link carries. So little fills no queue, and what is lost is lost at random."""
 _DRAIN_S: Final = 10.0
-_POUR_PIECE_S: Final = 0.005
-"""Time that one message of a Pour takes at the described rate."""
+_FLOOD_PIECE_S: Final = 0.005
+"""Time that one message of a Flood takes at the described rate."""
 _PIECE_BYTES_MIN: Final = 16 << 10
 _AGAIN_S: Final = 0.1
 _END_S: Final = 2.0
@@ -243,7 +243,7 @@ class Prober:
         piece_s = max(
             min(_PIECE_S, self._probe.window_s / _PIECES_A_WINDOW), _PIECE_RTTS * self._link.rtt_s
         )
-        with self._pouring(connections, paced_bytes_per_s):
+        with self._flooding(connections, paced_bytes_per_s):
             self._sleep(_COLD_PIECES * piece_s)
             deadline_s = time.monotonic() + _WARM_S
             last = -1.0
@@ -265,12 +265,12 @@ class Prober:
     def _losses(self, ask: Ask, figures: LinkFigures) -> None:
         """Count what the kernel sends again while the link is far from full."""
         rate = _PACED_SHARE * max(figures.bytes_per_s.values())
-        with self._pouring(1, rate) as open_now:
+        with self._flooding(1, rate) as open_now:
             self._received(ask, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
             figures.segments = segments_of(open_now())
 
     @contextlib.contextmanager
-    def _pouring(
+    def _flooding(
         self, connections: int, paced_bytes_per_s: float | None
     ) -> Iterator[Callable[[], list[socket.socket]]]:
         """While the block runs, send all that will go, or so much, over connections of its own.
@@ -278,22 +278,24 @@ class Prober:
         The block gets what returns those that are open.
         """
         wire, open_now = WireLoop.acquire(), list[socket.socket]()
-        pours = [wire.run(self._pour(paced_bytes_per_s, open_now)) for _ in range(connections)]
+        floods = [wire.run(self._flood(paced_bytes_per_s, open_now)) for _ in range(connections)]
         try:
             yield open_now.copy
-            for pour in pours:
-                if pour.done():  # it was refused, or broke: what came in is not what it could carry
-                    pour.result()
+            for flood in floods:
+                if (
+                    flood.done()
+                ):  # it was refused, or broke: what came in is not what it could carry
+                    flood.result()
         finally:
-            for pour in pours:
-                pour.cancel()
-            wait(pours, _END_S)
+            for flood in floods:
+                flood.cancel()
+            wait(floods, _END_S)
             WireLoop.release()
 
-    async def _pour(self, paced_bytes_per_s: float | None, open_now: list[socket.socket]) -> None:
+    async def _flood(self, paced_bytes_per_s: float | None, open_now: list[socket.socket]) -> None:
         """Send pieces until it is cancelled, or the gateway ends."""
         rate = paced_bytes_per_s or self._link.bytes_per_s
-        piece = bytes(min(PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, int(rate * _POUR_PIECE_S))))
+        piece = bytes(min(PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, int(rate * _FLOOD_PIECE_S))))
         async with self._call() as call:
             open_now.append(call.socket)
             began_s, sent_bytes = time.monotonic(), 0
@@ -306,13 +308,13 @@ class Prober:
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[FrameCall]:
-        """Call Pour; where packets are lost, the first of a connection may be, so try for long."""
+        """Call Flood; where packets are lost, the first of a connection may be, so try for long."""
         deadline_s = time.monotonic() + self._turn_s
         while True:
             async with contextlib.AsyncExitStack() as stack:
                 try:
                     call = await stack.enter_async_context(
-                        self.peer.dial(self._config, self._session, POUR_METHOD)
+                        self.peer.dial(self._config, self._session, FLOOD_METHOD)
                     )
                 except CallError:
                     if time.monotonic() > deadline_s:

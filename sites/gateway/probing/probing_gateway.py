@@ -22,7 +22,7 @@ from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.gateway import EndingGateway, Write
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.sites.gateway.probing.probe_server import POUR_METHOD, ProbeServer, turn_s
+from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD, ProbeServer, turn_s
 from isthmus.sites.gateway.probing.prober import Prober
 from isthmus.topology.spec.job import Probe
 
@@ -46,7 +46,7 @@ class ProbingGateway(EndingGateway):
             config, probe, self._server.site_of, self._server.caller_site, self._peer_finished
         )
         self._server.add(self._served.register)
-        self._server.serve(POUR_METHOD, self._served.pour)
+        self._server.serve(FLOOD_METHOD, self._served.flood)
 
     def start(self) -> None:
         """Listen for peers, and say where."""

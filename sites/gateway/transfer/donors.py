@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.transport import Peer, say_hello
 from isthmus.sites.gateway.transfer.state_fetch import Donor
 from isthmus.sites.local.entry_folder import PIECE_BYTES
@@ -24,7 +24,7 @@ def bytes_per_s_to(config: GatewayConfig) -> Mapping[str, float]:
 
 
 def donor(
-    config: GatewayConfig, peer: Peer | Entrance, address: Callable[[], Peer | Entrance]
+    config: GatewayConfig, peer: Peer | InboundProxy, address: Callable[[], Peer | InboundProxy]
 ) -> Donor:
     """Return a peer as one who gives its state to this gateway.
 

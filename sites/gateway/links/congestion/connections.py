@@ -35,7 +35,7 @@ from isthmus.sites.gateway.links.congestion.kernel import (
 )
 from isthmus.sites.gateway.links.congestion.rate import Pace
 from isthmus.sites.gateway.links.congestion.window import LinkWindow, Path
-from isthmus.sites.gateway.links.entrance import Entrance
+from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox
 from isthmus.sites.gateway.links.streams import Streams
 from isthmus.sites.gateway.links.transport import Peer
@@ -85,7 +85,7 @@ class ChannelGrowth:
         self,
         wanted: int | None,
         link: PeerLink,
-        peer: Peer | Entrance,
+        peer: Peer | InboundProxy,
         outbox: Outbox,
         streams: Streams,
         num_senders: int = 1,
@@ -136,7 +136,7 @@ class ChannelGrowth:
 
     def _share_bytes_per_s(self) -> float:
         """Return each connection's share of the pace. Those without a frame need none."""
-        return self._pace.bytes_per_s / min(self._streams.num_streams, self._outbox.num_abreast)
+        return self._pace.bytes_per_s / min(self._streams.num_streams, self._outbox.num_in_flight)
 
     def run(self) -> None:
         """Follow the link, by what the kernel counts, until the link is over."""

@@ -70,7 +70,7 @@ missing. Once one is alone, it goes back to how it began by this part in each lo
 _STARVED = 0.4
 _OFTEN = 0.4
 _AVERAGED = 0.03
-_HEEDLESS_S = 30.0
+_LOSS_IGNORED_S = 30.0
 """Beside others who slow down when the queue overflows, one gets more than _STARVED of the link.
 Where one gets less, and a full queue loses packets in a part of _OFTEN of the looks, some others do
 not slow down, as BBR does not. That counts for so long. Each look is _AVERAGED of that part, so it
@@ -124,7 +124,7 @@ class LinkWindow:
         """Beside others, the window as a multiple of what it begins with."""
         self._starved = 0.0
         """The part of the latest looks that found too little carried, and a full queue's losses."""
-        self._heedless_until_s = -math.inf
+        self._loss_ignored_until_s = -math.inf
         """Until then others count as not slowing down."""
 
     def follow(
@@ -160,8 +160,10 @@ class LinkWindow:
             is_full=queue > _FULL,
             knows_empty=path.shortest_rtt_s - _JITTER_S <= _VARIES * self._rtt_s,
         )
-        self._look_for_heedless(is_overflowing and path.carried < _STARVED, now_s)
-        is_open = not is_measured or self.losses.is_lossy(now_s) or now_s < self._heedless_until_s
+        self._find_flows_that_ignore_loss(is_overflowing and path.carried < _STARVED, now_s)
+        is_open = (
+            not is_measured or self.losses.is_lossy(now_s) or now_s < self._loss_ignored_until_s
+        )
         # What follows a lost packet counts as on the way until that one, sent again, has arrived.
         if is_open or held_bytes >= self._most_bytes:
             return self._most_bytes
@@ -181,7 +183,7 @@ class LinkWindow:
         change = 1.0 - self._width if is_alone else (1 - self._free) * (_FAIR - carried)
         self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * change))
 
-    def _look_for_heedless(self, is_starved: bool, now_s: float) -> None:
+    def _find_flows_that_ignore_loss(self, is_starved: bool, now_s: float) -> None:
         self._starved += _AVERAGED * (is_starved - self._starved)
         if self._starved > _OFTEN:
-            self._heedless_until_s = now_s + _HEEDLESS_S
+            self._loss_ignored_until_s = now_s + _LOSS_IGNORED_S

@@ -1,8 +1,8 @@
 """The way to a gateway that cannot be dialled: over the connections that it has dialled itself.
 
-It attends: calls to it travel over its Attend stream, and its answers back. And it pulls: each of
-its Pull streams carries frames to it, as a Push would. What a link does with a peer that it dials,
-it does with an `Entrance` alike.
+It keeps a ReverseTunnel stream open, over which calls travel to it and answers back. And it pulls:
+each of its Pull streams carries frames to it, as a Push would. What a link does with a peer that it
+dials, it does with an `InboundProxy` alike.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASKS_MAX = 256
 _STATUS = {each.value[0]: each for each in grpc.StatusCode}
 
 
-class Entrance:
+class InboundProxy:
     """Where one gateway of another site comes in. Its connections may come and go."""
 
     def __init__(self, site: str, gateway: int, wire: WireLoop) -> None:
@@ -44,7 +44,7 @@ class Entrance:
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._asks: asyncio.Queue[Ask] = asyncio.Queue(_ASKS_MAX)
-        self._attending: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._num_streams = 0
         self._waiting: asyncio.Queue[_Pulled] = asyncio.Queue()
 
@@ -96,17 +96,17 @@ class Entrance:
 
     # ---------------------------------------------------------------- what the server hands over
 
-    async def attend(self, context: Context) -> None:
-        """Serve an Attend stream until it breaks, or the gateway opens another."""
-        if self._attending is not None:
-            self._attending.cancel()
-        own = self._attending = asyncio.create_task(self._carry(context), name="attend")
+    async def serve_tunnel(self, context: Context) -> None:
+        """Serve an ReverseTunnel stream until it breaks, or the gateway opens another."""
+        if self._serving is not None:
+            self._serving.cancel()
+        own = self._serving = asyncio.create_task(self._carry(context), name="reverse-tunnel")
         try:
             await asyncio.wait([own])
         finally:
             own.cancel()
-            if self._attending is own:
-                self._attending = None
+            if self._serving is own:
+                self._serving = None
 
     async def pull(self, call: FrameCall) -> None:
         """Serve a Pull until it breaks, or its link has no use for it any more."""
@@ -153,7 +153,7 @@ class Entrance:
             self._asked.pop(number, None)
 
     def _tell(self, ask: Ask) -> None:
-        """Send an ask over the Attend stream, or over the next one that opens."""
+        """Send an ask over the ReverseTunnel stream, or over the next one that opens."""
         ask.streams = self._num_streams
         if self._asks.full():
             self._asks.get_nowait()
@@ -194,8 +194,8 @@ class CarriedContext:
 class _CarriedChannel:
     """What generated stubs need of a channel, for methods with one request and one response."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self._entrance = entrance
+    def __init__(self, inbound_proxy: InboundProxy) -> None:
+        self._proxy = inbound_proxy
 
     def unary_unary(
         self,
@@ -208,7 +208,7 @@ class _CarriedChannel:
 
         def call(request: Any, timeout: float, **_: object) -> Any:  # noqa: ANN401 - any message
             name = method.rpartition("/")[2]
-            answer = self._entrance.call(name, request_serializer(request), timeout)
+            answer = self._proxy.call(name, request_serializer(request), timeout)
             try:
                 return response_deserializer(answer)
             except DecodeError as error:

@@ -1,7 +1,7 @@
 """How a gateway that cannot be dialled serves a peer: over connections that it dials itself.
 
-It keeps an Attend stream open, over which the peer's calls come, and as many Pull streams as the
-peer asks for, each on a connection of its own. What breaks is opened again.
+It keeps a ReverseTunnel stream open, over which the peer's calls come, and as many Pull streams as
+the peer asks for, each on a connection of its own. What breaks is opened again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Servant(Protocol):
         """
 
 
-class Attendance:
-    """Attends one peer. `begin` once it has answered Hello, then `close`."""
+class OutboundTunnel:
+    """Keeps a tunnel to one peer. `begin` once it has answered Hello, then `close`."""
 
     def __init__(
         self, config: GatewayConfig, peer: Peer, servant: Servant, session: Callable[[], str]
@@ -85,7 +85,7 @@ class Attendance:
             if self._is_closed or self._wire is not None:
                 return
             self._wire = WireLoop.acquire()
-            self._wire.call(lambda: self._keep(self._attend))
+            self._wire.call(lambda: self._keep(self._serve))
 
     def close(self) -> None:
         """End all streams. Idempotent."""
@@ -122,14 +122,14 @@ class Attendance:
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _attend(self) -> bool:
-        """Serve one Attend stream until it ends; return whether anything came."""
+    async def _serve(self) -> bool:
+        """Serve one ReverseTunnel stream until it ends; return whether anything came."""
         async with self._peer.aio_channel(self._config) as channel:
-            return await self._attend_over(channel)
+            return await self._serve_over(channel)
 
-    async def _attend_over(self, channel: grpc.aio.Channel) -> bool:
+    async def _serve_over(self, channel: grpc.aio.Channel) -> bool:
         stub: ExchangeAsyncStub = ExchangeStub(channel)  # type: ignore[assignment]
-        call = stub.Attend(metadata=self._metadata)
+        call = stub.ReverseTunnel(metadata=self._metadata)
         came = False
         answers = asyncio.Semaphore(_ANSWERS_MAX)
         writing = asyncio.Lock()
