@@ -95,8 +95,8 @@ class Wan:
         bucket = Bucket(1, round_, index, 1, codecs, cut, time.thread_time)
         sites = []
         for site, kept in enumerate(self.residuals):
-            owed = kept.bucket(index, 1, cut.numel) if self.setting.error_feedback else None
-            sites.append(BucketReduction(bucket, self.plan, roles(self.plan, site), owed))
+            residual = kept.bucket(index, 1, cut.numel) if self.setting.error_feedback else None
+            sites.append(BucketReduction(bucket, self.plan, roles(self.plan, site), residual))
         for chunk in range(cut.num_chunks):
             start, count = cut.span(chunk)
             events: list[tuple[int, Own | Received]] = [

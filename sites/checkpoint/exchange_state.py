@@ -1,6 +1,6 @@
 """What the exchange between sites carries from one round to the next, at one rank.
 
-That is what its codecs owe (the gateway's, and the rank's own encoder's), and how gradients were
+That is its codecs' residuals (the gateway's, and the rank's own encoder's), and how gradients were
 cut into buckets.
 """
 
@@ -32,7 +32,7 @@ class ExchangeState:
         """Look after what there is.
 
         Args:
-            link: to a gateway that may owe; None: there is none.
+            link: to a gateway that may have residuals; None: there is none.
             encoder: of this rank; None: there is none.
             hook: DDP's; None: there is none.
             shard_hook: that of sharded models; None: there is none.
@@ -49,7 +49,7 @@ class ExchangeState:
         return {
             "buckets": self.buckets,
             "cut": self.cut,
-            "encoder": {} if self._encoder is None else self._encoder.owed(),
+            "encoder": {} if self._encoder is None else self._encoder.residuals(),
         }
 
     @property
@@ -75,11 +75,11 @@ class ExchangeState:
     def resume(self, saved: dict[str, Any], residuals: Path | None) -> None:
         """Go on with the residuals that this rank had, where sites have the ranks that they had.
 
-        They are forgotten where the run was cut into other buckets: what is owed belongs to one.
+        They are forgotten where the run was cut into other buckets: the residual belongs to one.
         """
         if saved["cut"] != self.cut:
             return
         if self._encoder is not None:
-            self._encoder.owe(saved["encoder"])
+            self._encoder.restore(saved["encoder"])
         if self._link is not None and residuals is not None:
             self._link.send(OweResiduals(path=str(residuals)))

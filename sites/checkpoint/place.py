@@ -61,10 +61,10 @@ def own_path(place: Place) -> str:
 
 
 def residuals_path(place: Place) -> str:
-    """Return where what its gateway owes to its shards is."""
-    return f"{OWN}/{place.site}/{place.rank}.owed.npz"
+    """Return where the residuals of this rank's shards are, which its gateway keeps."""
+    return f"{OWN}/{place.site}/{place.rank}.residuals.npz"
 
 
 def asked_path(place: Place, number: int) -> str:
     """Return where its gateway writes that when asked for it, one time after another."""
-    return f"{OWN}/{place.site}/{place.rank}.owed-{number}.npz"
+    return f"{OWN}/{place.site}/{place.rank}.residuals-{number}.npz"

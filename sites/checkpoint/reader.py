@@ -76,7 +76,7 @@ class CheckpointReader:
         return self._unpickled(path) if has_ranks and _has(manifest, path) else None
 
     def residuals(self, manifest: Manifest, place: Place) -> Path | None:
-        """Return a local file of what was owed to this rank's shards; None: there is none."""
+        """Return a local file of the residuals of this rank's shards; None: there is none."""
         path = residuals_path(place)
         if not _has(manifest, path):
             return None

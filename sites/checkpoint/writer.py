@@ -9,7 +9,7 @@ a checkpoint of it:
     STORE/.step-00000100.g1/        until it is whole; then renamed to step-00000100
        shared/__RANK_0.distcp .metadata objects.pt
        own/SITE/RANK.pt             a rank's own
-       own/SITE/RANK.owed.npz       residuals of its shards, written by its gateway
+       own/SITE/RANK.residuals.npz       residuals of its shards, written by its gateway
        own/SITE/files.json          the site's list
        own/SITE/publishes           of the site that writes what is shared, and the manifest
        manifest.json

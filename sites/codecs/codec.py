@@ -154,12 +154,12 @@ class Codec(ABC):
         """Return the most bytes that `numel` elements can take; a longer payload is corrupt."""
 
     @abstractmethod
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
-        """Encode `values`, float32 (n,) and contiguous, and what is owed. They are not modified.
+    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
+        """Encode `values`, float32 (n,) and contiguous, plus the residual. They are not modified.
 
-        `owed`, float32 (n,), is what was lost before, and takes what this one loses, zero where
-        that is not finite. A NaN in `values` crosses as it is. None: nothing is owed, nor kept;
-        always for a codec that is lossless.
+        `residual`, float32 (n,), is what was lost before, and takes what this one loses, zero where
+        that is not finite. A NaN in `values` crosses as it is. None: there is no residual, and none
+        is kept; always for a codec that is lossless.
         """
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Codec(ABC):
 
     def encode(self, values: Floats) -> Payload:
         """Return the payload of values alone, as `encode_owed` does."""
-        return self.encode_owed(values, None).payload
+        return self.encode_with_residual(values, None).payload
 
     def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
         """Return the elements of a payload, in `out` (float32, shape (numel,)) if it is given.
@@ -191,7 +191,7 @@ class Codec(ABC):
     def quantize(self, values: Floats) -> Floats:
         """Return `decode(encode(values))`, bit for bit, as a fresh array."""
         out = np.empty(len(values), dtype=np.float32)
-        self.encode_owed(values, None).part.write(out)
+        self.encode_with_residual(values, None).part.write(out)
         return out
 
 

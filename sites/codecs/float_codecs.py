@@ -49,9 +49,9 @@ class Fp32(Codec):
         """Return 4 bytes an element."""
         return 4 * numel
 
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
         """Return the bytes where they are."""
-        assert owed is None
+        assert residual is None
         return Encoded(values.view(np.uint8).data, FloatPart(values))
 
     def part(self, payload: Payload, numel: int) -> Part:
@@ -71,9 +71,9 @@ class Bf16(BodyCodec):
         """Return 2 bytes an element."""
         return 2 * numel
 
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
         """Round; NaN stays NaN, and infinity infinity."""
-        upper = round_to_bf16(values, owed)
+        upper = round_to_bf16(values, residual)
         return Encoded(upper.view(np.uint8).data, HalfPart(upper))
 
     def part(self, payload: Payload, numel: int) -> Part:
@@ -90,16 +90,16 @@ class Bf16(BodyCodec):
         return Encoded(bytes(body), self.part(body, numel))
 
 
-def round_to_bf16(values: Floats, owed: Floats | None = None) -> Halves:
-    """Return the bits of `values`, and of what is owed, as bfloat16.
+def round_to_bf16(values: Floats, residual: Floats | None = None) -> Halves:
+    """Return the bits of `values`, and of the residual, as bfloat16.
 
     `Codec.encode_owed` says how.
     """
     upper = np.empty(len(values), dtype=np.uint16)
-    if owed is None:
+    if residual is None:
         loops.round_to_halves(values, upper)
     else:
-        loops.round_owed_to_halves(values, owed, upper)
+        loops.round_with_residual_to_halves(values, residual, upper)
     return upper
 
 
@@ -117,12 +117,12 @@ class Split(Codec):
         """Return a byte an element for each plane, and the table."""
         return self._word.itemsize * (numel + 4)
 
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
         """Rotate, cut, compress; round to nearest even before."""
         if self.lossless:
-            assert owed is None
+            assert residual is None
             return Encoded(_pack(values.view(np.uint32)), FloatPart(values))
-        halves = round_to_bf16(values, owed)
+        halves = round_to_bf16(values, residual)
         return Encoded(_pack(halves), HalfPart(halves))
 
     def part(self, payload: Payload, numel: int) -> Part:

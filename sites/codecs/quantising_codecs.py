@@ -112,14 +112,14 @@ class Lossy(Codec):
         """
 
 
-def as_it_is(meant: Floats, owed: Floats | None) -> Encoded:
+def as_it_is(meant: Floats, residual: Floats | None) -> Encoded:
     """Return what a chunk becomes that has a number which cannot be quantised.
 
     Nothing of it is lost.
     """
     payload = bytes((AS_IT_IS,)) + meant.tobytes()
-    if owed is not None:
-        owed.fill(0)
+    if residual is not None:
+        residual.fill(0)
     return Encoded(payload, FloatPart(np.frombuffer(payload, dtype=np.float32, offset=1)))
 
 
@@ -145,7 +145,7 @@ class BlockCodec(Lossy, BodyCodec):
         self._kind = kind
         self._codes_per_byte = codes_per_byte
 
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
         """Quantise block by block; or copy all, where one cannot be."""
         numel = len(values)
         num_blocks = _num_blocks(numel)
@@ -154,24 +154,25 @@ class BlockCodec(Lossy, BodyCodec):
         body = payload[1:]
         scales, codes = body[: 2 * num_blocks], body[2 * num_blocks :]
         # To add -0.0 leaves every number as it is, -0.0 too.
-        lost = np.full(numel, -0.0, dtype=np.float32) if owed is None else owed
+        lost = np.full(numel, -0.0, dtype=np.float32) if residual is None else residual
         levels = np.empty(BLOCK, dtype=np.uint8)
         num_done = loops.encode_blocks(self._kind, values, lost, scales, codes, levels)
         if num_done < num_blocks:
             return as_it_is(
-                values if owed is None else self._meant(values, owed, body, num_done), owed
+                values if residual is None else self._meant(values, residual, body, num_done),
+                residual,
             )
         frame = self._compressed(body)
         return Encoded(payload.data if frame is None else frame, self._blocks(body, numel))
 
-    def _meant(self, values: Floats, owed: Floats, body: Octets, num_done: int) -> Floats:
-        """Return the sums of values and what was owed, after the first blocks have been quantised.
+    def _meant(self, values: Floats, residual: Floats, body: Octets, num_done: int) -> Floats:
+        """Return the sums of values and the residual, after the first blocks have been quantised.
 
         Of these, what they decode to and what that lost add up to it, but for the sign of a zero: a
         level times a scale has 16 significant bits at most, and what lies between it and the number
         that it is nearest to is a float32.
         """
-        meant = owed.copy()
+        meant = residual.copy()
         done = num_done * BLOCK
         scales, codes = body[: 2 * num_done], body[2 * _num_blocks(len(values)) :]
         loops.add_blocks(self._kind, scales, codes, meant[:done], np.float32(1))
@@ -218,20 +219,20 @@ def _num_blocks(numel: int) -> int:
 class TopK(Lossy):
     """Sends the largest elements of a chunk."""
 
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
         """Find the largest, and round them; or copy, where a number is too large."""
         meant = values
-        if owed is not None:
-            meant = owed
-            loops.owe(values, owed)
+        if residual is not None:
+            meant = residual
+            loops.add_to_residual(values, residual)
         magnitudes = meant.view(np.uint32) & loops.MAGNITUDE
         if len(meant) and magnitudes.max() >= loops.TOO_LARGE:
-            return as_it_is(meant, owed)
+            return as_it_is(meant, residual)
         places = _largest(magnitudes, num_kept(len(meant)))
         kept = round_to_bf16(meant[places])
         decoded = _spread(kept, places, len(meant))
-        if owed is not None:
-            owed -= decoded
+        if residual is not None:
+            residual -= decoded
         body = np.concatenate((kept.view(np.uint8), _pack_places(places)))
         payload = self._compressed(body) or bytes((QUANTISED,)) + body.tobytes()
         return Encoded(payload, FloatPart(decoded))

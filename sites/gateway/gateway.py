@@ -29,7 +29,7 @@ from isthmus.sites.gateway.reduction.epochs import Gift
 from isthmus.sites.gateway.reduction.executor import Executor, Settled, SiteLeftError
 from isthmus.sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
 from isthmus.sites.gateway.reduction.pool import Pool
-from isthmus.sites.gateway.reduction.residuals import Owed
+from isthmus.sites.gateway.reduction.residuals import KeptResiduals
 from isthmus.sites.gateway.transfer.donors import bytes_per_s_to, donor
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.gateway.transfer.state_server import StateServer
@@ -438,19 +438,19 @@ class Gateway(EndingGateway):
         self._write({"op": "resumed", "epoch": epoch, "round": round_, "behind": behind})
 
     def keep_residuals(self, rank: int, path: Path) -> None:
-        """Copy what is owed to a rank's shards, and have it written meanwhile."""
-        owed = self._executor.residuals_of(rank)
+        """Copy the residuals of a rank's shards, and have them written meanwhile."""
+        residual = self._executor.residuals_of(rank)
         threading.Thread(
-            target=self._write_residuals, args=(path, owed), name="residuals", daemon=True
+            target=self._write_residuals, args=(path, residual), name="residuals", daemon=True
         ).start()
 
-    def owe_residuals(self, path: Path) -> None:
+    def restore_residuals(self, path: Path) -> None:
         """Go on with the residuals that a file has."""
-        self._executor.owe(read_residuals(path, self._config.chunk_numel))
+        self._executor.restore(read_residuals(path, self._config.chunk_numel))
 
-    def _write_residuals(self, path: Path, owed: Owed) -> None:
+    def _write_residuals(self, path: Path, residual: KeptResiduals) -> None:
         try:
-            write_residuals(path, owed, self._config.chunk_numel)
+            write_residuals(path, residual, self._config.chunk_numel)
         except OSError as error:  # the rank waits in vain, and says so
             _log.warning("residuals cannot be written: %s", error)
 

@@ -49,8 +49,8 @@ class Form(StrEnum):
     """Each chunk's body (`BodyCodec`), where its first element would be. The rank
     keeps what was lost. Chunks of trees whose codec has no bodies are as in VALUES."""
     UNFIT = "unfit"
-    """float32 of which some have no code, a NaN say. Where chunks have bodies otherwise, what the
-    rank owed is added already: the gateway encodes as the codec does, and keeps nothing."""
+    """float32 of which some have no code, a NaN say. Where chunks have bodies otherwise, the
+    rank's residual is added already: the gateway encodes as usual, and keeps no residual."""
 
 
 # ---------------------------------------------------------------- rank to gateway
@@ -157,7 +157,7 @@ class StateProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepResiduals:
-    """Write what is owed to this rank's shards to a file, which has its name once it is whole.
+    """Write the residuals of this rank's shards to a file, which has its name once it is whole.
 
     Between two rounds: what the rank posted before has come back.
     """

@@ -82,16 +82,16 @@ def widen(upper: npt.NDArray[np.uint16]) -> Floats:
     return (upper.astype(np.uint32) << 16).view(np.float32)
 
 
-def meant(values: Floats, owed: Floats) -> Floats:
+def meant(values: Floats, residual: Floats) -> Floats:
     """Return what is to be sent: a NaN as it is."""
-    total = values + owed
+    total = values + residual
     return np.where(
         np.isnan(values), values.view(np.uint32), total.astype(np.float32).view(np.uint32)
     ).view(np.float32)
 
 
 def lost(total: Floats, decoded: Floats) -> Floats:
-    """Return what is owed from now on."""
+    """Return the residual from now on."""
     difference = total - decoded
     return np.where(np.isfinite(difference), difference, np.float32(0))
 

@@ -39,7 +39,7 @@ def every_tree(plan: ReductionPlan, codec: Codec) -> tuple[Codec, ...]:
 
 
 class Reference:
-    """Sums by the definition, chunk by chunk and recursively; keeps what encoders owe."""
+    """Sums by the definition, chunk by chunk and recursively; keeps encoders' residuals."""
 
     def __init__(
         self, plan: ReductionPlan, codec: Codec | tuple[Codec, ...], feedback: bool
@@ -48,7 +48,7 @@ class Reference:
         self.codecs = codec if isinstance(codec, tuple) else every_tree(plan, codec)
         self.codec = self.codecs[0]
         """Of the chunk that is being reduced."""
-        self.owed: dict[tuple[int, int], Floats] = {}
+        self.residual: dict[tuple[int, int], Floats] = {}
         """By site and chunk."""
 
     def reduce(self, cut: Grid, parts: list[Floats], weights: list[float]) -> Floats:
@@ -80,9 +80,9 @@ class Reference:
             return values
         if not self.feedback:
             return self.codec.quantize(values)
-        meant = self.owed.get((site, chunk), np.zeros_like(values)) + values
+        meant = self.residual.get((site, chunk), np.zeros_like(values)) + values
         decoded = self.codec.quantize(meant)
-        self.owed[site, chunk] = meant - decoded
+        self.residual[site, chunk] = meant - decoded
         return decoded
 
     def subtree(self, tree: Tree, site: int, chunk: int, own: list[Floats]) -> Floats:

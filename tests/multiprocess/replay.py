@@ -259,7 +259,7 @@ class Replay:
         return [self._bucket(round_, bucket) for bucket in range(len(self.replicas[0].buckets))]
 
     def _change_members(self, step: int) -> None:
-        """Tell samplers who has gone or enters, and forget what lost encoders owed."""
+        """Tell samplers who has gone or enters, and forget the residuals of lost encoders."""
         before = set(self.names)
         for each in self._begun:
             members = set(each.epoch.members) - set(each.epoch.follows)

@@ -49,7 +49,7 @@ def test_losses_equal_those_of_one_process(
 
 
 # Every codec with every tree: tests/sites/test_bit_identity.py. Here one of each kind, through
-# everything: whose sizes are known and whose are not, that owes and that does not; fp32 is above.
+# everything: whose sizes are known and whose are not, with a residual and without; fp32 is above.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("codec", "tree"), [("bf16-split", "gather"), ("int4-zstd", "star")])
 def test_parameters_stay_bit_identical_with_each_kind_of_codec(

@@ -3,7 +3,7 @@
 The gateway's epochs are the product's (sites/gateway/reduction/epochs.py), and so is what its rank
 makes of members that enter (sites/worker/exchange/member_history.py). Between the two are the
 smallest sums that have something to lose. Contributions are integers. The first site's codec loses
-the last bits of what it sends, and owes them to the next round.
+the last bits of what it sends, and adds them in the next round.
 """
 
 from __future__ import annotations
@@ -309,14 +309,14 @@ class SimSite:
     def _encoded(self, chunk: Chunk, value: int) -> int:
         if self.name != NAMES[0]:
             return value
-        owed = self._residuals.get(chunk[1], 0)
-        before = self._replaced.setdefault(chunk, owed)
-        if before != owed:
+        residual = self._residuals.get(chunk[1], 0)
+        before = self._replaced.setdefault(chunk, residual)
+        if before != residual:
             raise BrokenPromiseError(
-                f"{self.name}: chunk {chunk} owes {owed}, before it owed {before}"
+                f"{self.name}: chunk {chunk} has the residual {residual}, before it had {before}"
             )
-        self._residuals[chunk[1]] = (value + owed) & LOST_BITS
-        return (value + owed) & ~LOST_BITS
+        self._residuals[chunk[1]] = (value + residual) & LOST_BITS
+        return (value + residual) & ~LOST_BITS
 
     def _finish(self, chunk: Chunk, part: Part, *, passes_on: bool = True) -> None:
         self.results[chunk] = part
@@ -396,7 +396,7 @@ class SimSite:
         self.outside.on_resumed(self, round_, 0)
 
     def _do_again(self, from_round: int) -> None:
-        """Put back what a codec owed to chunks that are begun anew."""
+        """Put back the residuals of chunks that are begun anew."""
         if self.outside.mutant == "stale_residual":
             return
         for chunk in [each for each in self._replaced if each[0] >= from_round]:

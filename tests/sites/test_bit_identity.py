@@ -36,13 +36,13 @@ LARGE = 2.0**126
 
 
 class CarefulReference(Reference):
-    """As the definition, and an element that is not finite leaves nothing owed."""
+    """As the definition, and an element that is not finite leaves no residual."""
 
     def sent(self, site: int, chunk: int, values: Floats) -> Floats:
         decoded = super().sent(site, chunk, values)
-        owed = self.owed.get((site, chunk))
-        if owed is not None:
-            owed[~np.isfinite(owed)] = 0
+        residual = self.residual.get((site, chunk))
+        if residual is not None:
+            residual[~np.isfinite(residual)] = 0
         return decoded
 
 

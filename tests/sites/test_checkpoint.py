@@ -204,12 +204,12 @@ def test_what_is_owed_comes_back_where_chunks_are_cut_for_the_same_ranks(tmp_pat
     training.take(range(1, 3))
     training.checkpoints.finish(2)
     (stored,) = checkpoints_in(store)
-    for later, is_owed in ((2, True), (3, False), (0, False)):
+    for later, has_residual in ((2, True), (3, False), (0, False)):
         resumed = Training(store, tmp_path, resume=stored.place, later=later)
         manifest = resumed.checkpoints.resume()
         assert manifest is not None
         assert manifest.ranks == {"a": 1}, "b takes no part"
-        assert bool(resumed.exchange.resumed) is is_owed
+        assert bool(resumed.exchange.resumed) is has_residual
 
 
 @pytest.mark.parametrize("steps", [[(4,), (4,)], [(3, 4), (4,)], [(4,), (2, 3, 4), (3, 4)]])
@@ -415,7 +415,7 @@ def test_the_last_checkpoint_needs_no_process_group_of_the_script(
 def test_where_residuals_cannot_be_written_training_does_not_hear_of_it(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file, not a folder")
     exchange = ExchangeState(AloneLink(), None, None)
-    exchange.save(tmp_path / "store" / "own" / "0.owed.npz")
+    exchange.save(tmp_path / "store" / "own" / "0.residuals.npz")
     assert exchange.has_residuals
 
 

@@ -40,7 +40,7 @@ def left(folder: Path) -> set[str]:
 
 
 BY_A = (f"{SHARED}/__0_0.distcp", f"{OWN}/a/0.pt", f"{OWN}/a/{PUBLISHES}")
-BY_B = (f"{OWN}/b/0.pt", f"{OWN}/b/.1.owed.npz")
+BY_B = (f"{OWN}/b/0.pt", f"{OWN}/b/.1.residuals.npz")
 
 
 def test_a_site_that_does_not_publish_removes_its_part_unless_it_is_listed(tmp_path: Path) -> None:

@@ -590,9 +590,9 @@ def test_memory_of_copies_is_kept() -> None:
 
 
 def test_the_gateways_last_file_counts_where_it_was_asked_again(tmp_path: Path) -> None:
-    asked = [tmp_path / f"0.owed-{number}.npz" for number in range(2)]
+    asked = [tmp_path / f"0.residuals-{number}.npz" for number in range(2)]
     for path in asked:
         path.write_text(path.name)
-    take_last(asked, tmp_path / "0.owed.npz")
-    assert [path.name for path in tmp_path.iterdir()] == ["0.owed.npz"]
-    assert (tmp_path / "0.owed.npz").read_text() == "0.owed-1.npz"
+    take_last(asked, tmp_path / "0.residuals.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["0.residuals.npz"]
+    assert (tmp_path / "0.residuals.npz").read_text() == "0.residuals-1.npz"

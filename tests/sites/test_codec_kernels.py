@@ -1,6 +1,6 @@
 """Compiled kernels against numpy, bit for bit.
 
-Codes, what is owed, sums in any order and place, NaN.
+Codes, the residual, sums in any order and place, NaN.
 """
 
 from __future__ import annotations
@@ -64,26 +64,26 @@ def in_a_frame(payload: bytes | memoryview, chance: np.random.Generator) -> memo
 def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
     chance, codec = np.random.default_rng(seed), BY_NAME[name]
     for numel in (*SIZES, int(chance.integers(1, 20_000))):
-        owed = np.zeros(numel, dtype=np.float32)
-        expected_owed = owed.copy()
+        residual = np.zeros(numel, dtype=np.float32)
+        expected_residual = residual.copy()
         for _ in range(3):
             values = numbers(chance, numel)
             if chance.random() < 0.1:
                 values.view(np.uint32)[chance.integers(numel)] = chance.choice(UNFIT)
             before = values.tobytes()
             with np.errstate(all="ignore"):
-                total = oracle.meant(values, expected_owed)
+                total = oracle.meant(values, expected_residual)
                 encoded_by_numpy = oracle.encode_blocks(name, total)
-            encoded = codec.encode_owed(values, owed)
+            encoded = codec.encode_with_residual(values, residual)
             if encoded_by_numpy is None:
                 expected, decoded = bytes((AS_IT_IS,)) + total.tobytes(), total
-                expected_owed[:] = 0
+                expected_residual[:] = 0
             else:
                 body, decoded = encoded_by_numpy
                 expected = bytes((QUANTISED,)) + body
-                expected_owed = oracle.lost(total, decoded)
+                expected_residual = oracle.lost(total, decoded)
             assert bytes(encoded.payload) == expected, f"{seed=} {numel=}"
-            assert owed.tobytes() == expected_owed.tobytes(), f"{seed=} {numel=}"
+            assert residual.tobytes() == expected_residual.tobytes(), f"{seed=} {numel=}"
             out = np.empty(numel, dtype=np.float32)
             encoded.part.write(out)
             assert out.tobytes() == decoded.tobytes(), f"{seed=} {numel=}"
@@ -98,18 +98,18 @@ def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
 def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
     chance, codec = np.random.default_rng(seed), BY_NAME[name]
     for numel in (*SIZES, int(chance.integers(1, 20_000))):
-        owed = np.zeros(numel, dtype=np.float32)
+        residual = np.zeros(numel, dtype=np.float32)
         for _ in range(3):
             values = numbers(chance, numel)
             values.view(np.uint32)[chance.integers(numel)] = chance.choice(UNFIT)
             with np.errstate(all="ignore"):
-                total = oracle.meant(values, owed)
+                total = oracle.meant(values, residual)
                 decoded = oracle.widen(oracle.round_to_bf16(total))
-                expected_owed = oracle.lost(total, decoded)
-            encoded = codec.encode_owed(values, owed)
+                expected_residual = oracle.lost(total, decoded)
+            encoded = codec.encode_with_residual(values, residual)
             received = in_a_frame(encoded.payload, chance)
             assert bits(codec.decode(received, numel)) == bits(decoded), f"{seed=} {numel=}"
-            assert owed.tobytes() == expected_owed.tobytes(), f"{seed=} {numel=}"
+            assert residual.tobytes() == expected_residual.tobytes(), f"{seed=} {numel=}"
             assert bytes(codec.encode(total)) == bytes(encoded.payload)
 
 
@@ -119,7 +119,7 @@ def parts_in_places(
     """Return what sites sent, one's own as numbers in `out` or as it was encoded."""
     found: list[Part] = []
     for site, each in enumerate(values):
-        encoded = codec.encode_owed(each, None)
+        encoded = codec.encode_with_residual(each, None)
         if site != own:
             found.append(codec.part(in_a_frame(encoded.payload, chance), len(each)))
         elif chance.random() < 0.5:

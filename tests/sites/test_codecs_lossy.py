@@ -128,17 +128,17 @@ def test_what_was_owed_to_a_chunk_that_is_not_finite_crosses_too(
         halves = (chance.integers(-30, 30, numel) / 2).astype(np.float32) * np.float32(0.01)
         nearest = halves.view(np.uint32) + chance.integers(0, 3, numel, dtype=np.uint32)
         values = np.where(chance.random(numel) < 0.5, nearest.view(np.float32), values)
-        owed = (values * chance.uniform(-0.02, 0.02, numel)).astype(np.float32)
+        residual = (values * chance.uniform(-0.02, 0.02, numel)).astype(np.float32)
         place = chance.integers(numel)
-        values.view(np.uint32)[place], owed[place] = special, 0
+        values.view(np.uint32)[place], residual[place] = special, 0
         with np.errstate(invalid="ignore"):  # of a signalling NaN
-            wanted = (values + owed).view(np.uint32)
+            wanted = (values + residual).view(np.uint32)
         wanted[place] = special
-        encoded = codec.encode_owed(values, owed)
+        encoded = codec.encode_with_residual(values, residual)
         assert encoded.payload[0] == AS_IT_IS, f"{seed=}"
         found = codec.decode(encoded.payload, numel).view(np.uint32)
         assert np.array_equal(found, wanted), f"{seed=}"
-        assert not owed.any()
+        assert not residual.any()
 
 
 @pytest.mark.parametrize(("name", "peak"), [("int8", 127), ("int4", 7)])

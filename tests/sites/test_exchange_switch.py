@@ -159,7 +159,7 @@ class Training:
 def test_before_and_after_a_switch_sites_have_the_bits_of_each_plan_alone(seed: int) -> None:
     """Of the first ten seeds all chunks have one codec, before and after.
 
-    Of the others trees have their own. With error feedback, what is owed goes over to the new plan,
+    Of the others trees have their own. With error feedback, the residual goes over to the new plan,
     so only the sites are compared.
     """
     chance = random.Random(seed)

@@ -226,12 +226,12 @@ class LargeResidual(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
 def test_nobody_waits_while_residuals_are_copied() -> None:
     sites, _ = two_sites(PLANS["gather"])
     one = sites.exchanges[0]
-    owed = np.ones(CHUNK_BYTES // 4, dtype=np.float32).view(LargeResidual)
+    residual = np.ones(CHUNK_BYTES // 4, dtype=np.float32).view(LargeResidual)
     told: list[bool] = []
-    owed.sites = sites, told
+    residual.sites = sites, told
     key = 0, 7, BUCKET_CHUNKS * CHUNK_BYTES // 4, 0, Kind.CONTRIBUTION
-    one.owe({key: owed})
+    one.restore({key: residual})
     copied = one.residuals_of(0)
     assert told == [True], "who asked waited until all was copied"
-    assert copied[key].tolist() == [1.0] * len(owed)
-    assert not np.shares_memory(copied[key], owed)
+    assert copied[key].tolist() == [1.0] * len(residual)
+    assert not np.shares_memory(copied[key], residual)

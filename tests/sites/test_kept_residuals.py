@@ -1,4 +1,4 @@
-"""What is owed to a rank's shards comes back as it was, and to the same chunks only."""
+"""The residuals of a rank's shards come back as they were, and to the same chunks only."""
 
 from pathlib import Path
 
@@ -25,12 +25,12 @@ def test_a_resumed_encoder_goes_on_as_the_first_would(tmp_path: Path) -> None:
     first = Residuals()
     for chunk in (0, 1, 1, 2):
         encoded(first, chunk)
-    path = tmp_path / "own" / "a" / "0.owed.npz"
+    path = tmp_path / "own" / "a" / "0.residuals.npz"
     write_residuals(path, first.kept(lambda numel, _: range(1, numel // 300)), chunk_numel=300)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
     resumed = Residuals()
-    resumed.owe(read_residuals(path, chunk_numel=300))
+    resumed.restore(read_residuals(path, chunk_numel=300))
     assert encoded(resumed, 0) == encoded(Residuals(), 0), "of another rank: not kept"
     assert encoded(resumed, 1) == encoded(first, 1) != encoded(Residuals(), 1)
     assert encoded(resumed, 2) == encoded(first, 2)
@@ -39,12 +39,12 @@ def test_a_resumed_encoder_goes_on_as_the_first_would(tmp_path: Path) -> None:
 def test_another_grid_forgets_all(tmp_path: Path) -> None:
     residuals = Residuals()
     encoded(residuals, 0)
-    write_residuals(tmp_path / "owed", residuals.kept(lambda *_: range(3)), chunk_numel=300)
-    assert read_residuals(tmp_path / "owed", chunk_numel=256) == {}
+    write_residuals(tmp_path / "residuals", residuals.kept(lambda *_: range(3)), chunk_numel=300)
+    assert read_residuals(tmp_path / "residuals", chunk_numel=256) == {}
 
 
 def test_what_is_no_file_of_residuals_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "owed").write_bytes(b"something else")
-    for path in (tmp_path / "owed", tmp_path / "nowhere"):
+    (tmp_path / "residuals").write_bytes(b"something else")
+    for path in (tmp_path / "residuals", tmp_path / "nowhere"):
         with pytest.raises(LocalProtocolError, match="these are no residuals"):
             read_residuals(path, chunk_numel=300)

@@ -121,20 +121,20 @@ def reduce_round(
 def test_a_chunk_that_is_done_again_owes_what_it_owed(codec: Codec, rounds: int) -> None:
     """Bit for bit: a rounding would make another code of some element, many rounds later."""
     plan, numel = ReductionPlan(2, (star(2, 0),), ""), 3000
-    owed = Residuals().bucket(0, 5, numel)
+    residual = Residuals().bucket(0, 5, numel)
     cut = grid(numel, numel, (1, 1))
     for round_ in range(rounds):
-        send(owed, codec, gradient(round_, numel))
-    before = owed.of(0, Kind.CONTRIBUTION)
+        send(residual, codec, gradient(round_, numel))
+    before = residual.of(0, Kind.CONTRIBUTION)
     wanted = bytes(4 * numel) if before is None else before.tobytes()
     bucket = Bucket(1, rounds, 0, 5, (codec,), cut, time.thread_time)
-    leaf = BucketReduction(bucket, plan, roles(plan, 1), owed).chunk(0)
+    leaf = BucketReduction(bucket, plan, roles(plan, 1), residual).chunk(0)
     assert list(leaf.handle(Own(gradient(rounds, numel), 1.0)))
-    after = owed.of(0, Kind.CONTRIBUTION)
+    after = residual.of(0, Kind.CONTRIBUTION)
     assert after is not None
     assert after.tobytes() != wanted
     leaf.put_back()
-    found = owed.of(0, Kind.CONTRIBUTION)
+    found = residual.of(0, Kind.CONTRIBUTION)
     assert found is not None
     assert found.tobytes() == wanted
 

@@ -53,7 +53,7 @@ def test_packing_loses_nothing_and_fills_every_bucket_but_the_last(seed: int) ->
 def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
     exchange: BucketPipeline, link: CountingLink
 ) -> None:
-    """What a lossy codec owes to a list is owed by bucket number; memory is owed to nobody."""
+    """A list's residual belongs to a bucket's number; memory has none."""
     exactness = Exactness(ExchangeWish(codec="int8"))
     average = TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
     lists = [[("a", torch.ones(2, 5))], [("b", torch.ones(3, 3)), ("c", torch.ones(2))]]

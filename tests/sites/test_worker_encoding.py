@@ -161,7 +161,7 @@ def test_sites_get_the_same_bits_from_ranks_that_encode(name: str, form: str) ->
             # An inner site's own part is rounded as well: a step more, of at most a seventh of 5.
             np.testing.assert_allclose(own_parts[0], parts[0], atol=2.0)
     if form == "gather":
-        assert _owed_chunks(own) == 0 < _owed_chunks(theirs)
+        assert _residual_chunks(own) == 0 < _residual_chunks(theirs)
 
 
 def _post_encoded(
@@ -189,7 +189,7 @@ def _deliver_all(exchanges: Exchanges) -> None:
         exchanges.deliver(sent.source, sent.target, sent.data)
 
 
-def _owed_chunks(exchanges: Exchanges) -> int:
+def _residual_chunks(exchanges: Exchanges) -> int:
     """Return how many chunks' residuals have memory."""
     return sum(
         len(bucket._lost)

@@ -275,7 +275,7 @@ def test_what_no_rank_or_two_hold_is_named() -> None:
 
 
 def test_what_is_owed_in_rank_major_order_belongs_to_who_holds_what() -> None:
-    """A run that goes on with columns in place of rows owes nothing of what it owed for rows."""
+    """A run that goes on with columns in place of rows has no residual of rows."""
     entry = Entry("weight", (8, 8), "torch.float32", 4, "trained", exact=False)
     found = set()
     for dim in (0, 1):

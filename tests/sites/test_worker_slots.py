@@ -151,7 +151,7 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
 def test_bits_are_those_of_copied_tensors(
     tmp_path: Path, ranks_per_site: tuple[int, int], codec: str
 ) -> None:
-    """Three rounds, so that what a codec owes is owed alike.
+    """Three rounds, so that residuals are alike, too.
 
     With two ranks, it is an ordinary tensor.
     """

@@ -181,7 +181,7 @@ def test_what_crossing_sites_adds() -> None:
     assert outer_optimizer_bytes(1000, num_fragments=4) == 2000
     # A whole bucket and a shard of each element; with feedback a shard more; by itself, no shard
     # beside.
-    assert exchange_bytes(1000, 4, is_sharded=False, owes=False) == 4 * (1000 + 250)
-    assert exchange_bytes(1000, 4, is_sharded=False, owes=True) == 4 * (1000 + 250 + 250)
-    assert exchange_bytes(1000, 4, is_sharded=True, owes=True) == 4 * (250 + 250 + 250)
-    assert exchange_bytes(1000, 1, is_sharded=False, owes=True) == 4 * (1000 + 1000)
+    assert exchange_bytes(1000, 4, is_sharded=False, has_residual=False) == 4 * (1000 + 250)
+    assert exchange_bytes(1000, 4, is_sharded=False, has_residual=True) == 4 * (1000 + 250 + 250)
+    assert exchange_bytes(1000, 4, is_sharded=True, has_residual=True) == 4 * (250 + 250 + 250)
+    assert exchange_bytes(1000, 1, is_sharded=False, has_residual=True) == 4 * (1000 + 1000)

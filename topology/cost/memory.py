@@ -16,7 +16,7 @@ each), p and g bytes of a parameter and a gradient:
 - Logits: 4 s b V/t, float32, on the last stage.
 - What crosses sites (sites/worker: slots.py, bucket_copy.py, shard_encoder.py): a float32 buffer of
   each bucket, kept from step to step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's
-  shard, 4 N/d, where d > 1; and another 4 N/d that a lossy codec owes, where ranks encode.
+  shard, 4 N/d, where d > 1; and another 4 N/d for a lossy codec's residual, where ranks encode.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Memory:
     """Bytes of one layer's activations while it is computed again."""
     logits: float
     exchange: float = 0.0
-    """Bytes of buffers for other sites, and of what a lossy codec owes."""
+    """Bytes of buffers for other sites, and of a lossy codec's residual."""
     runtime: float
 
     @property
@@ -184,13 +184,13 @@ def outer_optimizer_bytes(parameters: float, num_fragments: int = 1) -> float:
     return 8 * parameters / num_fragments
 
 
-def exchange_bytes(elements: float, ranks: int, *, is_sharded: bool, owes: bool) -> float:
+def exchange_bytes(elements: float, ranks: int, *, is_sharded: bool, has_residual: bool) -> float:
     """Return what a rank keeps on its accelerator because its gradients cross sites.
 
     The site's ranks reduce `elements` among themselves, and hold them alike, or each only its shard
-    (fully_shard). A rank `owes` where it encodes with a lossy codec and error feedback.
+    (fully_shard). A rank `has_residual` where it encodes with a lossy codec and error feedback.
     """
     shard = elements / ranks
     buffers = shard if is_sharded else elements
     beside = shard if ranks > 1 else 0.0
-    return 4 * (buffers + beside + (shard if owes else 0.0))
+    return 4 * (buffers + beside + (shard if has_residual else 0.0))

@@ -48,8 +48,10 @@ def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
     cut = Degrees(data=site.num_ranks, micro_batch=micro_batch, fused_attention=True)
     known = {job.exchange.codec, *(each.codec for each in job.exchange.codecs)}
     known.update(() if job.plan is None else job.plan.codecs)
-    owes = job.exchange.error_feedback and any(RELATIVE_ERRORS[each] > 0 for each in known)
-    crossing = exchange_bytes(workload.parameters, site.num_ranks, is_sharded=False, owes=owes)
+    has_residual = job.exchange.error_feedback and any(RELATIVE_ERRORS[each] > 0 for each in known)
+    crossing = exchange_bytes(
+        workload.parameters, site.num_ranks, is_sharded=False, has_residual=has_residual
+    )
     needed = memory(workload, cut, micro_batch * site.num_ranks, exchange=crossing)
     return needed.total - needed.runtime
 

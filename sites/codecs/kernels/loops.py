@@ -59,9 +59,9 @@ def magnitude(value: np.float32) -> np.uint32:
 
 
 @inlined
-def with_owed(value: np.float32, owed: np.float32) -> np.float32:
+def with_residual(value: np.float32, residual: np.float32) -> np.float32:
     """Return the sum; a NaN stays as it is, bit for bit."""
-    return np.float32(value + owed if value == value else value)
+    return np.float32(value + residual if value == value else value)
 
 
 @inlined
@@ -78,10 +78,10 @@ _TILE: Final = 1024
 
 
 @kernel(NOTHING, READ_FLOATS, FLOATS)
-def owe(values: Floats, owed: Floats) -> None:
-    """Add `values` to what is owed; a NaN among them replaces it, bit for bit."""
-    for i in range(owed.size):
-        owed[i] = with_owed(values[i], owed[i])
+def add_to_residual(values: Floats, residual: Floats) -> None:
+    """Add `values` to the residual; a NaN among them replaces it, bit for bit."""
+    for i in range(residual.size):
+        residual[i] = with_residual(values[i], residual[i])
 
 
 @kernel(NOTHING, READ_FLOATS, FLOATS, FLOAT)
@@ -182,21 +182,21 @@ def round_to_halves(values: Floats, halves: Halves) -> None:
 
 
 @kernel(NOTHING, READ_FLOATS, FLOATS, HALVES)
-def round_owed_to_halves(values: Floats, owed: Floats, halves: Halves) -> None:
-    """Round the sums of `values` and what is owed; owe what that loses, unless it is not finite.
+def round_with_residual_to_halves(values: Floats, residual: Floats, halves: Halves) -> None:
+    """Round `values` plus the residual, which then is what that loses; 0 where it is not finite.
 
     Args:
         values: float32, shape (n,). A NaN among them crosses as it is.
-        owed: float32, shape (n,).
+        residual: float32, shape (n,).
         halves: uint16, shape (n,).
     """
     for i in range(halves.size):
-        total = with_owed(values[i], owed[i])
+        total = with_residual(values[i], residual[i])
         half = _half_of(total)
         halves[i] = half
         lost = np.float32(total - _widened(half))
         is_finite = magnitude(lost) < INFINITE
-        owed[i] = lost if is_finite else np.float32(0)
+        residual[i] = lost if is_finite else np.float32(0)
 
 
 @kernel(NOTHING, READ_HALVES, FLOATS)
@@ -311,22 +311,21 @@ def from_fp8(code: np.int32) -> np.float32:
 
 @kernel(INTEGER, INTEGER, READ_FLOATS, FLOATS, OCTETS, OCTETS, OCTETS)
 def encode_blocks(
-    kind: int, values: Floats, owed: Floats, scales: Octets, codes: Octets, levels: Octets
+    kind: int, values: Floats, residual: Floats, scales: Octets, codes: Octets, levels: Octets
 ) -> int:
-    """Add `values` to what is `owed`, write the sums' scales and codes, keep there what they lose.
+    """Add `values` to the `residual`, write the sums' scales and codes, keep there what they lose.
 
     Args:
         kind: INT8, INT4 or FP8.
         values: float32, shape (n,).
-        owed: float32, shape (n,).
+        residual: float32, shape (n,).
         scales: uint8, shape (2 ceil(n / BLOCK),).
         codes: uint8, shape (n,), or (ceil(n / 2),) for INT4.
         levels: uint8, shape (BLOCK,): for what happens in between.
 
     Returns:
         How many blocks are done. Where not all are, the next one has a sum of 2**127 or more, or
-        one that is no number: `owed` holds its sums, and what is owed to those after it is as it
-        was.
+        one that is no number: `residual` holds its sums, and is as it was for those after it.
     """
     numel = values.size
     level_max = np.float32(448)
@@ -339,8 +338,8 @@ def encode_blocks(
         first, peak = block * BLOCK, np.uint32(0)
         count = min(BLOCK, numel - first)
         for i in range(count):
-            total = with_owed(values[first + i], owed[first + i])
-            owed[first + i] = total
+            total = with_residual(values[first + i], residual[first + i])
+            residual[first + i] = total
             peak = max(peak, magnitude(total))
         if peak >= TOO_LARGE:
             return block
@@ -351,16 +350,16 @@ def encode_blocks(
         inverse = np.float32(1) / scale
         if kind == INT8:
             for i in range(count):
-                value = owed[first + i]
+                value = residual[first + i]
                 level = np.rint(value * inverse)
                 codes[first + i] = np.uint8(np.int8(level))
-                owed[first + i] = value - level * scale
+                residual[first + i] = value - level * scale
         elif kind == INT4:
             for i in range(count):
-                value = owed[first + i]
+                value = residual[first + i]
                 level = np.rint(value * inverse)
                 levels[i] = np.uint8(np.int8(level))
-                owed[first + i] = value - level * scale
+                residual[first + i] = value - level * scale
             if count < BLOCK:
                 levels[count] = 0  # the upper half of the last byte of an odd number of elements
             half = block * _HALF_BLOCK
@@ -369,10 +368,10 @@ def encode_blocks(
                 codes[half + i] = (lower & np.uint8(15)) | (upper << np.uint8(4))
         else:
             for i in range(count):
-                value = owed[first + i]
+                value = residual[first + i]
                 code = to_fp8(value * inverse)
                 codes[first + i] = np.uint8(code)
-                owed[first + i] = value - from_fp8(code) * scale
+                residual[first + i] = value - from_fp8(code) * scale
     return num_blocks
 
 

@@ -198,10 +198,10 @@ class Ranks(Protocol):
         """A rank writes its part of the state that others take over, or cannot."""
 
     def keep_residuals(self, rank: int, path: Path) -> None:
-        """What is owed to a rank's shards is to be written."""
+        """The residuals of a rank's shards are to be written."""
 
-    def owe_residuals(self, path: Path) -> None:
-        """What was written is to be owed again.
+    def restore_residuals(self, path: Path) -> None:
+        """Residuals that were written are to be taken up again.
 
         Raises:
             LocalProtocolError: the file is not what was written.
@@ -407,7 +407,7 @@ class LocalServer:
             case KeepResiduals():
                 self._ranks.keep_residuals(rank, Path(message.path))
             case OweResiduals():
-                self._ranks.owe_residuals(Path(message.path))
+                self._ranks.restore_residuals(Path(message.path))
             case Metric(kind=metrics.NON_FINITE) if self._config.non_finite == "stop":
                 raise NonFiniteError(message.labels.get(metrics.REASON, ""))
             case Metric() | Digest():

@@ -451,7 +451,7 @@ def _own_encoded(name: str, codec: Codec, form: Form, values: Floats) -> OwnEnco
     if form is Form.VALUES or not isinstance(codec, BodyCodec):
         return None
     if form is Form.UNFIT:
-        return OwnEncoded(codec, functools.partial(codec.encode_owed, values, None))
+        return OwnEncoded(codec, functools.partial(codec.encode_with_residual, values, None))
     return OwnEncoded(codec, functools.partial(_seal, name, codec, values))
 
 

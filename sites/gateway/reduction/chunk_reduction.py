@@ -189,8 +189,8 @@ class ChunkReduction:
         self._own: Own | None = None
         self._contribution: Frame | None = None
         """What all others get of the own part, in a gather."""
-        self._owed: Floats | None = None
-        """What was owed before the way up was encoded; None: no residual was changed."""
+        self._residual: Floats | None = None
+        """The residual before the way up was encoded; None: no residual was changed."""
         self._encoded: Encoded | None = None
         """The own part, if its rank encoded it, until it is sent."""
         self._part: Part | None = None
@@ -245,10 +245,10 @@ class ChunkReduction:
             yield from (Send(site, frame) for site in role.audience)
 
     def put_back(self) -> None:
-        """The chunk is to be done again, by another machine: owe what was owed before."""
-        if self._owed is not None and self._residuals is not None:
-            self._residuals.owe(self._chunk, Kind.CONTRIBUTION, self._owed)
-            self._owed = None
+        """The chunk is to be done again, by another machine: put back the residual of before."""
+        if self._residual is not None and self._residuals is not None:
+            self._residuals.restore(self._chunk, Kind.CONTRIBUTION, self._residual)
+            self._residual = None
 
     def _sum(self) -> Iterator[Action]:
         """Sum all members in site order once they are there, and pass the sum on."""
@@ -322,7 +322,7 @@ class ChunkReduction:
     def _finish(self, weight: float, frames: tuple[Frame, ...]) -> Finish:
         assert self._own is not None
         self._is_finished = True
-        self._owed = None
+        self._residual = None
         with self._decoding():
             squares = loops.sum_of_squares(self._own.values)
         return Finish(weight, squares, frames)
@@ -364,7 +364,7 @@ class ChunkReduction:
             return encoded
         values = np.empty(self._numel, dtype=np.float32)
         encoded.part.write(values)
-        return self._timed(lambda: self._codec.encode_owed(values, None))
+        return self._timed(lambda: self._codec.encode_with_residual(values, None))
 
     def _encode_part(self, own: Own) -> Encoded:
         """Return this site's part alone."""
@@ -375,10 +375,12 @@ class ChunkReduction:
     def _encode(self, kind: Kind, values: Floats) -> Encoded:
         residuals, codec = self._residuals, self._codec
         if residuals is None or codec.lossless:
-            return self._timed(lambda: codec.encode_owed(values, None))
+            return self._timed(lambda: codec.encode_with_residual(values, None))
         if kind is Kind.CONTRIBUTION:
-            owed = residuals.of(self._chunk, kind)
-            self._owed = np.zeros(len(values), dtype=np.float32) if owed is None else owed.copy()
+            residual = residuals.of(self._chunk, kind)
+            self._residual = (
+                np.zeros(len(values), dtype=np.float32) if residual is None else residual.copy()
+            )
         return self._timed(lambda: residuals.encode(self._chunk, kind, codec, values))
 
     def _timed(self, encode: Callable[[], Encoded]) -> Encoded:

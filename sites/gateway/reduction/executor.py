@@ -85,7 +85,7 @@ from isthmus.sites.gateway.reduction.epochs import (
 )
 from isthmus.sites.gateway.reduction.following import Following
 from isthmus.sites.gateway.reduction.pool import Pool, Priority
-from isthmus.sites.gateway.reduction.residuals import Owed, Residuals
+from isthmus.sites.gateway.reduction.residuals import KeptResiduals, Residuals
 from isthmus.sites.local.chunk_grid import Grid, Sharing, grid
 from isthmus.sites.local.rank_messages import Form, Missing, Reduce, Reduced
 from isthmus.sites.silence import Standstills
@@ -212,8 +212,8 @@ class Executor:
 
     # ---------------------------------------------------------------- residuals
 
-    def residuals_of(self, rank: int) -> Owed:
-        """Return copies of what is owed to a rank's shards. It has no round under way."""
+    def residuals_of(self, rank: int) -> KeptResiduals:
+        """Return copies of the residuals of a rank's shards. It has no round under way."""
         config = self._config
 
         def chunks(numel: int, layout: int) -> range:
@@ -222,14 +222,14 @@ class Executor:
             return cut.chunks(config.site_index, rank) if is_shared else range(0)
 
         with self._condition:
-            owed = self._residuals.kept(chunks)
+            residual = self._residuals.kept(chunks)
         # Copied without the lock: that takes seconds where a model is large, and frames come.
-        return {key: lost.copy() for key, lost in owed.items()}
+        return {key: lost.copy() for key, lost in residual.items()}
 
-    def owe(self, owed: Owed) -> None:
+    def restore(self, residual: KeptResiduals) -> None:
         """Go on with residuals that a checkpoint has kept, before the first round."""
         with self._condition:
-            self._residuals.owe(owed)
+            self._residuals.restore(residual)
 
     # ---------------------------------------------------------------- plans
 

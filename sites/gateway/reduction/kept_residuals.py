@@ -1,4 +1,4 @@
-"""A rank's residuals as a file: what a checkpoint keeps of them, and a resumed run owes again.
+"""A rank's residuals as a file: a checkpoint keeps them, and a resumed run goes on with them.
 
 An npz with one float32 array a chunk, named `BUCKET-LAYOUT-NUMEL-CHUNK-KIND`, and the size of
 chunks that the grid was cut with: another grid has other chunks, and then all is forgotten.
@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from isthmus.protos.errors import LocalProtocolError
 from isthmus.protos.frame import Kind
-from isthmus.sites.gateway.reduction.residuals import Owed
+from isthmus.sites.gateway.reduction.residuals import KeptResiduals
 
 _GRID = "chunk_numel"
 
 
-def write_residuals(path: Path, owed: Owed, chunk_numel: int) -> None:
+def write_residuals(path: Path, residual: KeptResiduals, chunk_numel: int) -> None:
     """Write a file, which has its name only once it is whole, and the folders that it lacks.
 
     Raises:
@@ -29,7 +29,7 @@ def write_residuals(path: Path, owed: Owed, chunk_numel: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}")
     named: dict[str, npt.NDArray[Any]] = {
-        "-".join(map(str, (*key[:4], int(key[4])))): values for key, values in owed.items()
+        "-".join(map(str, (*key[:4], int(key[4])))): values for key, values in residual.items()
     }
     named[_GRID] = np.array(chunk_numel)
     with part.open("wb") as file:
@@ -39,7 +39,7 @@ def write_residuals(path: Path, owed: Owed, chunk_numel: int) -> None:
     part.rename(path)
 
 
-def read_residuals(path: Path, chunk_numel: int) -> Owed:
+def read_residuals(path: Path, chunk_numel: int) -> KeptResiduals:
     """Read what `write_residuals` wrote; nothing where the grid was another.
 
     Raises:
@@ -49,11 +49,11 @@ def read_residuals(path: Path, chunk_numel: int) -> Owed:
         with np.load(path, allow_pickle=False) as stored:
             if int(stored[_GRID]) != chunk_numel:
                 return {}
-            owed: Owed = {}
+            residual: KeptResiduals = {}
             for name in stored.files:
                 if name != _GRID:
                     bucket, layout, numel, chunk, kind = map(int, name.split("-"))
-                    owed[bucket, layout, numel, chunk, Kind(kind)] = stored[name]
-            return owed
+                    residual[bucket, layout, numel, chunk, Kind(kind)] = stored[name]
+            return residual
     except (OSError, ValueError, KeyError) as error:
         raise LocalProtocolError(f"{path}: these are no residuals: {error}") from error

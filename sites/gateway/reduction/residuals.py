@@ -30,12 +30,12 @@ import numpy as np
 from isthmus.protos.frame import Kind
 from isthmus.sites.codecs.codec import Codec, Encoded, Floats
 
-Owed = dict[tuple[int, int, int, int, Kind], Floats]
+KeptResiduals = dict[tuple[int, int, int, int, Kind], Floats]
 """Residuals by bucket, its layout and elements, chunk, and way."""
 
 
 class BucketResiduals:
-    """What a gateway's encoders have lost of one bucket and still owe: one float32 an element.
+    """What a gateway's encoders have lost of one bucket: one float32 an element.
 
     Where a site has had both ways of a chunk, two. A chunk is encoded by one thread at a time.
     """
@@ -47,20 +47,20 @@ class BucketResiduals:
         """By chunk and way, once it is encoded. Where ranks encode, that may be never."""
 
     def encode(self, chunk: int, kind: Kind, codec: Codec, values: Floats) -> Encoded:
-        """Encode a chunk's `values`, float32 (n,), and what is owed. They are not modified.
+        """Encode a chunk's `values`, float32 (n,), and the residual. They are not modified.
 
-        NaN and infinities cross as they do without a residual, and nothing is owed of them.
+        NaN and infinities cross as they do without a residual, and leave no residual.
         """
         lost = self._lost.get((chunk, kind))
         if lost is None:
             lost = self._lost[chunk, kind] = np.zeros(len(values), dtype=np.float32)
-        return codec.encode_owed(values, lost)
+        return codec.encode_with_residual(values, lost)
 
     def of(self, chunk: int, kind: Kind) -> Floats | None:
-        """Return what is owed to a chunk, until it is encoded again; None: it was never encoded."""
+        """Return the residual of a chunk, until it is encoded again; None: it was never encoded."""
         return self._lost.get((chunk, kind))
 
-    def owe(self, chunk: int, kind: Kind, values: Floats) -> None:
+    def restore(self, chunk: int, kind: Kind, values: Floats) -> None:
         """Set a chunk's residual to `values`, which are owned from now on."""
         self._lost[chunk, kind] = values
 
@@ -79,7 +79,7 @@ class Residuals:
         """Return the residuals of a bucket.
 
         If it holds something else than in the round before, the model has been cut into other
-        buckets. What is owed belongs to none of them: the residuals of all buckets are dropped.
+        buckets. The residual belongs to none of them: the residuals of all buckets are dropped.
         """
         found = self._buckets.get(index)
         if found is not None and (found.layout, found.numel) != (layout, numel):
@@ -89,8 +89,8 @@ class Residuals:
             found = self._buckets[index] = BucketResiduals(layout, numel)
         return found
 
-    def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> Owed:
-        """Return what is owed to `chunks(numel, layout)` of each bucket, until their next round.
+    def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> KeptResiduals:
+        """Return the residual of `chunks(numel, layout)` of each bucket, until their next round.
 
         Of chunks whose latest round has ended.
         """
@@ -102,7 +102,7 @@ class Residuals:
             if (lost := bucket.of(chunk, kind)) is not None
         }
 
-    def owe(self, owed: Owed) -> None:
+    def restore(self, residual: KeptResiduals) -> None:
         """Set all residuals to what `kept` returned. Before the first round."""
-        for (index, layout, numel, chunk, kind), values in owed.items():
-            self.bucket(index, layout, numel).owe(chunk, kind, values)
+        for (index, layout, numel, chunk, kind), values in residual.items():
+            self.bucket(index, layout, numel).restore(chunk, kind, values)

@@ -455,13 +455,13 @@ class BucketPipeline:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
         `tokens` is this rank's weight in the averages, not negative. What a lossy codec loses of a
-        bucket is owed to the next one of the same number. So each sequence of buckets that comes
-        again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no more
-        buckets are under way, and `submit` waits; None: as many as there are, for a backward pass
-        goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged. `is_summed`:
-        what is handed over are sums over tokens, no means of them. `counted_by`: those ranks of the
-        site whose tokens add up to the site's; None: all. `is_counted_alike`: they have to have
-        counted equally many.
+        bucket is the residual of the next one of the same number. So each sequence of buckets that
+        comes again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no
+        more buckets are under way, and `submit` waits; None: as many as there are, for a backward
+        pass goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged.
+        `is_summed`: what is handed over are sums over tokens, no means of them. `counted_by`: those
+        ranks of the site whose tokens add up to the site's; None: all. `is_counted_alike`: they
+        have to have counted equally many.
 
         Raises:
             RuntimeError: this site comes back to a run, and has not entered, or not with gradients.

@@ -79,7 +79,7 @@ class ShardEncoder:
         self._rank = rank
         self._ranks_per_site = ranks_per_site
         self._device = device
-        self._owed: dict[int, tuple[int, int, torch.Tensor]] = {}
+        self._residual: dict[int, tuple[int, int, torch.Tensor]] = {}
         self._octets = torch.empty(0, dtype=torch.uint8, device=device)
         # Page-locked, or the copy to it would hold up the thread until the device comes to it.
         self._is_fit_here = torch.ones(1, dtype=torch.bool, pin_memory=device.type == "cuda")
@@ -93,11 +93,11 @@ class ShardEncoder:
         layout: int,
         participants: tuple[tuple[int, ...], ...] = (),
     ) -> Encoded:
-        """Enqueue the encoding of a shard and of what is owed to it.
+        """Enqueue the encoding of a shard plus its residual.
 
         Args:
-            shard: float32, shape (s,) or longer, padding behind. What is owed is added.
-            bucket: its number: what is lost is owed to the next shard of the same number.
+            shard: float32, shape (s,) or longer, padding behind. The residual is added.
+            bucket: its number: the residual is added to the next shard of the same number.
             numel: float32 elements of the whole bucket.
             layout: equal as long as the bucket holds the same.
             participants: the ranks that share it, as `Reduce` has them.
@@ -105,7 +105,7 @@ class ShardEncoder:
         sharing = sharing_of(participants, self._ranks_per_site)
         cut = grid(numel, self._offer.chunk_numel, sharing)
         first, count = cut.shard(self._site_index, self._rank)
-        owed = self._owed_to(bucket, layout, numel, count)
+        residual = self._residual_of(bucket, layout, numel, count)
         if len(self._octets) < FLOAT_BYTES * count:
             self._octets = shard.new_empty(FLOAT_BYTES * count, dtype=torch.uint8)
         # What begins with a value begins with it here, on the stream that goes on to use it.
@@ -122,36 +122,40 @@ class ShardEncoder:
                 body = values.view(torch.uint8)
             else:
                 body = self._octets[at : at + codec.body_bytes(chunk_numel)]
-                lost = None if owed is None else owed[place]
+                lost = None if residual is None else residual[place]
                 is_fit.logical_and_(_encode_chunk(codec, values, body, lost))
             bodies.append((at, body))
         self._is_fit_here.copy_(is_fit, non_blocking=True)
         return Encoded(tuple(bodies), self._is_fit_here)
 
-    def owed(self) -> dict[int, tuple[int, int, torch.Tensor]]:
-        """Return copies on the host of what is owed, by bucket, with its layout and elements."""
+    def residuals(self) -> dict[int, tuple[int, int, torch.Tensor]]:
+        """Return copies on the host of the residuals, by bucket, with its layout and elements."""
         return {
             bucket: (layout, numel, lost.to("cpu", copy=True))
-            for bucket, (layout, numel, lost) in self._owed.items()
+            for bucket, (layout, numel, lost) in self._residual.items()
         }
 
-    def owe(self, owed: Mapping[int, tuple[int, int, torch.Tensor]]) -> None:
-        """Set all residuals to what `owed` returned, before the first round."""
-        self._owed = {
+    def restore(self, residual: Mapping[int, tuple[int, int, torch.Tensor]]) -> None:
+        """Set all residuals to what `residuals` returned, before the first round."""
+        self._residual = {
             bucket: (layout, numel, lost.to(self._device))
-            for bucket, (layout, numel, lost) in owed.items()
+            for bucket, (layout, numel, lost) in residual.items()
         }
 
-    def _owed_to(self, bucket: int, layout: int, numel: int, count: int) -> torch.Tensor | None:
-        """Return what a bucket is owed, to be overwritten; drop all if it holds something else."""
+    def _residual_of(self, bucket: int, layout: int, numel: int, count: int) -> torch.Tensor | None:
+        """Return a bucket's residual, to be overwritten; drop all if it holds something else."""
         if not self._offer.error_feedback:
             return None
-        found = self._owed.get(bucket)
+        found = self._residual.get(bucket)
         if found is not None and found[:2] != (layout, numel):
-            self._owed.clear()
+            self._residual.clear()
             found = None
         if found is None:
-            found = self._owed[bucket] = (layout, numel, torch.zeros(count, device=self._device))
+            found = self._residual[bucket] = (
+                layout,
+                numel,
+                torch.zeros(count, device=self._device),
+            )
         return found[2]
 
     def _codec_of(self, turn: int) -> DeviceCodec | None:
@@ -161,13 +165,13 @@ class ShardEncoder:
 
 
 def _encode_chunk(
-    codec: DeviceCodec, values: torch.Tensor, body: torch.Tensor, owed: torch.Tensor | None
+    codec: DeviceCodec, values: torch.Tensor, body: torch.Tensor, residual: torch.Tensor | None
 ) -> torch.Tensor:
-    """Add what is owed, write the body, keep its loss; return whether each value has a code."""
-    if owed is not None:
-        values.add_(owed)
+    """Add the residual, write the body, keep its loss; return whether each value has a code."""
+    if residual is not None:
+        values.add_(residual)
     is_fit = codec.encode(values, body)
-    if owed is not None:
-        torch.sub(values, codec.decode(values, is_fit), out=owed)
-        owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    if residual is not None:
+        torch.sub(values, codec.decode(values, is_fit), out=residual)
+        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return is_fit

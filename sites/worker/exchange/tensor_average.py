@@ -18,8 +18,8 @@ from isthmus.sites.worker.exchange.tensor_hashes import layout_of
 IN_FLIGHT_BYTES = 256 << 20
 """float32 bytes that are on their way at once: twice what fills 10 Gbit/s over 100 ms."""
 MAX_LISTS = 1024
-"""Different lists whose rounding errors a lossy codec may owe to their next average, at most: of
-two with the same number, neither is owed any."""
+"""Different lists whose rounding errors a lossy codec may keep for their next average, at most: of
+two with the same number, neither has a residual."""
 
 Named = Sequence[tuple[str, torch.Tensor]]
 

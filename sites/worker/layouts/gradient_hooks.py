@@ -252,7 +252,7 @@ class ReplicaHook(GradientHook):
     def resume(self, buckets: Cut) -> None:
         """Cut gradients as the run did when it was saved, or when this site comes back to it.
 
-        What a codec owes to a bucket, and the order of sums, depend on them. Of a model whose
+        A codec's residual of a bucket, and the order of sums, depend on them. Of a model whose
         parameters they are not, all sites agree anew.
         """
         for model, names in enumerate(self._names_of_models()):
