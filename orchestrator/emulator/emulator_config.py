@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from isthmus.orchestrator.core.run_events import Endpoint, SiteNamespace
 from isthmus.orchestrator.emulator.link_shape import LinkShape
-from isthmus.orchestrator.emulator.packet_link import MTU_BYTES
 from isthmus.topology.faults.script import KINDS, Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.tcp_constants import MTU_BYTES
 from isthmus.topology.spec.world import GATEWAY_PORTS, CrossTraffic, Topology
 
 MAX_SITES = 64

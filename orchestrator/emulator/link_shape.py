@@ -18,7 +18,7 @@ therefore has p*n losses, give or take 5, for every seed. What is missing are th
 bursts of independent losses.
 
 **What the relay makes of a loss.** The bytes of each connection are cut into packets of
-`PACKET_BYTES`. A lost packet takes its share of the rate a second time, and arrives one RTT late,
+`SEGMENT_BYTES`. A lost packet takes its share of the rate a second time, and arrives one RTT late,
 as after a fast retransmission. Everything behind it on its connection waits for it, while other
 connections go on. There is no congestion control: a connection does not slow down after a loss,
 retransmissions are not lost again, and a loss at the end of a burst costs no retransmission
@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from isthmus.topology.faults.script import FIGURES, check_figures
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.tcp_constants import SEGMENT_BYTES
 
 LOSSES_PER_DECK = 4
 MAX_DECK_PACKETS = 1 << 40
@@ -80,12 +81,10 @@ class LossDeck:
 QUEUE_S = 0.025
 """Queue of a link, in time at its rate: a busy machine's event loop is seldom later than this."""
 MIN_QUEUE_BYTES = 64 << 10
-PACKET_BYTES = 1448
-"""Payload of a TCP segment over Ethernet with timestamps: what is lost at once."""
 READ_S = 0.002
 """Bytes are taken in pieces of this transmission time: finer is truer, and costs more CPU."""
-MIN_READ_BYTES = 3 * PACKET_BYTES
-MAX_READ_BYTES = 45 * PACKET_BYTES
+MIN_READ_BYTES = 3 * SEGMENT_BYTES
+MAX_READ_BYTES = 45 * SEGMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +123,8 @@ class LinkShape:
     @property
     def read_bytes(self) -> int:
         """Bytes that the relay takes from a sender at once: whole packets."""
-        packets = round(self.bytes_per_s * READ_S) // PACKET_BYTES
-        return min(MAX_READ_BYTES, max(MIN_READ_BYTES, packets * PACKET_BYTES))
+        packets = round(self.bytes_per_s * READ_S) // SEGMENT_BYTES
+        return min(MAX_READ_BYTES, max(MIN_READ_BYTES, packets * SEGMENT_BYTES))
 
 
 class Passage(NamedTuple):
@@ -161,9 +160,9 @@ class Transmitter:
         `rtt_s` is the connection's: what a loss costs it.
         """
         shape = self.shape
-        lost = len(self._deck.take(-(-num_bytes // PACKET_BYTES)))
+        lost = len(self._deck.take(-(-num_bytes // SEGMENT_BYTES)))
         self.lost_packets += lost
-        wire_bytes = num_bytes + lost * PACKET_BYTES
+        wire_bytes = num_bytes + lost * SEGMENT_BYTES
         self._free_at_s = max(now_s, self._free_at_s) + wire_bytes / shape.bytes_per_s
         transit_s = shape.delay_s
         if shape.jitter_s:

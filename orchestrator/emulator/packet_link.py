@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.orchestrator.emulator.link_shape import LinkShape, LossDeck
+from isthmus.topology.spec.tcp_constants import MTU_BYTES
 
 VNET_BYTES = 10
 MAX_FRAME_BYTES = VNET_BYTES + (1 << 16)
@@ -173,7 +174,6 @@ def _sum(data: bytes | bytearray) -> int:
     return (total & 0xFFFF) + (total >> 16)
 
 
-MTU_BYTES = 1500
 PIECE_S = 0.001
 MIN_QUEUE_BYTES = 64 * MTU_BYTES
 """Room for one frame of the kernel and half another, however narrow the link is."""

@@ -31,14 +31,13 @@ from isthmus.orchestrator.emulator.emulator_config import (
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.protos.own_processes import leashed, own_command
+from isthmus.topology.spec.tcp_constants import PAYLOAD_SHARE
 from isthmus.topology.spec.world import Topology
 
 RTT_S, RTT_SHARE = 0.001, 0.02
 """A round trip may be off by this, or by this share of it, whichever is more."""
 RATE_SHARE = 0.03
 LOSS_SHARE = 0.1
-PACKET_PAYLOAD = 1448 / 1500
-"""What of an IP packet of 1500 bytes is left for TCP's payload, with its timestamps."""
 GRID_RTTS_S = (0.001, 0.02, 0.08, 0.15)
 GRID_BITS_PER_S = (50e6, 200e6, 500e6, 1000e6)
 QUICK = ((0.02, 200e6), (0.08, 50e6))
@@ -287,7 +286,7 @@ class Bench:
         self._receivers = receivers
         self._emulator_pid = emulator.pid
         self._dialled = {(each.source, each.target): each for each in emulator.up.endpoints}
-        self._payload = PACKET_PAYLOAD if emulator.up.sites else 1.0
+        self._payload = PAYLOAD_SHARE if emulator.up.sites else 1.0
 
     async def measure(self, effort: Effort) -> AsyncIterator[Figure]:
         """Yield one figure after the other."""

@@ -18,8 +18,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from isthmus.orchestrator.emulator.packet_link import MTU_BYTES
 from isthmus.protos.own_processes import own_command
+from isthmus.topology.spec.tcp_constants import MTU_BYTES
 
 CLONE_NEWUSER = 0x10000000  # linux/sched.h
 CLONE_NEWNET = 0x40000000

@@ -31,10 +31,10 @@ from isthmus.orchestrator.emulator.emulator_config import (
     shapes_of,
 )
 from isthmus.orchestrator.emulator.link_shape import LinkShape
-from isthmus.orchestrator.emulator.packet_link import MTU_BYTES
 from isthmus.orchestrator.emulator.site_namespaces import NetnsError, netns_problem, step
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.tcp_constants import MTU_BYTES
 from isthmus.topology.spec.world import (
     Accelerator,
     CrossTraffic,

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from isthmus.orchestrator.emulator.link_shape import (
     LOSSES_PER_DECK,
-    PACKET_BYTES,
     LinkShape,
     LossDeck,
     Transmitter,
 )
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.tcp_constants import SEGMENT_BYTES
 
 
 def shape(rate: float = 1000.0, delay_s: float = 0.5, jitter_s: float = 0.0) -> LinkShape:
@@ -85,9 +85,9 @@ def test_a_full_queue_has_room_again_when_half_of_it_has_left() -> None:
 
 
 def test_pieces_follow_the_rate_between_their_bounds() -> None:
-    assert shape(rate=1e3).read_bytes == 3 * PACKET_BYTES
-    assert shape(rate=12.5e6).read_bytes == 17 * PACKET_BYTES
-    assert shape(rate=1e9).read_bytes == 45 * PACKET_BYTES
+    assert shape(rate=1e3).read_bytes == 3 * SEGMENT_BYTES
+    assert shape(rate=12.5e6).read_bytes == 17 * SEGMENT_BYTES
+    assert shape(rate=1e9).read_bytes == 45 * SEGMENT_BYTES
     assert shape(rate=1e3).room_bytes == 64 << 10
 
 
@@ -178,8 +178,8 @@ def test_losses_are_as_many_as_configured_and_repeat(seed: int) -> None:
             counts.append(transmitter.lost_packets)
         return counts
 
-    counts = lost(10 * PACKET_BYTES)
-    assert counts == lost(10 * PACKET_BYTES), f"{seed=}"
+    counts = lost(10 * SEGMENT_BYTES)
+    assert counts == lost(10 * SEGMENT_BYTES), f"{seed=}"
     assert counts[-1] == pytest.approx(100, rel=0.1), f"{seed=}"
     assert lost(0)[-1] == 0, f"{seed=}"
 

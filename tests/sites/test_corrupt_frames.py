@@ -25,7 +25,7 @@ from isthmus.protos.frame import (
 )
 from isthmus.sites.codecs.codec import Codec, Floats
 from isthmus.sites.codecs.registry import BY_NAME
-from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.sites.gateway.reduction.credit import FRAME_OVERHEAD_BYTES
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from tests.fakes.exchanges import Exchanges, Sent
 from tests.fuzz.wire_targets import sealed
@@ -260,7 +260,7 @@ def test_frames_without_a_payload_are_bounded_too() -> None:
     sites = Exchanges(GATHER, "fp32", (1, 1), held_bytes=held_bytes)
     frames = [
         pack(Frame(ChunkKey(0, bucket, 0, 1, Kind.CONTRIBUTION), 0, 1, 0, 77, 0, 1.0, b""))
-        for bucket in range(held_bytes // FRAME_BYTES + 1)
+        for bucket in range(held_bytes // FRAME_OVERHEAD_BYTES + 1)
     ]
     for frame in frames[:-1]:
         sites.deliver(1, 0, frame)

@@ -20,7 +20,7 @@ from isthmus.protos.frame import HEADER_BYTES, Frame, Kind, Packed, pack
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.gateway.links.peer_links import Link
 from isthmus.sites.gateway.reduction import executor
-from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.sites.gateway.reduction.credit import FRAME_OVERHEAD_BYTES
 from isthmus.sites.gateway.reduction.executor import Begun
 from isthmus.sites.local.rank_messages import Reduce
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, followed, star
@@ -81,7 +81,7 @@ def post(sites: Exchanges, site: int, rank: int, bucket: int) -> None:
 
 def two_sites(plan: ReductionPlan) -> tuple[Exchanges, list[NarrowLink]]:
     """Return sites of two ranks each, that keep four frames of a peer, and both links."""
-    held_bytes = 4 * (FRAME_BYTES + CHUNK_BYTES)
+    held_bytes = 4 * (FRAME_OVERHEAD_BYTES + CHUNK_BYTES)
     sites = Exchanges(plan, "fp32", (2, 2), chunk_bytes=CHUNK_BYTES, held_bytes=held_bytes)
     links = [NarrowLink(0, 1), NarrowLink(1, 0)]
     for link in links:

@@ -9,7 +9,12 @@ import pytest
 
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
+from isthmus.sites.gateway.reduction.credit import (
+    FRAME_OVERHEAD_BYTES,
+    Credit,
+    Held,
+    credit_of_peers,
+)
 from isthmus.sites.local.chunk_grid import grid
 from isthmus.sites.node.gateway_configs import gateway_config as gateway_config_of
 from isthmus.topology.documents.load import load_topology
@@ -86,7 +91,7 @@ def test_memory_is_divided_among_those_whose_shards_meet() -> None:
 
 def test_links_are_kept_busy_all_the_same() -> None:
     counts = (1, 64)
-    least = 4 * (CHUNK_BYTES + FRAME_BYTES)
+    least = 4 * (CHUNK_BYTES + FRAME_OVERHEAD_BYTES)
     assert set(credit_of_peers(config_of(counts, (0, 0))).values()) == {least}
     busy = credit_of_peers(config_of(counts, (0, 0), pipeline_bytes=50 << 20))
     assert set(busy.values()) == {50 << 20}
@@ -124,7 +129,7 @@ def test_any_chunk_fits_where_no_credit_is_taken(seed: int) -> None:
     ]
     for chunk in range(cut.num_chunks):
         own, other = (cut.owner(site, chunk) // ranks[site] for site in (0, 1))
-        size_bytes = FRAME_BYTES + 4 * (cut.span(chunk)[1] + 4)
+        size_bytes = FRAME_OVERHEAD_BYTES + 4 * (cut.span(chunk)[1] + 4)
         assert size_bytes <= credits_[own][1, other], f"{seed=} {chunk=}"
 
 

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from isthmus.topology.cost.tcp import (
     CONGESTION_CONTROLS,
-    PAYLOAD_SHARE,
+    WIRE_SHARE,
     Path,
     connection_bytes_per_s,
     connections_needed,
-    cubic_window,
     link_bytes_per_s,
-    reno_window,
 )
+from isthmus.topology.spec.tcp_constants import cubic_window, reno_window
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_a_window_as_a_rate() -> None:
 
 def test_bbr_ignores_losses() -> None:
     path = Path(bytes_per_s=1e9, rtt_s=0.1, loss=0.01)
-    assert connection_bytes_per_s(path, congestion="bbr") == pytest.approx(0.99e9 * PAYLOAD_SHARE)
+    assert connection_bytes_per_s(path, congestion="bbr") == pytest.approx(0.99e9 * WIRE_SHARE)
     assert connection_bytes_per_s(path, congestion="cubic") < 0.01e9
     worse = Path(bytes_per_s=1e9, rtt_s=0.1, loss=0.3)
     assert connection_bytes_per_s(worse, congestion="bbr") < 0.01e9
@@ -55,7 +54,7 @@ def test_connections_that_fill_a_link() -> None:
     assert connections_needed(path, window_bytes=10e6) == 25
     assert connections_needed(path) == 1
     filled = link_bytes_per_s(path, 25, window_bytes=10e6)
-    assert filled == pytest.approx(PAYLOAD_SHARE * 12.5e9)
+    assert filled == pytest.approx(WIRE_SHARE * 12.5e9)
     assert link_bytes_per_s(path, 24, window_bytes=10e6) < filled
 
 
@@ -80,7 +79,7 @@ def test_more_is_never_slower(
         assert link_bytes_per_s(better, 2, window, congestion) >= one
     assert link_bytes_per_s(path, 3, window, congestion) >= one
     count = connections_needed(path, window, congestion)
-    assert link_bytes_per_s(path, count, window, congestion) == pytest.approx(PAYLOAD_SHARE * rate)
+    assert link_bytes_per_s(path, count, window, congestion) == pytest.approx(WIRE_SHARE * rate)
 
 
 def test_an_unknown_congestion_control_is_refused() -> None:

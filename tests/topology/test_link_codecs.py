@@ -23,7 +23,7 @@ from isthmus.topology.trees.shapes import widest_tree
 from isthmus.topology.trees.tree_choice import plan_reduction
 from isthmus.topology.trees.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
 from isthmus.topology.trees.wire_load import (
-    FRAME_BYTES,
+    FRAME_HEADER_BYTES,
     Load,
     Wire,
     chunk_bytes_for,
@@ -85,7 +85,7 @@ def test_each_tree_s_own_bytes_are_counted() -> None:
     relay = dataclasses.replace(TRIANGLE, emulate=True, emulator="relay")
     load = Wire(job, relay, PATHS).load(64 << 20)
     chunk_bytes = chunk_bytes_of(job, relay, PATHS)
-    assert load.chunk_bytes == (chunk_bytes + FRAME_BYTES, chunk_bytes * RATIOS["int8"] + FRAME_BYTES)  # fmt: skip
+    assert load.chunk_bytes == (chunk_bytes + FRAME_HEADER_BYTES, chunk_bytes * RATIOS["int8"] + FRAME_HEADER_BYTES)  # fmt: skip
     # Three of four chunks cross 1-2, as fp32; those of the other tree cross 0-2; both cross 0-1.
     found = bytes_of_hops(PATHS, load)
     count = load.num_chunks

@@ -12,8 +12,9 @@ import pytest
 from isthmus.topology.simulator.engine import Engine, Server
 from isthmus.topology.simulator.settings import DISTRIBUTIONS, Chance, Stragglers
 from isthmus.topology.simulator.wan_links import FairNetwork, FifoLink, Flow, max_min
+from isthmus.topology.spec.tcp_constants import RTO_MIN_S
 from isthmus.topology.spec.world import Link
-from isthmus.topology.trees.slow_start import RTO_MIN_S, num_halvings, window_after
+from isthmus.topology.trees.slow_start import num_halvings, window_after
 from isthmus.topology.trees.wire_load import Load
 
 

@@ -8,13 +8,13 @@ from isthmus.protos.frame import HEADER_BYTES
 from isthmus.topology.model.step_model import exchange_time_s
 from isthmus.topology.spec.job import Exchange, Job, Reduction
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
+from isthmus.topology.spec.tcp_constants import PAYLOAD_SHARE
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import COSTS
 from isthmus.topology.trees.tree_choice import plan_reduction
 from isthmus.topology.trees.tree_times import carried, plan_times_s, seconds_per_byte
 from isthmus.topology.trees.wire_load import (
-    FRAME_BYTES,
-    PACKET_FACTOR,
+    FRAME_HEADER_BYTES,
     Load,
     Wire,
     pipeline_bytes_of,
@@ -42,7 +42,7 @@ PAIR = relayed(world(2, [(0, 1, 500.0, 0.2), (1, 0, 2000.0, 0.1)]))
 
 
 def test_a_frame_is_what_the_contract_says() -> None:
-    assert FRAME_BYTES == HEADER_BYTES + 5
+    assert FRAME_HEADER_BYTES == HEADER_BYTES + 5
 
 
 def test_gather_takes_what_its_slowest_link_takes() -> None:
@@ -66,7 +66,7 @@ def test_codecs_shrink_payloads_but_not_headers() -> None:
 )
 def test_packets_have_headers_except_in_the_relay(changes: dict[str, object]) -> None:
     packets = dataclasses.replace(PAIR, **changes)  # type: ignore[arg-type] # fields by name
-    expected_s = 10 * 1069 * PACKET_FACTOR / 500 + 0.1
+    expected_s = 10 * 1069 / PAYLOAD_SHARE / 500 + 0.1
     assert exchange_time_s(job(), packets, 10_000) == pytest.approx(expected_s)
 
 
@@ -76,11 +76,11 @@ def test_slow_start_leaves_a_link_unused() -> None:
     fast = world(2, both_ways((0, 1, 25e6, 0.02)))
     two = dataclasses.replace(job(), exchange=Exchange(codec="fp32", channels_per_link=2))
     # A quarter of what the link holds, and a power of two; at least 256 KiB where that takes 10 ms.
-    chunk_bytes = ((256 << 10) + FRAME_BYTES) * PACKET_FACTOR
+    chunk_bytes = ((256 << 10) + FRAME_HEADER_BYTES) / PAYLOAD_SHARE
     expected_s = 48 * chunk_bytes / 25e6 + (5 * 0.02 - 930e3 / 25e6) + 0.01
     assert exchange_time_s(two, fast, 12 << 20) == pytest.approx(expected_s)
     # One chunk is on one connection: 15 kB, 30 kB, and after two round trips the rest of 104 kB.
-    small_bytes = (100_000 + FRAME_BYTES) * PACKET_FACTOR
+    small_bytes = (100_000 + FRAME_HEADER_BYTES) / PAYLOAD_SHARE
     expected_s = small_bytes / 25e6 + (2 * 0.02 - 45e3 / 25e6) + 0.01
     assert exchange_time_s(two, fast, 100_000) == pytest.approx(expected_s)
     assert exchange_time_s(two, relayed(fast), 100_000) == pytest.approx(100_069 / 25e6 + 0.01)

@@ -16,14 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-RENO_CONSTANT = 1.2
-"""Mathis' constant C as RFC 8312 has it; sqrt(3/2) is 1.22, with delayed acknowledgements 0.87."""
-CUBIC_CONSTANT = 1.054
-"""The factor of CUBIC's mean window: (C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4 and beta =
-0.7 (RFC 8312, 5.1)."""
+from isthmus.topology.spec.tcp_constants import cubic_window, reno_window
+
 BBR_LOSS_LIMIT = 0.15
 """The loss above which BBR's throughput collapses; Cardwell et al. report 15 to 20 %."""
-PAYLOAD_SHARE = 1460 / 1538
+WIRE_SHARE = 1460 / 1538
 """Payload's share of an Ethernet link: 1500 bytes less 40 of headers, on a wire with 38 more for
 each frame."""
 CONGESTION_CONTROLS = ("cubic", "reno", "bbr")
@@ -42,19 +39,6 @@ class Path:
     """Payload bytes of a packet."""
 
 
-def reno_window(loss: float, constant: float = RENO_CONSTANT) -> float:
-    """Return Reno's mean window in packets; infinite without loss."""
-    return constant / math.sqrt(loss) if loss > 0 else math.inf
-
-
-def cubic_window(rtt_s: float, loss: float) -> float:
-    """Return CUBIC's mean window in packets; where Reno's is larger, that (RFC 8312, 4.2)."""
-    if loss <= 0:
-        return math.inf
-    cubic: float = CUBIC_CONSTANT * (rtt_s / loss) ** 0.75
-    return max(reno_window(loss), cubic)
-
-
 def connection_bytes_per_s(
     path: Path, window_bytes: float = math.inf, congestion: str = "cubic"
 ) -> float:
@@ -65,7 +49,7 @@ def connection_bytes_per_s(
     Raises:
         ValueError: `congestion` is none of CONGESTION_CONTROLS.
     """
-    link = PAYLOAD_SHARE * path.bytes_per_s
+    link = WIRE_SHARE * path.bytes_per_s
     window_limit = window_bytes / path.rtt_s if path.rtt_s > 0 else math.inf
     return min(link, window_limit, _loss_limit(path, congestion))
 
@@ -75,7 +59,7 @@ def _loss_limit(path: Path, congestion: str) -> float:
     if congestion == "bbr":
         if path.loss > BBR_LOSS_LIMIT:
             return _rate(path, cubic_window(path.rtt_s, path.loss))
-        return PAYLOAD_SHARE * path.bytes_per_s * (1 - path.loss)
+        return WIRE_SHARE * path.bytes_per_s * (1 - path.loss)
     if congestion == "reno":
         return _rate(path, reno_window(path.loss))
     if congestion == "cubic":
@@ -94,7 +78,7 @@ def link_bytes_per_s(
 ) -> float:
     """Return the payload a second of so many connections side by side."""
     one = connection_bytes_per_s(path, window_bytes, congestion)
-    return min(PAYLOAD_SHARE * path.bytes_per_s, num_connections * one)
+    return min(WIRE_SHARE * path.bytes_per_s, num_connections * one)
 
 
 def connections_needed(
@@ -102,4 +86,4 @@ def connections_needed(
 ) -> int:
     """Return how many connections fill the link: its payload over that of one, rounded up."""
     one = connection_bytes_per_s(path, window_bytes, congestion)
-    return math.ceil(PAYLOAD_SHARE * path.bytes_per_s / one - 1e-9)
+    return math.ceil(WIRE_SHARE * path.bytes_per_s / one - 1e-9)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.tcp_constants import RTO_MIN_S
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.trees.slow_start import RTO_MIN_S
 from isthmus.topology.trees.tree_flow import Crossing, flow_and_uses_s, unused_of_s
 from isthmus.topology.trees.tree_times import bytes_of_hops
 from isthmus.topology.trees.wire_load import Load

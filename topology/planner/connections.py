@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from isthmus.topology.cost.tcp import (
     CONGESTION_CONTROLS,
-    PAYLOAD_SHARE,
+    WIRE_SHARE,
     Path,
     connection_bytes_per_s,
     connections_needed,
@@ -70,7 +70,7 @@ def held_back(topology: Topology) -> list[str]:
         most = link.max_flows or FLOWS_MAX
         path = _path(link)
         carried = link_bytes_per_s(path, most, congestion=_congestion(link))
-        if carried < _CARRIED * PAYLOAD_SHARE * link.bytes_per_s:
+        if carried < _CARRIED * WIRE_SHARE * link.bytes_per_s:
             found.append(
                 f"{link.source} → {link.target}: with {format_fraction(link.loss)} of packets lost, "
                 f"{most} connections of {_congestion(link)} carry {format_rate(carried)} of "

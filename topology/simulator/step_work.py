@@ -49,11 +49,12 @@ from isthmus.topology.spec.model_shape import (
     workload_described,
 )
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.tcp_constants import PAYLOAD_SHARE
 from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.tree_choice import plan_reduction
-from isthmus.topology.trees.wire_load import PACKET_FACTOR, Hop, Load, Wire
+from isthmus.topology.trees.wire_load import Hop, Load, Wire
 
 FLOWS_PER_STEP = 10_000
 """Hops of flows in a step, about: a tenth of a second of simulating."""
@@ -403,7 +404,7 @@ class StepWork:
     @property
     def frame_share(self) -> float:
         """The share of the bytes on the wire that gateways count: all but headers of packets."""
-        return 1 / PACKET_FACTOR if self.has_packets else 1.0
+        return PAYLOAD_SHARE if self.has_packets else 1.0
 
 
 def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:

@@ -30,9 +30,9 @@ from isthmus.topology.faults.script import Change, TimedChange
 from isthmus.topology.simulator.engine import Engine, SimulationError
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.step_work import StepWork
+from isthmus.topology.spec.tcp_constants import RTO_MIN_S
 from isthmus.topology.spec.world import Link, Site
 from isthmus.topology.trees.slow_start import (
-    RTO_MIN_S,
     is_rested_slow,
     num_halvings,
     unused_s,

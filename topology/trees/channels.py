@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 
+from isthmus.topology.spec.tcp_constants import SEGMENT_BYTES
+
 FLOWS_MAX = 64
 """The most TCP connections of a link whose topology does not limit them."""
-_ENOUGH_FOR_TWO_BYTES = 2 * 128 * 1448
+_ENOUGH_FOR_TWO_BYTES = 2 * 128 * SEGMENT_BYTES
 """Bytes on the way that make two connections worth while: about a hundred packets for each."""
 SEND_BUFFER_BYTES = 3 << 20
 """Bytes of one connection's send buffer where nothing is known: 3/4 of Linux's default of 4 MiB."""

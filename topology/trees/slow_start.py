@@ -21,10 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-FIRST_WINDOW_PACKETS = 10
-"""Packets in the first window of a connection (RFC 6928)."""
-RTO_MIN_S = 0.2
-"""Seconds of Linux's shortest time-out, TCP_RTO_MIN, on top of the smoothed round trip."""
+from isthmus.topology.spec.tcp_constants import RTO_MIN_S
 
 
 def is_rested_slow(congestion: str) -> bool:

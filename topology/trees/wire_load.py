@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.tcp_constants import FIRST_WINDOW_PACKETS, MTU_BYTES, PAYLOAD_SHARE
 from isthmus.topology.spec.world import Link, Site, Topology
 from isthmus.topology.trees.channels import (
     FLOWS_MAX,
@@ -19,7 +20,7 @@ from isthmus.topology.trees.channels import (
 )
 from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 from isthmus.topology.trees.link_codecs import plan_codecs
-from isthmus.topology.trees.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
+from isthmus.topology.trees.slow_start import is_rested_slow, unused_s
 
 Hop = tuple[int, int]
 """A directed link, by the indices of its sites."""
@@ -73,11 +74,8 @@ class Load:
         return num_bytes / link.bytes_per_s + waited_s
 
 
-FRAME_BYTES = 64 + 5
+FRAME_HEADER_BYTES = 64 + 5
 """Bytes of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
-PACKET_BYTES = 1500
-PACKET_FACTOR = PACKET_BYTES / 1448
-"""Ratio of bytes on the wire to payload in full packets: IP and TCP headers with time stamps."""
 _CHUNKS_ON_THE_WAY = 4
 _ROUND_TRIP_MIN_S = 0.01
 _FRAME_MIN_S = 0.01
@@ -248,13 +246,13 @@ class Wire:
 
     def load(self, raw_bytes: int) -> Load:
         """Return the load of an exchange of so many float32 bytes, 1 at least."""
-        factor = PACKET_FACTOR if self._is_packets else 1.0
+        factor = 1 / PAYLOAD_SHARE if self._is_packets else 1.0
         num_chunks = math.ceil(raw_bytes / self._cut_bytes)
         num_in_flight = min(self._num_channels, num_chunks)
         chunk_bytes = tuple(
-            (raw_bytes * ratio / num_chunks + FRAME_BYTES) * factor for ratio in self._ratios
+            (raw_bytes * ratio / num_chunks + FRAME_HEADER_BYTES) * factor for ratio in self._ratios
         )
-        window_bytes = num_in_flight * FIRST_WINDOW_PACKETS * PACKET_BYTES
+        window_bytes = num_in_flight * FIRST_WINDOW_PACKETS * MTU_BYTES
         return Load(
             num_chunks,
             num_in_flight,

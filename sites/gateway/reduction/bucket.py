@@ -36,7 +36,7 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
     Own,
     OwnEncoded,
 )
-from isthmus.sites.gateway.reduction.credit import FRAME_BYTES
+from isthmus.sites.gateway.reduction.credit import FRAME_OVERHEAD_BYTES
 from isthmus.sites.gateway.reduction.epochs import BucketKey, Fate
 from isthmus.sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
 from isthmus.sites.local.squares import total_of, units_of
@@ -278,7 +278,7 @@ class OpenBucket:
         """Return the gateways at which a chunk takes credit, and the bytes that it takes."""
         numel = self._grid.span(index)[1]
         peers = tuple(self.gateway(index, site) for site in self.reduction.peers(index))
-        return peers, FRAME_BYTES + self.reduction.codec(index).max_bytes(numel)
+        return peers, FRAME_OVERHEAD_BYTES + self.reduction.codec(index).max_bytes(numel)
 
     def add_part(
         self, rank: int, request: Reduce, values: Floats, now_s: float

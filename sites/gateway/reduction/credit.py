@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 
-FRAME_BYTES = 1 << 10
+FRAME_OVERHEAD_BYTES = 1 << 10
 """Memory that a kept frame takes beside its payload, with a bucket of its own. Frames without a
 payload have to be bounded, too."""
 ChunkOrder = tuple[int, int, int]
@@ -79,8 +79,8 @@ def credit_of_peers(config: GatewayConfig) -> dict[GatewayId, int]:
     """
     own = config.site_index, config.gateway
     counts = config.gateways_per_site
-    least = max(_LEAST_CHUNKS * (config.chunk_bytes + FRAME_BYTES), config.pipeline_bytes)
-    stray = _STRAY_CHUNKS * FRAME_BYTES + _LEAST_CHUNKS * 4 * max(config.ranks_per_site)
+    least = max(_LEAST_CHUNKS * (config.chunk_bytes + FRAME_OVERHEAD_BYTES), config.pipeline_bytes)
+    stray = _STRAY_CHUNKS * FRAME_OVERHEAD_BYTES + _LEAST_CHUNKS * 4 * max(config.ranks_per_site)
     own_share = config.held_bytes // (2 * max(1, _num_partners(counts, own)))
     found = {}
     for site, num_gateways in enumerate(counts):

@@ -73,7 +73,12 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
     Received,
     Send,
 )
-from isthmus.sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
+from isthmus.sites.gateway.reduction.credit import (
+    FRAME_OVERHEAD_BYTES,
+    Credit,
+    Held,
+    credit_of_peers,
+)
 from isthmus.sites.gateway.reduction.epochs import (
     BucketKey,
     ChunkOrder,
@@ -594,7 +599,7 @@ class Executor:
             verdict = self._epochs.verdict(frame.epoch, key.round)
             if verdict is Verdict.DROP:
                 return
-            size_bytes = FRAME_BYTES + len(frame.payload)
+            size_bytes = FRAME_OVERHEAD_BYTES + len(frame.payload)
             if verdict is Verdict.WAIT:
                 self._keep_ahead(sender, frame, size_bytes)
                 return

@@ -39,16 +39,18 @@ from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox
 from isthmus.sites.gateway.links.streams import Streams
 from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.spec.tcp_constants import (
+    FIRST_WINDOW_PACKETS,
+    RTO_MIN_S,
+    SEGMENT_BYTES,
+    cubic_window,
+)
 from isthmus.topology.trees.channels import first_channels
 
 _log = logging.getLogger(__name__)
 
 CHANNELS_MAX = 64
 """Connections of one link at most, whatever its topology allows."""
-_RESTART_BYTES = 10 * 1448
-_TIMEOUT_MIN_S = 0.2
-"""Linux: the time-out is the round trip and at least this."""
-_PACKET_BYTES = 1448
 _LOOK_S = 0.05
 """How often it looks how long packets take."""
 _PAUSES_MIN = 5
@@ -59,18 +61,18 @@ _WORTH_S = 0.05
 
 def channels_for(loss: float, bytes_per_s: float, rtt_s: float, most: int) -> int:
     """Return how many connections fill a link that loses a share `loss` > 0 of its packets."""
-    cubic = 1.054 * math.pow(rtt_s / loss, 0.75)
-    reno = 1.2 / math.sqrt(loss)
-    packets = bytes_per_s * rtt_s / _PACKET_BYTES
-    return max(1, min(math.ceil(packets / max(cubic, reno)), most))
+    packets = bytes_per_s * rtt_s / SEGMENT_BYTES
+    return max(1, min(math.ceil(packets / cubic_window(rtt_s, loss)), most))
 
 
 def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections: int) -> float:
     """Return the time that a link is not full when its connections start slowly after a pause."""
     full_bytes = bytes_per_s * rtt_s
-    halvings = min(int(idle_s / (rtt_s + _TIMEOUT_MIN_S)), 64)
+    halvings = min(int(idle_s / (rtt_s + RTO_MIN_S)), 64)
     window_bytes = full_bytes / 2**halvings
-    window_bytes = max(window_bytes, min(num_connections * _RESTART_BYTES, full_bytes))
+    window_bytes = max(
+        window_bytes, min(num_connections * FIRST_WINDOW_PACKETS * SEGMENT_BYTES, full_bytes)
+    )
     cost_s = 0.0
     while 0 < window_bytes < full_bytes:
         cost_s += rtt_s - window_bytes / bytes_per_s
