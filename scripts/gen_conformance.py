@@ -6,7 +6,6 @@ With --check nothing is written: exit 1 when the page is out of date.
 """
 
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,13 +17,13 @@ from tests.conformance.registry import CASES, GROUPS  # noqa: E402
 
 PAGE = ROOT / "docs" / "integration.md"
 BEGIN, END = "<!-- made by scripts/gen_conformance.py -->", "<!-- end -->"
-COLUMNS = 120
 WAYS = {"ddp": "DDP", "fsdp2": "FSDP2", "average": "`average_gradients`", "lone": "no wrapper"}
 
 
 def section() -> str:
     """Return what stands between the marks."""
-    lines = ["**Trains as one process would:**", ""]
+    header = ["| | with | scripts |", "|---|---|---|"]
+    lines = ["**Trains as one process would:**", "", *header]
     for group in GROUPS:
         cases = [each for each in CASES.values() if each.script.__module__ == group.__name__]
         heading = (group.__doc__ or "").strip().rstrip(".")
@@ -33,19 +32,18 @@ def section() -> str:
     lines += [f"| {what} | `{error}` |" for what, error in _refusals()]
     wrong = _listed("Tried", [*CASES.values()], lambda case, way: way in case.broken)
     if wrong:
-        lines += ["", "**Wrong today, or not said by name:**", "", *wrong]
+        lines += ["", "**Wrong today, or not said by name:**", "", *header, *wrong]
     return "\n".join(lines)
 
 
 def _listed(heading: str, cases: list[Case], holds: Callable[[Case, Way], bool]) -> list[str]:
-    """Return an item for each of the ways in which cases were tried."""
+    """Return a row for each of the ways in which cases were tried."""
     titles: dict[str, list[str]] = {}
     for case in cases:
         ways = [way for way in case.ways if holds(case, way)]
         if ways:
             titles.setdefault(_named(ways), []).append(case.title)
-    items = [f"*{heading}, {ways}*: {'; '.join(of)}." for ways, of in titles.items()]
-    return [line for each in items for line in _wrapped(each)]
+    return [f"| {heading} | {ways} | {'; '.join(of)} |" for ways, of in titles.items()]
 
 
 def _is_equal(case: Case, way: Way) -> bool:
@@ -64,17 +62,6 @@ def _refusals() -> Iterator[tuple[str, str]]:
 
 def _named(ways: list[Way]) -> str:
     return " and ".join(WAYS[each] for each in (ways if len(ways) < 3 else BOTH))
-
-
-def _wrapped(item: str) -> list[str]:
-    return textwrap.wrap(
-        item,
-        COLUMNS - 2,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
 
 
 def main(argv: list[str]) -> int:
