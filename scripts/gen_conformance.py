@@ -28,8 +28,8 @@ def section() -> str:
         cases = [each for each in CASES.values() if each.script.__module__ == group.__name__]
         heading = (group.__doc__ or "").strip().rstrip(".")
         lines += _listed(heading, cases, _is_equal)
-    lines += ["", "**Refused by name:**", "", "| what | error |", "|---|---|"]
-    lines += [f"| {what} | `{error}` |" for what, error in _refusals()]
+    lines += ["", "**Refused by name:**", "", "| error | scripts |", "|---|---|"]
+    lines += [f"| `{error}` | {of} |" for error, of in _refusals()]
     wrong = _listed("Tried", [*CASES.values()], lambda case, way: way in case.broken)
     if wrong:
         lines += ["", "**Wrong today, or not said by name:**", "", *header, *wrong]
@@ -51,13 +51,17 @@ def _is_equal(case: Case, way: Way) -> bool:
 
 
 def _refusals() -> Iterator[tuple[str, str]]:
+    """Yield each error, with the scripts that it refuses."""
+    titles: dict[str, list[str]] = {}
     for case in CASES.values():
         errors: dict[str, list[Way]] = {}
         for way, holds in case.holds.items():
             if isinstance(holds, Refused) and way not in case.broken:
                 errors.setdefault(holds.error, []).append(way)
         for error, ways in errors.items():
-            yield f"{case.title} ({_named(ways)})", error
+            titles.setdefault(error, []).append(f"{case.title} ({_named(ways)})")
+    for error, of in titles.items():
+        yield error, "; ".join(of)
 
 
 def _named(ways: list[Way]) -> str:
