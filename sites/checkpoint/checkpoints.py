@@ -222,7 +222,7 @@ class Checkpoints:
         sites = list(self._place.ranks)
         gone = {sites[each] for each in self._missing_sites.gone()}
         if self._place.site in self._absent():
-            return  # it follows, and comes to this step long after the others
+            return  # it catches up, and comes to this step long after the others
         self._writer.wait()  # the copies are written from where the next ones come to lie
         publishes = self._place.site == next(site for site in sites if site not in gone)
         self._due = _Due(step=step, publishes=publishes)

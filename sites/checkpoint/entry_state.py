@@ -1,11 +1,12 @@
 """Writes the training state for sites that come back into a run, and loads it at such a site.
 
-All ranks agree on a step after which other sites follow. After it, each node writes the whole state
-into its folder (sites/local/entry_folder.py). Tensors are whole and in one order, so the bytes are
-the same at all sites, whatever ranks they have. Sites that follow fetch parts of the state from all
-nodes, and go on from there by the results of the rounds since. Tensors are copied when the next
-gradients begin to cross, so that all belongs to the state that a script does after the step; what
-ranks hold shards of, right after the step. A thread writes the copies, while the others train on.
+All ranks agree on a step after which other sites catch up. After it, each node writes the whole
+state into its folder (sites/local/entry_folder.py). Tensors are whole and in one order, so the
+bytes are the same at all sites, whatever ranks they have. Sites that catch up fetch parts of the
+state from all nodes, and go on from there by the results of the rounds since. Tensors are copied
+when the next gradients begin to cross, so that all belongs to the state that a script does after
+the step; what ranks hold shards of, right after the step. A thread writes the copies, while the
+others train on.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 from isthmus.sites.local.entry_folder import OBJECTS, TENSORS
 from isthmus.sites.worker.exchange.collectives import APART, local_rank
-from isthmus.sites.worker.exchange.member_history import Following
+from isthmus.sites.worker.exchange.member_history import CatchingUp
 from isthmus.sites.worker.exchange.sharding import is_sharded, whole_of, write_whole
 from isthmus.sites.worker.exchange.tensor_hashes import as_bytes
 
@@ -111,8 +112,8 @@ class EntryState:
         """Write these from now on, after `publish`."""
         self._state, self._objects = state, objects
 
-    def write(self, following: Following, step: int) -> None:
-        """Note what there is to write, right after the step before sites follow.
+    def write(self, catching_up: CatchingUp, step: int) -> None:
+        """Note what there is to write, right after the step before sites catch up.
 
         What ranks hold shards of is brought together at once.
         """
@@ -155,8 +156,8 @@ class EntryState:
                 else:
                     live[path] = whole
         written = Written(
-            folder=following.state,
-            epoch=following.epoch,
+            folder=catching_up.state,
+            epoch=catching_up.epoch,
             step=step,
             extents=extents,
             num_bytes=num_bytes,
@@ -224,7 +225,7 @@ class EntryState:
         self._writer.publish(self._make_objects)
 
     def discard(self) -> None:
-        """Have what was written removed: whoever was to follow has it, or does not come."""
+        """Have what was written removed: whoever was to catch up has it, or does not come."""
         if self._writer is not None:
             self._writer.discard()
 

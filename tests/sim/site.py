@@ -20,7 +20,7 @@ from isthmus.sites.gateway.reduction.epochs import (
     in_force,
 )
 from isthmus.sites.local.rank_messages import Members
-from isthmus.sites.worker.exchange.member_history import Entering, Following, MemberHistory
+from isthmus.sites.worker.exchange.member_history import CatchingUp, CaughtUp, MemberHistory
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from tests.sim.plans import NAMES
 
@@ -161,7 +161,7 @@ class SimSite:
 
     def __post_init__(self) -> None:
         self.epochs = Epochs(self._in_force(self.first))
-        self._members = MemberHistory(self.name, returns=self.returns)
+        self._members = MemberHistory(self.name, rejoins=self.returns)
         self.has_state = not self.returns
 
     @property
@@ -227,9 +227,9 @@ class SimSite:
         self.chains[round_] = hash((self.chains[round_ - 1], round_, totals))
         self.completed = round_
         for change in self._members.end_step(round_ + 1, lambda _: NOTICE_STEPS):
-            if isinstance(change, Following | Entering):
+            if isinstance(change, CatchingUp | CaughtUp):
                 self._marks = change.epoch
-            if isinstance(change, Following):
+            if isinstance(change, CatchingUp):
                 saved = Saved(round_, dict(self.results), dict(self.chains))
                 self.outside.save(change.epoch, saved)
         self.outside.on_completed(self, round_)

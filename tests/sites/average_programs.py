@@ -77,7 +77,7 @@ def averages_in_place(folder: Path, name: str) -> None:
         for each in (copied, in_place):
             site.all_reduce([each], tokens=tokens_of(site.global_rank, call))
         found.append((copied, in_place.clone()))
-    shared = site._shared
+    shared = site._parts.averaging.shared
     lies_there = shared is not None and shared.find([in_place.flatten()]) is not None
     site.leave()
     torch.save({"pairs": found, "lies_there": lies_there}, folder / f"{name}.pt")

@@ -32,7 +32,7 @@ from isthmus.sites.checkpoint.place import Place
 from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import TrainingState
 from isthmus.sites.checkpoint.writer import agree_on_step
-from isthmus.sites.worker.api.site import scale_learning_rates
+from isthmus.sites.worker.data.learning_rates import scale_learning_rates
 from isthmus.sites.worker.exchange.collectives import ensure_process_group
 from isthmus.sites.worker.exchange.gateway_link import AloneLink
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
@@ -122,7 +122,7 @@ class LosingTraining(Training):
 
     def __init__(self, store: str, folder: Path) -> None:
         super().__init__(store, folder, later=1)
-        self.missing_sites.enter(1)
+        self.missing_sites.rejoin(1)
 
     def note_waiting(self) -> None:
         self.missing_sites.begin_without([1])

@@ -26,6 +26,7 @@ from isthmus.sites.local.rank_messages import Welcome
 from isthmus.sites.worker.api.environment import lone_spec
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.topology.spec.job import Checkpoint
 
@@ -57,8 +58,7 @@ class Run:
         taken = None if resume is None else str(self.folder / "whole" / checkpoint_name(resume))
         settings = Checkpoint(every_steps=EVERY, keep=STEPS, to=str(self.folder), resume=taken)
         spec = lone_spec(1)
-        site = Site(
-            link=AloneLink(),
+        context = RankContext(
             welcome=Welcome(
                 site="alone",
                 site_index=0,
@@ -70,9 +70,9 @@ class Run:
             spec=replace(spec, job=replace(spec.job, checkpoint=settings)),
             run_folder=self.folder,
             device=self._device,
-            owns_group=False,
             run=name,
         )
+        site = Site(context, AloneLink(), owns_group=False)
         self._sites.append(site)
         return site
 
@@ -500,7 +500,7 @@ def told_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int,
         if kind.startswith("checkpoint"):
             told.append((kind, step, (labels or {}).get("reason", "")))
 
-    monkeypatch.setattr(site, "record", note)
+    monkeypatch.setattr(site._parts.records, "record", note)
     return told
 
 

@@ -14,7 +14,7 @@ from isthmus.sites.checkpoint.entry_state import EntryState
 from isthmus.sites.checkpoint.exchange_state import ExchangeState
 from isthmus.sites.checkpoint.run_objects import RunObjects
 from isthmus.sites.checkpoint.training_state import TrainingState
-from isthmus.sites.worker.exchange.member_history import Following
+from isthmus.sites.worker.exchange.member_history import CatchingUp
 from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -62,7 +62,7 @@ def wait_written(folder: Path) -> None:
 def test_what_one_site_has_another_takes_over(tmp_path: Path) -> None:
     member = Training(seed=1)
     member.step()
-    member.entry.write(Following(("b",), 9, tmp_path / "entry"), 1)
+    member.entry.write(CatchingUp(("b",), 9, tmp_path / "entry"), 1)
     for each in member.model.parameters():
         each.data.clamp_(-0.1, 0.1)  # a script may do that after the step
     expected = member.tensors()
@@ -86,7 +86,7 @@ def test_equal_sites_write_equal_bytes_and_discard_them(tmp_path: Path) -> None:
     for site in "ab":
         training = Training(seed=1)
         training.step()
-        training.entry.write(Following(("c",), 9, tmp_path / site), 1)
+        training.entry.write(CatchingUp(("c",), 9, tmp_path / site), 1)
         folder = tmp_path / site
         training.entry.publish()
         wait_written(folder)
@@ -99,7 +99,7 @@ def test_equal_sites_write_equal_bytes_and_discard_them(tmp_path: Path) -> None:
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     member = Training(seed=1)
     member.step()
-    member.entry.write(Following(("b",), 9, tmp_path / "entry"), 1)
+    member.entry.write(CatchingUp(("b",), 9, tmp_path / "entry"), 1)
     member.entry.publish()
     wait_written(tmp_path / "entry")
     with pytest.raises(ConfigMismatchError, match=r"0.weight has shape \[6, 3\] here, \[5, 3\]"):
@@ -112,7 +112,7 @@ def test_whoever_brings_tensors_together_is_not_taken_for_one_that_hangs(
     monkeypatch.setattr(entry_state, "TELL_EVERY_S", 0.0)
     member = Training(seed=1)
     member.step()
-    member.entry.write(Following(("b",), 9, tmp_path / "entry"), 1)
+    member.entry.write(CatchingUp(("b",), 9, tmp_path / "entry"), 1)
     member.entry.publish()
     # Four parameters, each with three tensors of the optimizer's.
     assert member.waited >= 16
@@ -123,7 +123,7 @@ def test_a_state_that_is_still_being_written_gives_way_to_the_next(tmp_path: Pat
     member = Training(seed=1)
     member.step()
     for at in "ab":
-        member.entry.write(Following((at,), 9, tmp_path / at), 1)
+        member.entry.write(CatchingUp((at,), 9, tmp_path / at), 1)
     member.entry.publish()
     wait_written(tmp_path / "b")
     member.entry.close()

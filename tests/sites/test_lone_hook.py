@@ -50,14 +50,14 @@ def test_under_no_sync_gradients_add_up_and_nothing_crosses(
     with pytest.raises(RuntimeError, match=r"call site.synchronize first"):
         site.no_sync()
     site.synchronize(model, optimizer, beside_shards=beside_shards)
-    assert site._hook is not None
+    assert site._parts.synchronisation.hook is not None
     for factor in (1.0, 2.0):
         optimizer.zero_grad()
         with site.no_sync():
             backward(model(torch.ones(2, 3)).sum() * factor)
-        assert not site._hook.take_rounds()
+        assert not site._parts.synchronisation.hook.take_rounds()
         backward(model(2 * torch.ones(2, 3)).sum())
-        assert len(site._hook.take_rounds()) == 1
+        assert len(site._parts.synchronisation.hook.take_rounds()) == 1
         alone.zero_grad()
         backward(alone(torch.ones(2, 3)).sum() * factor)
         backward(alone(2 * torch.ones(2, 3)).sum())

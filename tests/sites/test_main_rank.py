@@ -5,28 +5,28 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
-from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.api.life import Life
 from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
 
 NUM_SITES = 3
 
 
-def rank_of(index: int, rank: int, missing: MissingSites, *, follows: bool = False) -> Site:
+def life_of(index: int, rank: int, missing: MissingSites, *, is_catching_up: bool) -> Life:
     """Return what `is_main` reads of a rank."""
-    site = object.__new__(Site)
-    site.index, site.rank, site.num_sites = index, rank, NUM_SITES
-    site._link = SimpleNamespace(missing_sites=missing)
-    site._members = SimpleNamespace(follows=follows)  # type: ignore[assignment]
-    return site
+    life = object.__new__(Life)
+    life._context = SimpleNamespace(index=index, rank=rank, num_sites=NUM_SITES)  # type: ignore[assignment]
+    life._link = SimpleNamespace(missing_sites=missing)
+    life._members = SimpleNamespace(is_catching_up=is_catching_up)  # type: ignore[assignment]
+    return life
 
 
-def main_ranks(missing: MissingSites, *follow: int) -> list[tuple[int, int]]:
+def main_ranks(missing: MissingSites, *catching_up: int) -> list[tuple[int, int]]:
     """Return the ranks that are the main one, with all of them knowing the same."""
     return [
         (index, rank)
         for index in range(NUM_SITES)
         for rank in range(2)
-        if rank_of(index, rank, missing, follows=index in follow).is_main
+        if life_of(index, rank, missing, is_catching_up=index in catching_up).is_main
     ]
 
 
@@ -54,11 +54,11 @@ def test_the_next_site_takes_over_when_all_know_and_the_first_has_it_again() -> 
         assert main_ranks(missing) == [(0, 0)]
         missing.end_step()
     assert main_ranks(missing, 0) == [(1, 0)]
-    missing.enter(0)
+    missing.rejoin(0)
     assert main_ranks(missing) == [(0, 0)]
 
 
-def test_a_site_that_begins_later_or_follows_is_not_asked() -> None:
+def test_a_site_that_begins_later_or_catches_up_is_not_asked() -> None:
     missing = MissingSites()
     missing.begin_without([0])
     assert main_ranks(missing) == [(1, 0)]

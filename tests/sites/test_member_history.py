@@ -9,9 +9,9 @@ import pytest
 from isthmus.sites.local.rank_messages import Members
 from isthmus.sites.worker.exchange.member_history import (
     Announced,
+    CatchingUp,
+    CaughtUp,
     Change,
-    Entering,
-    Following,
     GivenUp,
     MemberHistory,
 )
@@ -36,7 +36,7 @@ def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
         [Announced(("b",), 8)],
         [],
         [],
-        [Entering(("b",), 2)],
+        [CaughtUp(("b",), 2)],
         [],
     ]
 
@@ -44,28 +44,28 @@ def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
 def test_a_site_follows_from_the_next_gradients_on_and_enters_like_any_other() -> None:
     history = MemberHistory("a")
     history.tell(FOLLOWS)
-    assert ends(history, range(9, 12)) == [[], [Following(("b",), 2, Path("state"))], []]
+    assert ends(history, range(9, 12)) == [[], [CatchingUp(("b",), 2, Path("state"))], []]
     history.tell(FOLLOWS)
     assert ends(history, range(12, 13)) == [[]], "told again"
-    own = MemberHistory("b", returns=True)
+    own = MemberHistory("b", rejoins=True)
     own.tell(FOLLOWS)
     assert ends(own, range(11, 13)) == [[], []]
-    assert (own.follows, history.follows) == (True, False)
+    assert (own.is_catching_up, history.is_catching_up) == (True, False)
     for each in (history, own):
         each.tell(dataclasses.replace(ENTERS, epoch=3, from_round=14))
         assert ends(each, range(13, 16), 1) == [
             [],
             [Announced(("b",), each._step)],
-            [Entering(("b",), 3)],
+            [CaughtUp(("b",), 3)],
         ]
-        assert not each.follows
+        assert not each.is_catching_up
 
 
 def test_without_data_loaders_it_enters_with_the_next_step() -> None:
     history = MemberHistory("a")
     history.tell(ENTERS)
     assert ends(history, range(10, 12), 0) == [
-        [Announced(("b",), 1), Entering(("b",), 2)],
+        [Announced(("b",), 1), CaughtUp(("b",), 2)],
         [],
     ]
 
@@ -100,13 +100,13 @@ def test_a_loss_meanwhile_gives_it_up_and_later_it_is_announced_anew() -> None:
 
 
 def test_a_site_that_comes_back_averages_gradients_first() -> None:
-    history = MemberHistory("b", returns=True)
+    history = MemberHistory("b", rejoins=True)
     with pytest.raises(RuntimeError, match=r"site\.checkpoint"):
         history.check_may_begin(0, is_gradient=True)
     assert history.own_entry(0.0) is None
     history.tell(FOLLOWS)
     assert history.own_entry(0.0) == FOLLOWS
-    history.has_state()
+    history.note_state()
     with pytest.raises(RuntimeError, match="gradients"):
         history.check_may_begin(10, is_gradient=False)
     history.check_may_begin(10, is_gradient=True)

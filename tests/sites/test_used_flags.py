@@ -84,11 +84,11 @@ def test_what_only_a_site_that_follows_has_used_has_no_gradient(
     model = wrap(_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer)
-    for follows in (True, False):
-        site._members.follows = follows
+    for is_catching_up in (True, False):
+        site._parts.members.is_catching_up = is_catching_up
         backward(model(torch.ones(5, 3)).sum())
         has_grad = [each.grad is not None for each in model.parameters()]
-        assert has_grad == ([True, False, False, False] if follows else [True] * 4)
+        assert has_grad == ([True, False, False, False] if is_catching_up else [True] * 4)
         optimizer.zero_grad()
     site.leave()
 
@@ -101,7 +101,7 @@ def test_flags_are_in_place_when_the_backward_pass_ends(monkeypatch: pytest.Monk
         transfers.append(StreamTransfer(collectives))
         return transfers[-1]
 
-    monkeypatch.setattr("isthmus.sites.worker.api.site.Transfer", make)
+    monkeypatch.setattr("isthmus.sites.worker.api.averaging.Transfer", make)
     site = lone_site(RecordingLink())
     model = _sharded(nn.Linear(3, 1))
     site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -225,7 +225,7 @@ def test_a_site_that_follows_soon_after_its_loss_has_the_others_ledger(
         if step == enters:
             for at in present:
                 made[at].regain(2, step - (follows if at == 2 else 0))
-                heard[at].enter(2)
+                heard[at].rejoin(2)
         scales = set()
         for at in present:
             drawn = made[at].draw().tolist()

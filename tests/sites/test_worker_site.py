@@ -15,6 +15,7 @@ from isthmus.protos import metrics
 from isthmus.sites.local.rank_messages import Welcome
 from isthmus.sites.worker.api.environment import lone_spec
 from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.topology.spec.job import Exchange, Job
 from tests.fakes.lone_exchanges import RecordingLink
 
@@ -46,15 +47,14 @@ def lone_site(
         config_hash="",
     )
     job = Job(name="test", topology="", timeline_every=0, exchange=exchange or Exchange())
-    return Site(
-        link=link,
+    context = RankContext(
         welcome=welcome,
         spec=dataclasses.replace(lone_spec(1), job=job),
         run_folder=Path(),
         device=torch.device("cpu"),
-        owns_group=False,
         averages=averages,
     )
+    return Site(context, link, owns_group=False)
 
 
 def step_alone() -> None:

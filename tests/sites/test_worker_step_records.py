@@ -137,7 +137,7 @@ def test_costs_of_the_gateway_are_told() -> None:
 def test_a_site_that_follows_has_no_tokens_and_no_data_of_its_own() -> None:
     """The others have its samples: neither do these count twice, nor are they the same data."""
     link = Gateway()
-    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, returns=True)
+    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, rejoins=True)
     done = one_round(link, overlaps=True)
     done.gradient_hash = 7
     log.end_step([done])

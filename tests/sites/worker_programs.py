@@ -227,7 +227,7 @@ def resume_two_models(folder: Path, name: str) -> None:
     (first, _), (second, _) = pairs
     train(first, second)
     grads = train(first, second)
-    hook = site._replica_hook
+    hook = site._parts.synchronisation.replica_hook
     assert hook is not None
     train(first)
     saved = hook.buckets

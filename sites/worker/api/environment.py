@@ -46,8 +46,8 @@ class Environment:
     """The socket of the rank's gateway."""
     spec: RunSpec
     run_folder: Path
-    returns: bool = False
-    """The site comes back to a run that goes on."""
+    rejoins: bool = False
+    """The site comes into a run that goes on."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Environment:
@@ -79,7 +79,7 @@ class Environment:
             gateway=_gateway(environ),
             spec=_at(RunSpec.from_bytes(written, f"site {site}"), site),
             run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
-            returns=environ.get("ISTHMUS_RETURNS") == "1",
+            rejoins=environ.get("ISTHMUS_RETURNS") == "1",
         )
 
 

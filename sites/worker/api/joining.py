@@ -28,6 +28,7 @@ from isthmus.sites.worker.exchange.collectives import (
     local_rank,
 )
 from isthmus.sites.worker.exchange.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
+from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.shard_encoder import encodes_here
 from isthmus.topology.spec.expected_devices import expected_device, unlike
 
@@ -69,8 +70,16 @@ def join(
             raise
         return _join_alone()
     check_is_own_process(launched, os.environ)
-    spec = launched.spec
-    timeouts = spec.timeouts
+    site = _join_launched(launched, averages=averages)
+    if environment == "global":
+        os.environ["RANK"] = str(site.global_rank)
+        os.environ["WORLD_SIZE"] = str(site.global_world_size)
+    return site
+
+
+def _join_launched(launched: Environment, *, averages: bool) -> Site:
+    """Join the gateway that the launcher names."""
+    spec, timeouts = launched.spec, launched.spec.timeouts
     device = choose_device()
     encodes = encodes_here(os.environ, device)
     owns_group = ensure_process_group(device, timeouts.process_group_s)
@@ -98,27 +107,23 @@ def join(
         welcome = dataclasses.replace(welcome, encoding=None)
     if is_off:
         welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
-    site = Site(
-        link=link,
+    context = RankContext(
         welcome=welcome,
         spec=spec,
         run=launched.run,
         generation=launched.generation,
         run_folder=launched.run_folder,
         device=device,
-        owns_group=owns_group,
-        returns=launched.returns,
+        rejoins=launched.rejoins,
         averages=averages,
     )
+    site = Site(context, link, owns_group=owns_group)
     _compare_device(site)
-    if environment == "global":
-        os.environ["RANK"] = str(site.global_rank)
-        os.environ["WORLD_SIZE"] = str(site.global_world_size)
     return site
 
 
 def _compare_device(site: Site) -> None:
-    """Tell, once a site, that its ranks compute on something else than the topology says."""
+    """Record, once a site, that its ranks compute on something else than the topology says."""
     place = site.topology.site(site.name)
     expected = expected_device(place, site.topology, site.job)
     found = torch.cuda.get_device_name(site.device) if site.device.type == "cuda" else "a CPU"
@@ -138,14 +143,10 @@ def _join_alone() -> Site:
         verify_every=0,
         config_hash="",
     )
-    return Site(
-        link=AloneLink(num_ranks),
-        welcome=welcome,
-        spec=lone_spec(num_ranks),
-        run_folder=Path.cwd(),
-        device=device,
-        owns_group=owns_group,
+    context = RankContext(
+        welcome=welcome, spec=lone_spec(num_ranks), run_folder=Path.cwd(), device=device
     )
+    return Site(context, AloneLink(num_ranks), owns_group=owns_group)
 
 
 def _check_size(welcome: Welcome) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -27,3 +29,17 @@ def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer of torch whose `step` runs when that of Accelerate or Fabric does."""
     inner = getattr(optimizer, "optimizer", None)
     return optimizer if inner is None else unwrapped_optimizer(inner)
+
+
+def unwrapped_models(models: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    """Return one model, or each of several, as `unwrapped_model` does."""
+    if isinstance(models, nn.Module) or not isinstance(models, Iterable):
+        return [unwrapped_model(models)]
+    return [unwrapped_model(each) for each in models]
+
+
+def unwrapped_optimizers(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """Return one optimizer, or each of several, as `unwrapped_optimizer` does."""
+    if not isinstance(optimizers, Iterable):
+        return [unwrapped_optimizer(optimizers)]
+    return [unwrapped_optimizer(each) for each in optimizers]

@@ -33,7 +33,7 @@ class _Absence:
     until: int | None = None
     """The first step with it again; None: it is not known."""
     before: tuple[int, ...] = ()
-    """Where this rank's site follows: the positions handed to it in steps before this rank's."""
+    """Where this rank's site catches up: the positions handed to it in steps before this rank's."""
 
     @property
     def unnoticed(self) -> range:
@@ -127,7 +127,7 @@ class Sampler:
         if len(self._drawn) > self._num_drawn - self._num_used + NOTICE_STEPS:
             self._first = self._drawn.popleft().after
         if any(each.is_away(step) for each in self._absences.get(self._site, ())):
-            # It follows, and nothing of what it makes of its data counts.
+            # It catches up, and nothing of what it makes of its data counts.
             return positions[:1]
         own = self._own(gone)
         return positions[own.start : own.stop]
@@ -170,7 +170,7 @@ class Sampler:
         return found
 
     def handed_out(self) -> dict[str, object]:
-        """Return what a site goes on with that begins to follow now, as JSON.
+        """Return what a site goes on with that begins to catch up now, as JSON.
 
         Other than `used` it leaves holes to be handed out in the step in which all ranks do.
         """

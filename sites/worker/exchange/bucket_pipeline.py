@@ -119,7 +119,7 @@ class Round:
     """An optimizer step takes what is averaged."""
     is_summed: bool = False
     """What is handed over are sums over tokens already, and no means."""
-    follows: bool = False
+    is_catching_up: bool = False
     """This site only gets what the others have."""
     enters: int = 0
     """The epoch that it begins; 0: none."""
@@ -487,7 +487,7 @@ class BucketPipeline:
                 num_slots,
                 is_gradient,
                 is_summed,
-                self._members.follows,
+                self._members.is_catching_up,
                 enters,
                 counted_by=counted_by,
                 is_counted_alike=is_counted_alike,
@@ -586,7 +586,7 @@ class BucketPipeline:
 
     def _counts(self, current: Round, *, is_own: bool) -> bool:
         """Whether what this rank submits has a part in the average, and anybody wants to know."""
-        has_part = not (current.follows or (is_own and current.tokens == 0))
+        has_part = not (current.is_catching_up or (is_own and current.tokens == 0))
         return self._finite is not None and has_part
 
     def _look(
@@ -633,7 +633,7 @@ class BucketPipeline:
         current = self._open.current
         self._release(current)
         self._open.wait_finished(current, len(current.buckets))
-        if self._finite is not None and current.is_gradient and not current.follows:
+        if self._finite is not None and current.is_gradient and not current.is_catching_up:
             self._finite.end_round(unfit=current.unfit)
         if has_norm:
             current.read_squares = self._transfer.sum_words(words_of(current.squares))

@@ -1,16 +1,16 @@
-"""When a site that comes back takes part again, decided alike by all ranks of all sites. Pure.
+"""When a site that rejoins takes part again, decided alike by all ranks of all sites. Pure.
 
 Gateways tell their ranks of changes (`Members`) at different times. Two bounds hold:
 
-- Every rank has heard that a site enters before round `from_round` - 1 can be completed.
+- Every rank has heard that a site rejoins before round `from_round` - 1 can be completed.
 - Every rank has heard of a loss that begins with round r once round r + 1 is completed, and so
-  after a step by whose end r + 2 rounds have begun. From then on the loss undoes an entry that was
-  told before.
+  after a step by whose end r + 2 rounds have begun. From then on the loss undoes what was told of
+  rejoining before.
 
-A site that comes back follows first: the others write their state after a step that all know, and
-from the next gradients on it gets all results, and gives nothing. It is one of those who hear that
-it enters, once it is level. Data loaders fetch ahead. So ranks agree on a step then, and the site
-enters some steps later.
+A site that rejoins catches up first: the others write their state after a step that all know, and
+from the next gradients on it gets all results, and gives nothing. Once it has caught up, it hears
+with the others that it takes part. Data loaders fetch ahead. So ranks agree on a step then, and the
+site takes part some steps later.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEARD_AFTER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
-    """Sites follow from the next gradients on."""
+class CatchingUp:
+    """Sites catch up from the next gradients on."""
 
     sites: tuple[str, ...]
     epoch: int
@@ -38,7 +38,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Sites enter with a step, unless something happens before."""
+    """Sites take part again from a step on, unless something happens before."""
 
     sites: tuple[str, ...]
     step: int
@@ -46,43 +46,44 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Sites that were announced do not enter."""
+    """Sites that were announced do not take part."""
 
     sites: tuple[str, ...]
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Entering:
-    """Sites enter with the next step."""
+class CaughtUp:
+    """Sites have caught up, and take part again from the next step on."""
 
     sites: tuple[str, ...]
     epoch: int
 
 
-Change = Following | Announced | GivenUp | Entering
+Change = CatchingUp | Announced | GivenUp | CaughtUp
 
 
 class MemberHistory:
     """What a gateway has told of members. All methods may be called from any thread."""
 
-    def __init__(self, own: str, *, returns: bool = False) -> None:
-        """With `returns`, site `own` comes back to the run, and has yet to enter."""
+    def __init__(self, own: str, *, rejoins: bool = False) -> None:
+        """With `rejoins`, site `own` comes into a run that goes on, and has yet to catch up."""
         self._own = own
         self._condition = threading.Condition()
         self._known_from: dict[int, int] = {}
-        """By epoch in which nobody enters: rounds that have begun when all ranks know it."""
+        """By epoch in which nobody rejoins: rounds that have begun when all ranks know it."""
         self._told: dict[int, Members] = {}
-        """By epoch, those with which others enter."""
+        """By epoch, those with which others rejoin."""
         self._announced: Members | None = None
-        self._entered = 0
-        """The latest epoch with which others have followed or entered; it may be told again."""
+        self._rejoined = 0
+        """The latest epoch with which others have rejoined; it may be told again."""
         self._num_steps = 0
         self._step = 0
-        """With which the latest sites that were announced enter."""
+        """With which the latest sites that were announced take part."""
         self._own_entry: Members | None = None
-        self._may_begin = not returns
-        self.follows = returns
+        self.awaits_state = rejoins
+        """This site rejoins, and has not got the others' state yet."""
+        self.is_catching_up = rejoins
         """This site gets all results, and gives nothing."""
 
     def tell(self, told: Members) -> None:
@@ -93,7 +94,7 @@ class MemberHistory:
             elif self._own in told.follows:
                 self._own_entry = told
                 self._condition.notify_all()
-            elif told.epoch > self._entered:
+            elif told.epoch > self._rejoined:
                 self._told[told.epoch] = told
 
     def end_step(
@@ -101,8 +102,9 @@ class MemberHistory:
     ) -> list[Change]:
         """Count a step of this process, at whose end so many rounds have begun.
 
-        Once all know of sites that enter, they do so as many steps later as `notice_steps` says of
-        them: the same at all ranks. No lock is held then, for it may be an average over sites.
+        Once all know of sites that have caught up, these take part as many steps later as
+        `notice_steps` says of them: the same at all ranks. No lock is held then, for it may be an
+        average over sites.
         """
         with self._condition:
             self._num_steps += 1
@@ -115,7 +117,7 @@ class MemberHistory:
             self._told = {epoch: each for epoch, each in self._told.items() if epoch > newest}
             due = [each for each in self._told.values() if each.from_round <= num_rounds]
         if self._announced is None and due and due[0].follows:
-            changes.append(Following(due[0].follows, due[0].epoch, Path(due[0].state)))
+            changes.append(CatchingUp(due[0].follows, due[0].epoch, Path(due[0].state)))
             self._leave_behind(due[0])
         elif self._announced is None and due:
             self._announced = due[0]
@@ -123,8 +125,8 @@ class MemberHistory:
             self._step = max(wanted, self._step)
             changes.append(Announced(due[0].enters, self._step))
         if self._announced is not None and self._step == self._num_steps:
-            changes.append(Entering(self._announced.enters, self._announced.epoch))
-            self.follows = self.follows and self._own not in self._announced.enters
+            changes.append(CaughtUp(self._announced.enters, self._announced.epoch))
+            self.is_catching_up = self.is_catching_up and self._own not in self._announced.enters
             self._leave_behind(self._announced)
             self._announced = None
         return changes
@@ -132,10 +134,10 @@ class MemberHistory:
     def _leave_behind(self, told: Members) -> None:
         """It is done; it may be told again."""
         with self._condition:
-            self._entered = told.epoch
+            self._rejoined = told.epoch
             del self._told[told.epoch]
 
-    # ---------------------------------------------------------------- a site that comes back
+    # ---------------------------------------------------------------- a site that rejoins
 
     def own_entry(self, within_s: float) -> Members | None:
         """Return with what this site is let in, and wait for it; None: it was not in time."""
@@ -143,9 +145,9 @@ class MemberHistory:
             self._condition.wait_for(lambda: self._own_entry is not None, within_s)
             return self._own_entry
 
-    def has_state(self) -> None:
-        """This site has the others' state."""
-        self._may_begin = True
+    def note_state(self) -> None:
+        """Note that this site has the others' state."""
+        self.awaits_state = False
 
     def check_may_begin(self, round_: int, *, is_gradient: bool) -> None:
         """Allow a site that comes back to begin with the others' gradients only.
@@ -153,7 +155,7 @@ class MemberHistory:
         Raises:
             RuntimeError: it begins with something else.
         """
-        if not self._may_begin:
+        if self.awaits_state:
             raise RuntimeError(
                 "this site comes back to a run that goes on, whose state it gets by "
                 "site.checkpoint(model, optimizer): call that before anything is averaged"

@@ -62,7 +62,7 @@ class MissingSites:
             self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
 
     def begin_amid(self, absent: Iterable[tuple[int, int]]) -> None:
-        """Begin to follow in a run in which sites are missing since some steps before this one."""
+        """Rejoin a run in which sites are missing since some steps before this one."""
         with self._lock:
             self._absent.update(absent)
 
@@ -70,8 +70,8 @@ class MissingSites:
         """Return what `begin_amid` takes, for who begins with the next step."""
         return [(site, since - self._num_steps) for site, since in self.absent().items()]
 
-    def enter(self, site: int) -> None:
-        """A site takes part again from the next step on."""
+    def rejoin(self, site: int) -> None:
+        """Note that a site takes part again from the next step on."""
         with self._lock:
             self._missing.pop(site, None)
             self._absent.pop(site, None)

@@ -86,22 +86,22 @@ class StepLog:
         sends: bool,
         timeline_every: int,
         verify_every: int,
-        returns: bool = False,
+        rejoins: bool = False,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start the clock of the first step.
 
         `timeline_every` is steps between those that are kept in detail, `verify_every` those
-        between digests; 0: there are none. `sends`: this rank sends records. `returns`: the site
-        comes back to a run, and what it begins with is not compared.
+        between digests; 0: there are none. `sends`: this rank sends records. `rejoins`: the site
+        comes into a run that goes on, and what it begins with is not compared.
         """
         self._link = link
         self._sends = sends
         self._timeline_every = timeline_every
         self._verify_every = verify_every
-        self._returns = returns
-        self.counts = not returns
-        """Whether what the site makes of its data counts: not while it follows."""
+        self._rejoins = rejoins
+        self.counts = not rejoins
+        """Whether what the site makes of its data counts: not while it catches up."""
         self._now_s = now_s
         self._start_s = now_s()
         self._values: dict[str, float] = {}
@@ -153,7 +153,7 @@ class StepLog:
         """
         if self._hook is not None:
             self._hook.remove()
-        if self.num_steps == 0 and not self._returns:
+        if self.num_steps == 0 and not self._rejoins:
             self._send_digest(hashes)
         self._start_s = self._now_s()
 
@@ -188,7 +188,7 @@ class StepLog:
             metrics.ENCODE_S: sum(each.encode_s for each in times),
             metrics.DECODE_S: sum(each.decode_s for each in times),
             metrics.TOKENS: sum(each.weight for each in rounds),
-            # A site that follows trains on nothing: others have its samples.
+            # A site that catches up trains on nothing: others have its samples.
             metrics.SITE_TOKENS: sum(each.site_weight for each in rounds if self.counts),
             metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),
             metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),

@@ -121,20 +121,20 @@ class MaybeUsed:
         unused += [self._names[each] for each in self._unused]
         self._flags.submit(pipeline, unused, number=number, sharing=sharing)
 
-    def give_averaged_after_ddp(self, *, follows: bool) -> None:
+    def give_averaged_after_ddp(self, *, is_catching_up: bool) -> None:
         """Give each parameter its average gradient that DDP has left out, once it has looked.
 
-        Called at the end of a backward pass, before DDP looks at its futures. With `follows`, what
-        this site has used counts for nothing.
+        Called at the end of a backward pass, before DDP looks at its futures. With
+        `is_catching_up`, what this site has used counts for nothing.
         """
-        give = partial(self._give_averaged, follows=follows)
+        give = partial(self._give_averaged, is_catching_up=is_catching_up)
         torch.autograd.Variable._execution_engine.queue_callback(give)
 
-    def _give_averaged(self, *, follows: bool) -> None:
+    def _give_averaged(self, *, is_catching_up: bool) -> None:
         averaged, self._averaged, self._unused = self._averaged, {}, set()
         self._flags.wait()
         without = {each for each in averaged if each.grad is None}
-        used = self._flags.read() if without or follows else {*self._names.values()}
+        used = self._flags.read() if without or is_catching_up else {*self._names.values()}
         for parameter, grad in averaged.items():
             if self._names[parameter] not in used:
                 parameter.grad = None

@@ -372,7 +372,7 @@ class ReplicaHook(GradientHook):
         finished = self._pipeline.wait(has_norm=True)
         self._end_round(finished)
         if self._used is not None:
-            self._used.give_averaged_after_ddp(follows=finished.follows)
+            self._used.give_averaged_after_ddp(is_catching_up=finished.is_catching_up)
         if any(cut is None and had for cut, had in zip(self._cuts, self._buckets, strict=True)):
             # Runs once DDP is through with the pass.
             torch.autograd.Variable._execution_engine.queue_callback(self._agree_on_cuts)

@@ -187,4 +187,4 @@ class ReplicaBesideShardsHook(GradientHook):
         self._used.submit(self._pipeline, number=len(self._cuts), sharing=self._sharing_flags)
         finished = self._pipeline.wait(has_norm=True)
         self._end_round(finished)
-        self._used.give_averaged_after_ddp(follows=finished.follows)
+        self._used.give_averaged_after_ddp(is_catching_up=finished.is_catching_up)

@@ -56,7 +56,7 @@ class Settlement:
         Raises:
             TypeError: what they hold does not make a model.
         """
-        self._hook = hook
+        self.hook = hook
         self._collectives = collectives
         self._site = site
         self._sites = sites
@@ -121,9 +121,9 @@ class Settlement:
             self._ranks_per_gateway,
             rank_major_names(self._site, self.tensors, [told.get(name) for name in self._sites]),
         )
-        self._hook.agree(agreed)
-        self._state = ShardedState(agreed, self._hook.own, self._hook.twins)
-        self._prepare_groups(self._hook.data_ranks, self._hook.groups | self._state.groups)
+        self.hook.agree(agreed)
+        self._state = ShardedState(agreed, self.hook.own, self.hook.twins)
+        self._prepare_groups(self.hook.data_ranks, self.hook.groups | self._state.groups)
 
     def _check_stages(self, own: SiteList | None) -> None:
         """Compare which ranks have what with what this site has told, maybe in an earlier life.

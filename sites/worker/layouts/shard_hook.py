@@ -421,7 +421,7 @@ class ShardHook(GradientHook):
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         self._flags.wait()
-        if made or finished.follows:
+        if made or finished.is_catching_up:
             # What no rank of any site has used, of those that take part, has no gradient.
             for name in self._trained.keys() - self._flags.read():
                 self._trained[name].grad = None

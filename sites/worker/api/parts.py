@@ -1,0 +1,91 @@
+"""The parts of a `Site`, and how they are joined: each knows the parts that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch.distributed as dist
+
+from isthmus.sites.worker.api.averaging import Averaging
+from isthmus.sites.worker.api.checkpointing import Checkpointing
+from isthmus.sites.worker.api.life import Life
+from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.rejoining import Rejoining
+from isthmus.sites.worker.api.synchronisation import Synchronisation
+from isthmus.sites.worker.data.learning_rates import LearningRates
+from isthmus.sites.worker.data.run_data import RunData
+from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.member_history import MemberHistory
+from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.step_records import StepLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What does the work of one `Site`."""
+
+    records: Records
+    steps: StepLog
+    members: MemberHistory
+    averaging: Averaging
+    synchronisation: Synchronisation
+    rates: LearningRates
+    data: RunData
+    checkpointing: Checkpointing
+    life: Life
+
+    @classmethod
+    def of(cls, context: RankContext, link: Link, *, owns_group: bool) -> Self:
+        """Make all parts. With `owns_group`, the process group ends with the rank's life."""
+        missing_sites = link.missing_sites
+        records = Records(link)
+        steps = StepLog(
+            link,
+            sends=context.rank == 0,
+            timeline_every=context.spec.job.timeline_every,
+            verify_every=context.welcome.verify_every,
+            rejoins=context.rejoins,
+        )
+        members = MemberHistory(context.site, rejoins=context.rejoins)
+        averaging = Averaging(context, link, members, steps, records)
+        synchronisation = Synchronisation(context, averaging, members, steps, records)
+        rates = LearningRates()
+        data = RunData(context, missing_sites, rates)
+        rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
+        checkpointing = Checkpointing(
+            context, link, averaging, synchronisation, data, rates, rejoining, steps, records
+        )
+        synchronisation.before_change = checkpointing.before_change
+        for listener in (  # in this order at the end of each step
+            checkpointing.check_not_stale,
+            synchronisation.end_step,
+            data.end_step,
+            rejoining.end_step,
+            data.scale_rates,
+        ):
+            steps.listen(listener)
+
+        def end_group() -> None:
+            if owns_group and dist.is_initialized():
+                dist.destroy_process_group()
+
+        life = Life(
+            context,
+            link,
+            members,
+            has_averaged=lambda: averaging.has_begun,
+            before=[checkpointing.finish, steps.flush],
+            after=[synchronisation.close, averaging.close, end_group],
+        )
+        return cls(
+            records=records,
+            steps=steps,
+            members=members,
+            averaging=averaging,
+            synchronisation=synchronisation,
+            rates=rates,
+            data=data,
+            checkpointing=checkpointing,
+            life=life,
+        )

@@ -1,0 +1,148 @@
+"""Sites that rejoin a run: what a rank does for them step by step, and how it rejoins itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isthmus.protos import metrics
+from isthmus.sites.worker.api.averaging import Averaging
+from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.data.run_data import RunData
+from isthmus.sites.worker.exchange.member_history import (
+    Announced,
+    CatchingUp,
+    CaughtUp,
+    Change,
+    GivenUp,
+    MemberHistory,
+)
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.step_records import StepLog
+
+if TYPE_CHECKING:
+    from isthmus.sites.checkpoint.entry_state import Entered, EntryState
+
+_ASK_EVERY_S = 1.0
+
+
+class Rejoining:
+    """One rank's part in letting sites rejoin. For the training thread."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        averaging: Averaging,
+        members: MemberHistory,
+        missing_sites: MissingSites,
+        data: RunData,
+        steps: StepLog,
+        records: Records,
+    ) -> None:
+        """Let nobody in until `begin`."""
+        self._context = context
+        self._averaging = averaging
+        self._members = members
+        self._missing_sites = missing_sites
+        self._data = data
+        self._steps = steps
+        self._records = records
+        self._entry: EntryState | None = None
+        """Writes the training state for sites that catch up."""
+        self._on_catching_up: Callable[[], None] = lambda: None
+        self._next_epoch = 0
+        """The epoch that the next gradients begin, for sites catch up from there; 0: none."""
+        self._taken_at = 0
+        """Steps that the others had taken when this site took their state."""
+        if not context.rejoins:
+            missing_sites.begin_without(context.late_sites)
+
+    def begin(self, entry: EntryState, on_catching_up: Callable[[], None]) -> None:
+        """Let sites rejoin from now on, by the state that `entry` writes.
+
+        `on_catching_up` is called after the step from whose state sites catch up.
+        """
+        self._entry, self._on_catching_up = entry, on_catching_up
+
+    def end_step(self, _: int) -> None:
+        """Do what is due after this step for sites that rejoin."""
+        if self._entry is None:
+            return
+        num_rounds = self._averaging.pipeline.num_rounds
+        for change in self._members.end_step(num_rounds, self._notice_steps):
+            self._apply(self._entry, change)
+
+    def take_epoch(self) -> int:
+        """Return the epoch that the gradients begin which are about to cross; 0: none."""
+        epoch, self._next_epoch = self._next_epoch, 0
+        return epoch
+
+    def _apply(self, entry: EntryState, change: Change) -> None:
+        sites = [*map(self._context.welcome.sites.index, change.sites)]
+        match change:
+            case Announced():
+                for site in sites:
+                    self._data.regain(site, change.step)
+            case GivenUp():
+                for site in sites:
+                    self._data.give_up(site, change.step)
+            case CatchingUp():
+                entry.write(change, self._steps.num_steps)
+                self._next_epoch = change.epoch
+                self._on_catching_up()
+            case CaughtUp():
+                for site in sites:
+                    self._missing_sites.rejoin(site)
+                entry.discard()
+                self._next_epoch = change.epoch
+                if self._context.site in change.sites:
+                    self._note_caught_up()
+
+    def _note_caught_up(self) -> None:
+        """Count what this site does from now on."""
+        self._steps.counts = True
+        if self._context.rank == 0:
+            step = self._steps.num_steps
+            values = {metrics.FOLLOWED_STEPS: step - self._taken_at}
+            self._records.record(metrics.ENTERED, step, values)
+
+    def _notice_steps(self, sites: Sequence[str]) -> int:
+        """Return after how many steps at least sites take part again: the same at all ranks."""
+        own = self._data.notice_steps(map(self._context.welcome.sites.index, sites))
+        if own is None:
+            return 0
+        most = self._averaging.largest(own, limit=NOTICE_STEPS)
+        if own > most:  # this site catches up: what it says counts for nothing
+            raise RuntimeError(
+                f"site.sampler: batches were fetched {own} steps ahead, and {most} at most at the "
+                "sites that this one comes back to"
+            )
+        return most
+
+    def take_state(
+        self, entry: EntryState, settle: Callable[[Sequence[bytes]], None] | None
+    ) -> Entered:
+        """Rejoin a run that goes on: wait to be let in, and take the others' state.
+
+        `settle` is told how the others' tensors cross, where any site may shard.
+
+        Raises:
+            IsthmusError: the gateway has ended, or it is the state of another model.
+        """
+        pipeline = self._averaging.pipeline
+        while (told := self._members.own_entry(_ASK_EVERY_S)) is None:
+            pipeline.check()
+        entered = entry.take(Path(told.state))
+        if settle is not None:
+            settle(entered.lists)
+        present = set(told.sites) - set(told.follows)
+        sites = self._context.welcome.sites
+        self._missing_sites.begin_without(
+            at for at, name in enumerate(sites) if name not in present
+        )
+        pipeline.num_rounds = told.from_round
+        self._members.note_state()
+        self._taken_at = entered.step
+        return entered

@@ -1,0 +1,389 @@
+"""What a site trains together with all others: models, optimizers, their hooks and checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from isthmus.protos import metrics
+from isthmus.sites.worker.api.averaging import Averaging
+from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
+from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
+from isthmus.sites.worker.checks.step_watch import StepWatch
+from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
+from isthmus.sites.worker.exchange.member_history import MemberHistory
+from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.step_records import StepLog, TokenCount
+from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
+from isthmus.sites.worker.layouts.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.layouts.settlement import Settlement
+    from isthmus.sites.worker.layouts.shard_hook import ShardHook
+
+
+@dataclass(slots=True)
+class _Current:
+    """What is synchronised now. Another one takes its place when the script calls again."""
+
+    optimizers: Sequence[Optimizer] = ()
+    """The first one's steps count."""
+    hook: GradientHook | None = None
+    """None: `average_gradients` averages."""
+    settlement: Settlement | None = None
+    """With the other sites, where tensors are sharded."""
+    step_watch: StepWatch | None = None
+    crossing: CrossingCheck | None = None
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """Take off what was hooked in."""
+
+
+class Synchronisation:
+    """One rank's part in training together. For the training thread."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        averaging: Averaging,
+        members: MemberHistory,
+        steps: StepLog,
+        records: Records,
+    ) -> None:
+        """Synchronise nothing yet; watch all optimizers of this process."""
+        self._context = context
+        self._averaging = averaging
+        self._members = members
+        self._steps = steps
+        self._records = records
+        self.tokens = TokenCount()
+        self._now = _Current()
+        self._former: WeakSet[Optimizer] = WeakSet()
+        """Optimizers that earlier calls were given."""
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before what is synchronised is replaced."""
+        self._average_buffers: Callable[[], None] = lambda: None
+        self._has_stepped = False
+        self._watched = register_optimizer_step_post_hook(self._after_any_step)
+
+    # ---------------------------------------------------------------- what others ask
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Those that are synchronised."""
+        return self._now.optimizers
+
+    @property
+    def hook(self) -> GradientHook | None:
+        """What hands the model's gradients over; None: no model is synchronised."""
+        return self._now.hook
+
+    @property
+    def replica_hook(self) -> ReplicaHook | None:
+        """That of DistributedDataParallel, where no site shards."""
+        hook = self._now.hook
+        return hook if isinstance(hook, ReplicaHook) else None
+
+    @property
+    def shard_hook(self) -> ShardHook | ReplicaBesideShardsHook | None:
+        """That of a model in buckets that all sites agree on, where any site may shard."""
+        return None if self._now.settlement is None else self._now.settlement.hook
+
+    @property
+    def settlement(self) -> Settlement | None:
+        """How all sites' tensors cross, where any site may shard."""
+        return self._now.settlement
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks of the site have unlike tensors: a pipeline's stages."""
+        return self._now.settlement is not None and self._now.settlement.tensors.is_split
+
+    def lists(self) -> Sequence[bytes]:
+        """Return what each site has told all others of its tensors, where any site may shard."""
+        return () if self._now.settlement is None else self._now.settlement.lists
+
+    def close(self) -> None:
+        """Watch optimizers no more."""
+        self._watched.remove()
+
+    # ---------------------------------------------------------------- what a script calls
+
+    def synchronize(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        *,
+        data_mesh: DeviceMesh | None,
+        loss: str,
+        beside_shards: bool,
+    ) -> None:
+        """Synchronise models, which nothing wraps but torch: `Site.synchronize`."""
+        check_training(models, optimizers)
+        if loss not in ("mean", "sum"):
+            raise ValueError(f"site.synchronize: loss: want mean or sum, got {loss!r}")
+        is_summed = loss == "sum"
+        self._steps.begin("synchronize")
+        self._begin(optimizers)
+        replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
+        if replicas and beside_shards:
+            self._synchronize_beside_shards(replicas, is_summed=is_summed)
+        elif replicas:
+            self._synchronize_replicas(replicas, is_summed=is_summed)
+        else:
+            self._synchronize_shards(models, data_mesh, is_summed=is_summed)
+
+    def average_gradients(self, optimizer: Optimizer) -> None:
+        """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
+        check_optimizer("site.average_gradients", optimizer)
+        averaging = self._averaging
+        hook = OptimizerHook(averaging.lists, self.tokens, optimizer, averaging.equalise)
+        averaging.exactness.check([name for name, _ in hook.parameters()])
+        self._steps.begin("average_gradients")
+        self._begin([optimizer])
+        if not self._members.awaits_state:
+            hook.equalise()
+        self._now.undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
+        self._steps.follow(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool) -> None:
+        """Average tensors, which may be gradients of what is synchronised: `Site.all_reduce`."""
+        check_tensors("site.all_reduce", tensors)
+        if not (math.isfinite(tokens) and tokens >= 0):
+            raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
+        now, hook = self._now, self.shard_hook
+        shard = None if hook is None else hook.shard_in(tensors)
+        if shard is not None:
+            raise TypeError(
+                f"site.all_reduce: a tensor is this rank's shard of {shard}, of which other ranks "
+                "hold other elements: average what full_tensor() returns; gradients of a model "
+                "that is synchronised are averaged by its backward pass"
+            )
+        if now.step_watch is not None:
+            now.step_watch.note_average(exact=exact)
+        if now.crossing is not None:
+            now.crossing.note_average(tensors)
+        self._averaging.average_for_script(tensors, tokens, exact=exact)
+
+    def grad_norm(self) -> float:
+        """Return the norm of the latest round's gradient: `Site.grad_norm`."""
+        if self._now.hook is None:
+            raise RuntimeError(
+                "site.grad_norm: call site.synchronize first; where site.average_gradients "
+                "averages, torch.nn.utils.clip_grad_norm_ finds the norm in a hook that runs "
+                "after ours"
+            )
+        return self._now.hook.norm()
+
+    def clip_grad_norm_(self, max_norm: float, loss_scale: float) -> float:
+        """Scale the gradients down to a norm: `Site.clip_grad_norm_`."""
+        norm = self.grad_norm() / loss_scale
+        scale = max_norm / (norm + 1e-6)
+        if not scale >= 1.0:  # not a number: then no gradient is one, as with torch's own
+            for each in [] if self._now.hook is None else self._now.hook.gradients():
+                each.mul_(scale)
+        return norm
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which no gradient crosses: `Site.no_sync`."""
+        if self._now.hook is not None:
+            return self._now.hook.no_sync()
+        if not self._now.optimizers:
+            raise RuntimeError("site.no_sync: call site.synchronize first")
+        return nullcontext()
+
+    def average_buffers(self, model: nn.Module, every: int) -> None:
+        """Average buffers after each `every`-th step from now on: `Site.average_buffers`."""
+        if every < 1:
+            raise ValueError(f"site.average_buffers: every: want 1 or more, got {every}")
+        if self.is_split:
+            raise TypeError(
+                "site.average_buffers: ranks of this site have unlike buffers (a pipeline's "
+                "stages): leave it out"
+            )
+        buffers = [each for each in model.buffers() if each.is_floating_point()]
+        check_tensors("site.average_buffers", buffers)
+
+        def average() -> None:
+            if self._steps.num_steps % every == 0:
+                self._averaging.average(buffers)
+
+        self._average_buffers = average
+
+    def end_step(self, _: int) -> None:
+        """Average buffers, if they are due after this step."""
+        self._average_buffers()
+
+    # ---------------------------------------------------------------- layouts
+
+    def _begin(self, optimizers: Sequence[Optimizer]) -> None:
+        """End what was synchronised until now, between two steps, and begin anew."""
+        self.before_change()
+        for each in self._now.undo:
+            each()
+        for optimizer in self._now.optimizers:
+            self._former.add(optimizer)
+        self._now = _Current(optimizers)
+
+    def _synchronize_replicas(
+        self, models: Sequence[DistributedDataParallel], *, is_summed: bool
+    ) -> None:
+        hook = ReplicaHook(
+            self._averaging.pipeline,
+            self.tokens,
+            models,
+            exactness=self._averaging.exactness,
+            agree=self._agree_on_cut,
+            is_summed=is_summed,
+        )
+        now, optimizers = self._now, self._now.optimizers
+        now.hook = hook
+        for model in models:
+            self._averaging.broadcast(model.module)
+        hook.hook_in()
+        if not self._members.awaits_state and (others := _others(hook, optimizers)):
+            self._averaging.equalise(others)
+        self._watch_steps(hook, hook.parameters())
+        hook.watch_reduced(optimizers)
+        self._steps.follow(
+            optimizers[0],
+            lambda: hashes_of([*hook.parameters_now(), *_others(hook, optimizers)]),
+            hook.take_rounds,
+        )
+
+    def _agree_on_cut(self, own: Cut) -> Cut:
+        context = self._context
+        if context.is_apart:
+            return own
+        return agree_on_cut(
+            self._averaging.pipeline,
+            context.welcome.sites,
+            context.rank,
+            context.device,
+            site=context.index,
+            own=own,
+        )
+
+    def _synchronize_shards(
+        self, models: Sequence[nn.Module], data: DeviceMesh | None, *, is_summed: bool
+    ) -> None:
+        # Imported only by scripts that shard: it takes torch half a second.
+        from isthmus.sites.worker.layouts.fully_sharded import is_lone
+        from isthmus.sites.worker.layouts.lone_hook import LoneHook
+        from isthmus.sites.worker.layouts.shard_hook import ShardHook
+
+        kind = LoneHook if is_lone(models) else ShardHook
+        if kind is LoneHook and data is not None and data.size() > 1:
+            raise TypeError(
+                "site.synchronize: data_mesh: nothing wraps the model, so all its ranks have one "
+                "batch: leave it out, or let fully_shard wrap the model over that mesh"
+            )
+        hook = kind(
+            self._averaging.pipeline,
+            self.tokens,
+            models,
+            bucket_bytes=self._context.spec.job.exchange.bucket_bytes,
+            exactness=self._averaging.exactness,
+            data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
+            is_summed=is_summed,
+        )
+        self._synchronize_agreed(hook)
+
+    def _synchronize_beside_shards(
+        self, models: Sequence[DistributedDataParallel], *, is_summed: bool
+    ) -> None:
+        from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
+
+        hook = ReplicaBesideShardsHook(
+            self._averaging.pipeline,
+            self.tokens,
+            models,
+            bucket_bytes=self._context.spec.job.exchange.bucket_bytes,
+            exactness=self._averaging.exactness,
+            is_summed=is_summed,
+        )
+        self._synchronize_agreed(hook)
+
+    def _synchronize_agreed(self, hook: ShardHook | ReplicaBesideShardsHook) -> None:
+        """Synchronise in buckets that all sites agree on, whatever their layouts."""
+        from isthmus.sites.worker.layouts.settlement import Settlement
+
+        context, averaging, now = self._context, self._averaging, self._now
+        welcome, is_off = context.welcome, context.exchange_is_off
+        now.hook = hook
+        now.settlement = settlement = Settlement(
+            hook,
+            averaging.collectives,
+            site=context.site,
+            sites=(context.site,) if is_off else welcome.sites,
+            ranks_per_site=(context.world_size,) if is_off else welcome.ranks_per_site,
+            ranks_per_gateway=welcome.ranks_per_gateway or context.world_size,
+        )
+        averaging.exactness.check([each.name for each in settlement.tensors.entries])
+        if not self._members.awaits_state:
+            settlement.tell(averaging.pipeline, context.device)
+            settlement.state.equalise(averaging.initial_state())
+        for optimizer in now.optimizers:
+            now.undo.append(optimizer.register_step_pre_hook(hook.finish).remove)
+        self._watch_steps(hook, hook.own.items())
+        optimizers = now.optimizers
+
+        def hashes() -> ParameterHashes | None:
+            # A pipeline's ranks have unlike optimizers.
+            others = [] if settlement.tensors.is_split else _others(hook, optimizers)
+            return settlement.state.digest(dict([*hook.parameters_now(), *others]))
+
+        self._steps.follow(optimizers[0], hashes, hook.take_rounds)
+
+    # ---------------------------------------------------------------- what watches steps
+
+    def _watch_steps(self, hook: GradientHook, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Refuse steps without rounds, and rounds without steps, unless nothing has to cross."""
+        now, optimizers = self._now, self._now.optimizers
+        now.step_watch = watch = StepWatch(named, optimizers, is_due=self._is_due)
+        hook.after_round = watch.note_round
+        now.crossing = crossing = CrossingCheck(
+            hook.parameters_now,
+            hook.crossed,
+            optimizers,
+            is_due=self._is_due,
+            former=self._former,
+        )
+        now.undo += [hook.close, watch.close, crossing.close]
+
+    def _is_due(self) -> bool:
+        """Whether gradients are to cross now."""
+        return self._context.must_average and not self._members.is_catching_up
+
+    def _after_any_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Check any optimizer's step; record the first one that other sites know nothing of."""
+        if self._now.crossing is not None:
+            self._now.crossing.after_any_step(optimizer)
+        # The hook stays until the end: torch goes through all hooks while this one runs.
+        is_first, self._has_stepped = not self._has_stepped, True
+        is_unknown = self._context.must_average and not self._averaging.has_begun
+        if is_first and is_unknown and self._context.rank == 0:
+            self._records.record(metrics.STEPPED_ALONE, 0, {})
+
+
+def _others(hook: GradientHook, optimizers: Sequence[Optimizer]) -> list[tuple[str, torch.Tensor]]:
+    """Return what optimizers hold beside the models' parameters, by place."""
+    known = {id(each) for _, each in hook.parameters_now()}
+    return [
+        (f"optimizer {index}: {place}", each)
+        for index, optimizer in enumerate(optimizers)
+        for place, each in places_of(optimizer)
+        if id(each) not in known
+    ]
