@@ -5,32 +5,40 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from isthmus.orchestrator.core.run_events import SiteNamespace
+from isthmus.protos.own_processes import leashed, own_command
 from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.node.gateway_process import MALLOC
 from isthmus.topology.spec.json_fields import to_json
 from tests.fakes.gateway_rank import DEADLINE_S
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 class GatewayProcess:
-    """One process; killed at the end if it has not ended."""
+    """One process; killed at the end if it has not ended.
 
-    def __init__(self, log: Path) -> None:
+    Args:
+        log: What it writes to stderr.
+        place: The namespaces that it enters; None: loopback.
+    """
+
+    def __init__(self, log: Path, place: SiteNamespace | None = None) -> None:
+        self.host = place.address if place else "127.0.0.1"
         self.lines: list[Mapping[str, Any]] = []
         self._changed = threading.Condition()
         self._log = log.open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "isthmus.sites.gateway"],
+            leashed(
+                own_command("isthmus.sites.gateway"), (place.user, place.net) if place else None
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "GLIBC_TUNABLES": MALLOC},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -68,7 +76,7 @@ class GatewayProcess:
             {
                 "site": site,
                 "gateway": 0,
-                "host": "127.0.0.1",
+                "host": peer.host,
                 "port": peer.wait("listening")["port"],
             }
             for site, peer in peers

@@ -1,6 +1,4 @@
-"""Measures what it takes to bring a bucket from the ranks that hold it to those that hand it over.
-
-Usage: python scripts/bench_routes.py [--ranks 4] [--bucket-mib 4] [--times 40]
+"""Measure what it takes to bring a bucket from the ranks that hold it to those that hand it over.
 
 Ranks are processes of this machine, which talk by Gloo. Matrices of 1024 columns are cut in three
 ways: by rows, which cross in rank-major order; by rows over half the ranks and by columns over the
@@ -11,13 +9,12 @@ and back one after another. GB/s are float32 bytes of the bucket over the time o
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import tempfile
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 
 from isthmus.sites.worker.exchange.bucket_copy import Sizes, Slot, Transfer
 from isthmus.sites.worker.exchange.collectives import Collectives, wait
@@ -25,6 +22,21 @@ from isthmus.sites.worker.exchange.holdings import Dealt, Holding
 from isthmus.sites.worker.exchange.routes import Holders, Part, Route, rank_major_route, route
 
 COLUMNS = 1024
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be asked for."""
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--bucket-mib", type=int, default=4)
+    parser.add_argument("--times", type=int, default=40)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a row for each way of cutting."""
+    rows = options.bucket_mib * (1 << 20) // 4 // COLUMNS
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (options.ranks, rows, options.times, f"{folder}/store")
+        spawn(measure, arguments, nprocs=options.ranks)  # type: ignore[no-untyped-call]
 
 
 def holders_of(way: str, rows: int, ranks: int) -> Holders:
@@ -76,28 +88,3 @@ def bring(transfer: Transfer, slot: Slot, own: torch.Tensor, times: int) -> None
         slot.padded.copy_(own)
         transfer.collect(slot, transfer.launch(slot))
         transfer.deliver(slot, [own], lambda: None)
-
-
-def main() -> None:
-    """Measure with the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--bucket-mib", type=int, default=4)
-    parser.add_argument("--times", type=int, default=40)
-    options = parser.parse_args()
-    rows = options.bucket_mib * (1 << 20) // 4 // COLUMNS
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(target=measure, args=(rank, options.ranks, rows, options.times, store))
-            for rank in range(options.ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Measure for how long training waits for a checkpoint, and how long writing one takes.
 
-Usage: python scripts/bench_checkpoints.py [--width W] [--layers L] [--steps N] [--threads T]
-                                           [--device cuda]
-
 One rank trains the shipped model in this process and saves every fifth step, to a temporary
 folder. In the step after one that is saved, training waits for the copy, and then the writing and
 the digests go on beside it: that step is compared with the median of those that have nothing beside
@@ -36,14 +33,25 @@ from isthmus.topology.spec.job import Checkpoint, Model, Trainer
 EVERY = 5
 
 
-def main() -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be asked for."""
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--folder", help="where to write; else the system's temporary folder")
+
+
+def run(options: argparse.Namespace) -> None:
     """Train, save, and print what it cost."""
-    options = _options()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if device.type == "cuda":
-        torch.cuda.set_device(0)
         device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
     ensure_process_group(device, 60.0)
     config = Trainer(
         steps=options.steps,
@@ -52,7 +60,7 @@ def main() -> None:
     model = Gpt(config.model, 1).to(device)
     optimizer = make_optimizer(model, config.optimizer)
     text = np.frombuffer(Path(np.__file__).read_bytes() * 20, dtype=np.uint8)
-    told: list[tuple[int, float, int, float]] = []
+    written: list[tuple[int, float, int, float]] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         place = Place(
             store=f"{folder}/store",
@@ -76,7 +84,7 @@ def main() -> None:
             data=dict,
             exchange=exchange,
             missing_sites=MissingSites(),
-            on_written=lambda *values: told.append(values),
+            on_written=lambda *values: written.append(values),
             on_failed=lambda *_: None,
             on_stays=lambda *_: None,
             on_waiting=lambda: None,
@@ -96,30 +104,13 @@ def main() -> None:
     quiet = [index for index in range(EVERY, options.steps) if index % EVERY > 1]
     quiet_s = median(times_s[index] for index in quiet)
     beside_s = median(times_s[index] for index in range(2 * EVERY, options.steps, EVERY))
-    first_s, *stalls_s = (stall_s for *_, stall_s in told[:-1])  # the last one is of the end
+    first_s, *stalls_s = (stall_s for *_, stall_s in written[:-1])  # the last one is of the end
     numel = sum(each.numel() for each in model.parameters())
-    print(f"parameters       {numel / 1e6:.1f} M, checkpoint {told[-1][2] / 1e6:.0f} MB")
+    print(f"parameters       {numel / 1e6:.1f} M, checkpoint {written[-1][2] / 1e6:.0f} MB")
     print(f"step             {quiet_s * 1e3:.0f} ms; the one beside a save {beside_s * 1e3:.0f} ms")
-    print(f"written within   {median(written_s for _, written_s, *_ in told):.2f} s")
+    print(f"written within   {median(written_s for _, written_s, *_ in written):.2f} s")
     print(
         f"training waits   {median(stalls_s) * 1e3:.1f} ms a save, at most "
         f"{max(stalls_s) * 1e3:.1f} ms: {median(stalls_s) / quiet_s:.1%} of a step; for the first "
         f"one {first_s * 1e3:.1f} ms"
     )
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--folder", help="where to write; else the system's temporary folder")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

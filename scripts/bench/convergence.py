@@ -1,8 +1,5 @@
 """Train the shipped model at two sites with each codec; compare what they learn with fp32.
 
-Usage: python scripts/bench_convergence.py [--steps 300] [--seeds 3]
-                                           [--codec NAME]... [--tree gather|star]
-
 Both sites are in this one process: each step, their unequal shares of the batch go through the
 model one after the other, and their gradients through the gateways' own reduction machines, codecs
 and residuals. The links between are function calls; everything else is what a run does. "fp32, one
@@ -11,6 +8,8 @@ noise. The learning rate is half the default and decays to nearly nothing: with 
 rounding in the last bit already moves the final loss by 0.2 %, and no codec could be told from
 another.
 """
+
+from __future__ import annotations
 
 import argparse
 import time
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from isthmus.protos.frame import pack, unpack
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.codecs.registry import BY_NAME, codec_named
 from isthmus.sites.gateway.reduction.chunk_reduction import (
@@ -56,7 +56,38 @@ PLANS = {"gather": ReductionPlan(2, (), ""), "star": ReductionPlan(2, (star(2, 0
 ALONE = ReductionPlan(1, (), "")
 BUCKET_NUMEL = Exchange().bucket_bytes // 4
 CHUNK_NUMEL = Exchange().chunk_bytes // 4
-_LINE = "{:18}  {:.4f}  {:+.2%}  {:34}  {}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be asked for."""
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each, averaged")
+    parser.add_argument("--codec", action="append", choices=CODECS, default=[])
+    parser.add_argument("--tree", choices=PLANS, default="gather")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a row a codec."""
+    torch.set_num_threads(1)
+    configs = [configuration(options.steps, seed) for seed in range(1, options.seeds + 1)]
+    corpus = load_corpus(configs[0].data, Path(), configs[0].model.context)
+    names = options.codec or [
+        name for name, codec in BY_NAME.items() if not codec.lossless and not name.endswith("-zstd")
+    ]
+    print("codec               loss    against fp32, each seed           smaller by")
+    baselines: list[float] = []
+    for setting in settings(names):
+        plan = ALONE if setting.shares == WHOLE else PLANS[options.tree]
+        trained = [train(setting, plan, corpus, config) for config in configs]
+        losses = [loss for loss, _ in trained]
+        baselines = baselines or losses
+        ratios = [loss / baseline - 1 for loss, baseline in zip(losses, baselines, strict=True)]
+        sent = "" if setting.shares == WHOLE else f"{trained[0][1]:.2f}"
+        seeds = " ".join(f"{ratio:+.2%}" for ratio in ratios)
+        print(
+            f"{setting.name:18}  {fmean(losses):.4f}  {fmean(ratios):+.2%}  {seeds:34}  {sent}",
+            flush=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +138,8 @@ class Wan:
                 for action in sites[site].chunk(chunk).handle(event):
                     if isinstance(action, Send):
                         self.wire_bytes += len(action.frame.payload)
-                        events.append((action.site, Received(site, action.frame)))
+                        frame = unpack(pack(action.frame))  # a copy: the part is overwritten
+                        events.append((action.site, Received(site, frame)))
 
 
 def train(
@@ -182,34 +214,3 @@ def configuration(steps: int, seed: int) -> Trainer:
         model=Model(layers=2, heads=4, width=64, context=64),
         optimizer=Optimizer(learning_rate=3e-3, min_learning_rate=3e-5),
     )
-
-
-def main() -> None:
-    """Print a line a codec."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each, averaged")
-    parser.add_argument("--codec", action="append", choices=CODECS, default=[])
-    parser.add_argument("--tree", choices=PLANS, default="gather")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    configs = [configuration(arguments.steps, seed) for seed in range(1, arguments.seeds + 1)]
-    corpus = load_corpus(configs[0].data, Path(), configs[0].model.context)
-    names = arguments.codec or [
-        name for name, codec in BY_NAME.items() if not codec.lossless and not name.endswith("-zstd")
-    ]
-    print("codec               loss    against fp32, each seed           smaller by")
-    baselines: list[float] = []
-    for setting in settings(names):
-        plan = ALONE if setting.shares == WHOLE else PLANS[arguments.tree]
-        trained = [train(setting, plan, corpus, config) for config in configs]
-        losses = [loss for loss, _ in trained]
-        baselines = baselines or losses
-        ratios = [loss / baseline - 1 for loss, baseline in zip(losses, baselines, strict=True)]
-        sent = "" if setting.shares == WHOLE else f"{trained[0][1]:.2f}"
-        each = " ".join(f"{ratio:+.2%}" for ratio in ratios)
-        print(_LINE.format(setting.name, fmean(losses), fmean(ratios), each, sent), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,15 @@
 """Measure every codec on gradients of the shipped trainer: ratio, error, and GB/s of float32.
 
-Usage: python scripts/bench_codecs.py [--steps 80] [--chunk-mib 1] [--seconds 0.5]
-
 The gradients are those of the last of `--steps` steps of the default model. Ratio and error are of
 all of them, in chunks; the speeds are the best of one chunk's. "with feedback" is what a gateway
 does for a lossy codec: add the residual, encode, keep what that lost. "by torch" is what a rank
 does instead, here on the processor: the same, but for zstd.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +29,26 @@ from isthmus.sites.trainer.learning import make_optimizer, take_step
 from isthmus.sites.worker.exchange.device_codecs import DEVICE_CODECS
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.topology.spec.job import Trainer
+from scripts.bench.timing import best_s
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be asked for."""
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--chunk-mib", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a row a codec."""
+    gradient = trained_gradient(options.steps)
+    numel = int(options.chunk_mib * (1 << 18))
+    chunks = [gradient[start : start + numel] for start in range(0, len(gradient), numel)]
+    figures = ("ratio", "relative error", "encode GB/s", "decode GB/s", "with feedback GB/s")
+    table = Table(Column("codec", no_wrap=True), *figures, "by torch")
+    for name, codec in BY_NAME.items():
+        table.add_row(name, *row(codec, chunks, options.seconds))
+    Console().print(table)
 
 
 def trained_gradient(steps: int) -> Floats:
@@ -46,16 +65,6 @@ def trained_gradient(steps: int) -> Floats:
     gradients = [each.grad.flatten() for each in model.parameters() if each.grad is not None]
     flat: Floats = torch.cat(gradients).numpy()
     return flat
-
-
-def best_s(work: Callable[[], object], seconds: float) -> float:
-    """Return the shortest of as many calls as fit into `seconds`."""
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def encoding_by_torch(name: str, shard: torch.Tensor) -> Callable[[], object]:
@@ -88,31 +97,3 @@ def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
         works.append(encoding_by_torch(codec.name, torch.from_numpy(values.copy())))
     speeds = [f"{values.nbytes / best_s(work, seconds) / 1e9:.2f}" for work in works]
     return [f"{meant.nbytes / sum(map(len, payloads)):.3f}", f"{error:.5f}", *speeds]
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--chunk-mib", type=float, default=1.0)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
-    arguments = parser.parse_args()
-    gradient = trained_gradient(arguments.steps)
-    numel = int(arguments.chunk_mib * (1 << 18))
-    chunks = [gradient[start : start + numel] for start in range(0, len(gradient), numel)]
-    table = Table(
-        Column("codec", no_wrap=True),
-        "ratio",
-        "relative error",
-        "encode GB/s",
-        "decode GB/s",
-        "with feedback GB/s",
-        "by torch",
-    )
-    for name, codec in BY_NAME.items():
-        table.add_row(name, *row(codec, chunks, arguments.seconds))
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
