@@ -1,9 +1,4 @@
-#!/usr/bin/env python3
-"""Plan random topologies: how long the planned steps are, by the simulator, and how long it takes.
-
-Usage: python scripts/bench_planner.py [--seeds 0:100] [--sites 3,4,5,6] [--against CHECKOUT]
-       python scripts/bench_planner.py --wider 2 [--seeds 0:30]     # links become wider
-       --help has the others
+"""Plan random topologies: how long planned steps are, by the simulator, and how long it takes.
 
 Each seed is a topology with links of unlike width, some of them missing, and a job of the trainer
 that ships. With `--against`, another checkout of isthmus, with an environment of its own in .venv,
@@ -23,21 +18,83 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.spec.compute import num_parameters
-from isthmus.topology.spec.job import Job, LinkCodec, Model, NamedTree, Placed, Reduction
-from isthmus.topology.spec.units import parse_size
+from isthmus.topology.spec.job import Job, Model
 from isthmus.topology.spec.world import Topology
 from tests.fakes.plannable import a_job, a_random_world, randomly_widened
 
-_STEPS, _SKIPPED = 12, 4
+STEPS, SKIPPED = 12, 4
 """Steps that are simulated, and the first of them, which do not count."""
 _WIDTHS = (64, 64, 256, 768)
 _SMALLEST = Model(layers=2, heads=2, width=64, context=32)
+JOB = "version: 1\nname: j\ntopology: t.yaml\ntrainer: {compute: modelled}"
+ROOT = Path(__file__).resolve().parents[2]
 _CODECS = (("fp32",), ("bf16",), ("fp32", "int8"), ("bf16", "int8"))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be asked for."""
+    parser.add_argument("--seeds", default="0:100", help="FROM:UNTIL")
+    parser.add_argument("--sites", default="3,4,5,6", help="how many; seeds take them in turn")
+    parser.add_argument("--wider", type=int, default=0, help="times that links become wider")
+    parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--only-plan", action="store_true", help="print plans as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print how plans do, and how they do against those of the other checkout."""
+    sites = [int(number) for number in options.sites.split(",")]
+    seeds = range(*map(int, options.seeds.split(":")))
+    plans = {str(seed): planned(seed, sites, options.wider) for seed in seeds}
+    if options.only_plan:
+        json.dump(plans, sys.stdout)
+        return
+    steps_s = {seed: steps_of(int(seed), sites, its_plans) for seed, its_plans in plans.items()}
+    show_cpu("", plans)
+    predicted_s = [plan["predicted_s"] for seed in plans for plan in plans[seed]]
+    simulated_s = list(itertools.chain(*steps_s.values()))
+    show("simulated over predicted", simulated_s, predicted_s)
+    if options.wider:
+        pairs = [pair for of_seed in steps_s.values() for pair in itertools.pairwise(of_seed)]
+        narrower_s, wider_s = zip(*pairs, strict=True)
+        show("a wider link's step over the one before", wider_s, narrower_s)
+    if options.against:
+        others = plans_of(options.against.resolve(), options)
+        theirs_s = [
+            step_s
+            for seed, its_plans in others.items()
+            for step_s in steps_of(int(seed), sites, its_plans)
+        ]
+        show("steps over those of the other checkout", simulated_s, theirs_s)
+        names = [f"{seed}.{index}" for seed in plans for index in range(len(plans[seed]))]
+        ratios = zip(names, simulated_s, theirs_s, strict=True)
+        worst = sorted(((mine / other - 1, name) for name, mine, other in ratios), reverse=True)
+        print("longest: " + ", ".join(f"seed {name} {ratio:+.2%}" for ratio, name in worst[:5]))
+        show_cpu("the other's ", others)
+
+
+def show(name: str, some_s: Sequence[float], others_s: Sequence[float]) -> None:
+    """Print how many times as long as others some steps are."""
+    ratios = [some / other for some, other in zip(some_s, others_s, strict=True)]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    longer = sum(ratio > 1.001 for ratio in ratios)
+    print(
+        f"{name}: {len(ratios)}, mean {mean - 1:+.2%}, median {statistics.median(ratios) - 1:+.2%}, "
+        f"least {min(ratios) - 1:+.2%}, most {max(ratios) - 1:+.2%}, longer by 0.1 %: {longer}"
+    )
+
+
+def show_cpu(whose: str, plans: dict[str, Any]) -> None:
+    """Print what plans took."""
+    cpu_s = [plan["cpu_s"] for of_seed in plans.values() for plan in of_seed]
+    print(
+        f"{whose}CPU seconds a plan: {statistics.fmean(cpu_s):.2f} in the mean, {max(cpu_s):.2f} at most"
+    )
 
 
 def chance_of(seed: int | str) -> random.Random:
@@ -103,58 +160,35 @@ def planned(seed: int, sites: list[int], num_wider: int) -> list[dict[str, Any]]
 
 def judged_s(job: Job, topology: Topology, decisions: dict[str, Any]) -> float:
     """Return the step that decisions come to, by the simulator."""
+    # Not above: another checkout's isthmus, which only plans, may have these elsewhere.
+    from isthmus.topology.documents.load import load_job
     from isthmus.topology.documents.placement import placed
     from isthmus.topology.simulator.settings import Settings
     from isthmus.topology.simulator.simulation import simulate
+    from isthmus.topology.spec.plan_decisions import overrides_of
 
-    exchange, reduction = decisions["exchange"], decisions["reduction"]
-    decided = dataclasses.replace(
+    batch = f"trainer.global_batch={job.trainer.global_batch}"
+    decided = load_job(JOB, "job.yaml", [batch, *overrides_of(decisions)])
+    job = dataclasses.replace(
         job,
-        placement=tuple(
-            Placed(site=each["site"], sequences=each["sequences"])
-            for each in decisions["placement"]
-        ),
-        exchange=dataclasses.replace(
-            job.exchange,
-            codec=exchange["codec"],
-            codecs=tuple(
-                LinkCodec(between=tuple(each["between"]), codec=each["codec"])
-                for each in exchange.get("codecs", ())
-            ),
-            chunk_bytes=parse_size(exchange["chunk"]),
-            bucket_bytes=parse_size(exchange["bucket"]),
-        ),
-        reduction=Reduction(
-            tree=reduction.get("tree", "auto"),
-            trees=tuple(
-                NamedTree(
-                    root=each["root"],
-                    parents=each["parents"],
-                    weight=each["weight"],
-                    down=each.get("down"),
-                )
-                for each in reduction.get("trees", ())
-            ),
-        ),
-        trainer=dataclasses.replace(job.trainer, micro_batch=decisions["micro_batch"]),
+        placement=decided.placement,
+        exchange=dataclasses.replace(decided.exchange, schedule=job.exchange.schedule),
+        reduction=decided.reduction,
+        trainer=dataclasses.replace(job.trainer, micro_batch=decided.trainer.micro_batch),
     )
-    here = placed(decided, topology)
-    run = simulate(decided, here, Settings(steps=_STEPS))
-    return max(run.step_s(site, _SKIPPED) for site in range(len(here.sites)))
+    here = placed(job, topology)
+    run = simulate(job, here, Settings(steps=STEPS))
+    return max(run.step_s(site, SKIPPED) for site in range(len(here.sites)))
 
 
-def plans_of(checkout: Path, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Return what another checkout plans."""
+def plans_of(checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what another checkout plans, for the same seeds: these scripts run on its modules."""
     command = [
-        str(checkout / ".venv/bin/python"),
-        str(Path(__file__).resolve()),
-        *("--seeds", chosen.seeds, "--sites", chosen.sites, "--wider", str(chosen.wider)),
-        "--only-plan",
+        *(str(checkout / ".venv/bin/python"), "-m", "scripts.bench", "planner", "--only-plan"),
+        *("--seeds", options.seeds, "--sites", options.sites, "--wider", str(options.wider)),
     ]
     environment = {**os.environ, "PYTHONPATH": str(checkout / ".src")}
-    made = subprocess.run(
-        command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE
-    )
+    made = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE)
     found: dict[str, Any] = json.loads(made.stdout)
     return found
 
@@ -167,61 +201,3 @@ def steps_of(seed: int, sites: list[int], plans: list[dict[str, Any]]) -> list[f
         found.append(judged_s(job, topology, plan["decisions"]))
         topology = randomly_widened(chance, topology)
     return found
-
-
-def told(name: str, ratios: list[float]) -> str:
-    """Return what ratios say: how many times one is the other."""
-    mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    longer = sum(each > 1.001 for each in ratios)
-    return (
-        f"{name}: {len(ratios)}, mean {mean - 1:+.2%}, median {statistics.median(ratios) - 1:+.2%}, "
-        f"least {min(ratios) - 1:+.2%}, most {max(ratios) - 1:+.2%}, longer by 0.1 %: {longer}"
-    )
-
-
-def main() -> None:
-    """Print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", default="0:100", help="FROM:UNTIL")
-    parser.add_argument("--sites", default="3,4,5,6", help="how many; seeds take them in turn")
-    parser.add_argument("--wider", type=int, default=0, help="times that links become wider")
-    parser.add_argument("--against", type=Path, help="another checkout")
-    parser.add_argument("--only-plan", action="store_true", help="print plans as JSON")
-    chosen = parser.parse_args()
-    sites = [int(each) for each in chosen.sites.split(",")]
-    seeds = range(*map(int, chosen.seeds.split(":")))
-    plans = {str(seed): planned(seed, sites, chosen.wider) for seed in seeds}
-    if chosen.only_plan:
-        json.dump(plans, sys.stdout)
-        return
-    steps_s = {seed: steps_of(int(seed), sites, each) for seed, each in plans.items()}
-    every = [
-        (plan, step_s)
-        for seed in plans
-        for plan, step_s in zip(plans[seed], steps_s[seed], strict=True)
-    ]
-    cpu_s = [plan["cpu_s"] for plan, _ in every]
-    print(
-        f"CPU seconds a plan: {statistics.fmean(cpu_s):.2f} in the mean, {max(cpu_s):.2f} at most"
-    )
-    print(told("simulated over predicted", [s / plan["predicted_s"] for plan, s in every]))
-    if chosen.wider:
-        pairs = [each for seed in steps_s.values() for each in itertools.pairwise(seed)]
-        print(told("a wider link's step over the one before", [b / a for a, b in pairs]))
-    if chosen.against:
-        others = plans_of(chosen.against.resolve(), chosen)
-        theirs = {seed: steps_of(int(seed), sites, each) for seed, each in others.items()}
-        ratios = {
-            f"{seed}.{place}": mine / other
-            for seed in plans
-            for place, (mine, other) in enumerate(zip(steps_s[seed], theirs[seed], strict=True))
-        }
-        print(told("steps over those of the other checkout", list(ratios.values())))
-        worst = sorted(ratios, key=lambda each: -ratios[each])[:5]
-        print("longest: " + ", ".join(f"seed {each} {ratios[each] - 1:+.2%}" for each in worst))
-        cpu_s = [plan["cpu_s"] for each in others.values() for plan in each]
-        print(f"the other's CPU seconds: {statistics.fmean(cpu_s):.2f}, {max(cpu_s):.2f} at most")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,12 @@
-"""Steps as predicted, as simulated, and as measured over emulated links.
-
-For twelve pairs of job and topology.
-
-Usage: python scripts/bench_predictions.py [--only NAME]... [--steps 8] [--warmup 3]
-                                           [--emulator netns|relay] [--planned] [--compute 1.5]
-                                           [--narrow] [--no-runs]
+"""Measure steps over emulated links, beside what plan and simulator say, for twelve jobs.
 
 Compute is modelled, everything else is real: gateways, codecs, and packets where the emulator has
 them. With --planned, `isthmus plan` decides sequences, trees, chunks, and buckets. With a short
 --compute, less of the exchange hides. Prints a table, and the median and the largest deviation of
 each column from what was measured.
 """
+
+from __future__ import annotations
 
 import argparse
 import statistics
@@ -19,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -34,7 +31,8 @@ from isthmus.topology.simulator.simulation import simulate
 from isthmus.topology.spec.compute import flops_per_sequence
 from isthmus.topology.spec.job import Model
 
-MODEL = Model(layers=24, heads=4, width=64, context=64)
+SHAPE: dict[str, Any] = {"layers": 24, "heads": 4, "width": 64, "context": 64}
+MODEL = Model(**SHAPE)
 SEQUENCES = 8
 """Sequences of a rank, on average."""
 TIMEOUT_S = 300.0
@@ -97,9 +95,8 @@ NARROW = tuple(
 """Links that hold but a frame or two."""
 
 
-def main() -> int:
-    """Measure each scenario; 1 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what may be asked for."""
     parser.add_argument("--only", action="append", default=[], help="scenarios of this name")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)
@@ -107,36 +104,34 @@ def main() -> int:
     parser.add_argument("--planned", action="store_true", help="as `isthmus plan` decides")
     parser.add_argument("--narrow", action="store_true", help="three others, of narrow links")
     parser.add_argument("--compute", type=float, default=1.5, help="seconds, of a site of speed 1")
-    parser.add_argument("--no-runs", action="store_true", help="predict and simulate only")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure each scenario; 1 if a run failed."""
     scenarios = NARROW if options.narrow else SCENARIOS
     chosen = [each for each in scenarios if not options.only or each.name in options.only]
     print(f"{'scenario':18} {'plan':>8} {'simulated':>10} {'measured':>9}   off by", flush=True)
     deviations: list[tuple[float, float]] = []
-    failed = False
     for scenario in chosen:
         with tempfile.TemporaryDirectory(prefix="isthmus-predict-") as folder:
             pair = documents(scenario, Path(folder), options)
             predicted_s = step_time(pair.job, pair.topology).step_s
-            simulated_s = simulate(
-                pair.job, pair.topology, Settings(steps=options.steps)
-            ).mean_step_s
-            line = f"{scenario.name:18} {predicted_s:7.3f}s {simulated_s:9.3f}s"
-            if options.no_runs:
-                print(line, flush=True)
-                continue
+            simulation = simulate(pair.job, pair.topology, Settings(steps=options.steps))
+            simulated_s = simulation.mean_step_s
+            print(
+                f"{scenario.name:18} {predicted_s:7.3f}s {simulated_s:9.3f}s ", end="", flush=True
+            )
             measured_s = measured(pair, Path(folder), options)
         if measured_s is None:
-            failed = True
-            print(f"{line}   failed", flush=True)
+            print("  failed", flush=True)
             continue
         deviations.append((measured_s / predicted_s - 1, measured_s / simulated_s - 1))
         shown = "  ".join(f"{100 * each:+5.1f} %" for each in deviations[-1])
-        print(f"{line} {measured_s:8.3f}s   {shown}", flush=True)
-    for index, name in enumerate(("plan", "simulated") if deviations else ()):
-        sizes = [100 * abs(each[index]) for each in deviations]
+        print(f"{measured_s:8.3f}s   {shown}", flush=True)
+    for name, off in zip(("plan", "simulated"), zip(*deviations, strict=True), strict=False):
+        sizes = [100 * abs(each) for each in off]
         print(f"{name}: median {statistics.median(sizes):.1f} %, largest {max(sizes):.1f} %")
-    return 1 if failed else 0
+    return int(len(deviations) < len(chosen))
 
 
 def congestion() -> str:
@@ -149,69 +144,52 @@ def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> 
     """Write a scenario's two files and load them."""
     flops_per_s = SEQUENCES * flops_per_sequence(MODEL) / options.compute
     names = "abcde"[: len(scenario.speeds)]
-    topology = {
-        "version": 1,
-        "name": "predicted",
-        "accelerators": {
-            f"speed-{name}": {
-                "peak": {"bf16": f"{speed * flops_per_s / 1e9:.6f}GFLOP/s"},
-                "memory": "4GiB",
-                "mfu": 1.0,
-            }
-            for name, speed in zip(names, scenario.speeds, strict=True)
-        },
-        "sites": [
-            {"name": name, "nodes": 1, "accelerators_per_node": 1, "accelerator": f"speed-{name}"}
-            for name in names
-        ],
-        "links": [
-            {
-                "between": list(ends),
-                "bandwidth": f"{mbit_per_s}Mbit/s",
-                "rtt": f"{rtt_ms}ms",
-                "congestion": congestion(),
-            }
-            for ends, (mbit_per_s, rtt_ms) in scenario.links.items()
-        ],
-        "emulate": True,
-        "emulator": options.emulator,
+    sites = [
+        {"name": name, "nodes": 1, "accelerators_per_node": 1, "accelerator": f"speed-{name}"}
+        for name in names
+    ]
+    chips = {
+        f"speed-{name}": {
+            "peak": {"bf16": f"{speed * flops_per_s / 1e9:.6f}GFLOP/s"},
+            "memory": "4GiB",
+            "mfu": 1.0,
+        }
+        for name, speed in zip(names, scenario.speeds, strict=True)
     }
-    job = {
-        "version": 1,
-        "name": "predicted",
+    shapes = [
+        {"between": list(ends), "bandwidth": f"{mbit_per_s}Mbit/s", "rtt": f"{rtt_ms}ms"}
+        for ends, (mbit_per_s, rtt_ms) in scenario.links.items()
+    ]
+    links = [{**shape, "congestion": congestion()} for shape in shapes]
+    head = {"version": 1, "name": "predicted"}
+    emulation = {"emulate": True, "emulator": options.emulator}
+    topology = {**head, "accelerators": chips, "sites": sites, "links": links, **emulation}
+    exchange = {"codec": scenario.codec, "schedule": scenario.schedule}
+    num_steps = options.warmup + options.steps
+    job: dict[str, Any] = {
+        **head,
         "topology": "topology.yaml",
-        "exchange": {
-            "codec": scenario.codec,
-            "chunk": "256KiB",
-            "bucket": "256KiB",
-            "schedule": scenario.schedule,
-        },
-        "reduction": {"tree": scenario.tree},
         "timeline": {"every": 0},
         "trainer": {
             "compute": "modelled",
-            "steps": options.warmup + options.steps,
-            "evaluate_every": options.warmup + options.steps,
+            "steps": num_steps,
+            "evaluate_every": num_steps,
             "global_batch": SEQUENCES * len(names),
             "micro_batch": 2 * SEQUENCES,
-            "model": {
-                "layers": MODEL.layers,
-                "heads": MODEL.heads,
-                "width": MODEL.width,
-                "context": MODEL.context,
-            },
+            "model": SHAPE,
             "data": {"max_bytes": "1MiB"},
         },
     }
     if options.planned:
-        job["plan"] = {"sites": "all"}
-        job["exchange"] = {"codec": scenario.codec, "schedule": scenario.schedule}
-        del job["reduction"]
-    elif scenario.shares is not None:
-        job["placement"] = [
-            {"site": name, "sequences": share}
-            for name, share in zip(names, scenario.shares, strict=True)
-        ]
+        job |= {"plan": {"sites": "all"}, "exchange": exchange}
+    else:
+        job["exchange"] = {**exchange, "chunk": "256KiB", "bucket": "256KiB"}
+        job["reduction"] = {"tree": scenario.tree}
+        if scenario.shares is not None:
+            job["placement"] = [
+                {"site": name, "sequences": share}
+                for name, share in zip(names, scenario.shares, strict=True)
+            ]
     (folder / "topology.yaml").write_text(yaml.safe_dump(topology))
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     pair, _ = as_launched(load_pair(folder / "job.yaml"))
@@ -227,7 +205,3 @@ def measured(pair: Pair, folder: Path, options: argparse.Namespace) -> float | N
         return None
     records = read_metrics(folder / "runs" / run_id / METRICS)
     return measure(records, pair.topology, warmup_steps=options.warmup, steps=options.steps).step_s
-
-
-if __name__ == "__main__":
-    sys.exit(main())
