@@ -1,12 +1,9 @@
-"""A real Kubernetes API server on this machine, by scripts/kubernetes_here."""
+"""A real Kubernetes API server on this machine, by tests/tools/kubernetes_here.py."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +11,12 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "kubernetes_here"
-SERVER = Path.home() / ".cache" / "isthmus" / "kubernetes" / "kube-apiserver"
+from tests.tools import kubernetes_here
+from tests.tools.daemons import held
+
 JOBSET_CRD = Path(__file__).with_name("jobset-v0.9.1.crd.json.gz")
 """JobSet's own, config/components/crd/bases of its v0.9.1, without descriptions and empty defaults.
 (Apache License 2.0, The Kubernetes Authors.)"""
-STOP_S = 60.0
 
 
 def jobset_schema() -> dict[str, Any]:
@@ -54,23 +51,7 @@ def kubernetes_server(folder: Path) -> Iterator[Path]:
 
     It ends with the block, and with this process.
     """
-    if not SERVER.is_file():
-        pytest.skip(f"{SERVER} is not there: scripts/kubernetes_here build (takes half an hour)")
-    if missing := [each for each in ("etcd", "openssl") if shutil.which(each) is None]:
-        pytest.skip(f"{', '.join(missing)}: not here; apt-get install etcd-server openssl")
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "hold", str(folder), str(JOBSET_CRD)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line.startswith("export KUBECONFIG="), "see what it says above"
-        yield Path(line.partition("=")[2].strip())
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        process.wait(STOP_S)
+    if missing := kubernetes_here.missing_programs():
+        pytest.skip(missing)
+    with held("tests.tools.kubernetes_here", str(folder), str(JOBSET_CRD)):
+        yield folder / "kubeconfig"

@@ -1,11 +1,9 @@
-"""A real Slurm on this machine, with a folder of its own, by scripts/slurm_here."""
+"""A real Slurm on this machine, with a folder of its own, by tests/tools/slurm_here.py."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm_here"
-ADMIN_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-"""Where Debian has the daemons."""
-WITHIN_S = 100.0
+from tests.tools import slurm_here
+from tests.tools.daemons import held
 
 
 @dataclass
@@ -50,21 +46,7 @@ def slurm(folder: Path, *partitions: str) -> Iterator[Slurm]:
         folder: Made for it, and removed.
         partitions: `NAME=NODES` each.
     """
-    programs = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
-    if missing := [name for name in programs if shutil.which(name, path=ADMIN_PATH) is None]:
-        pytest.skip(f"no Slurm here: {', '.join(missing)}; apt-get install slurm-wlm munge")
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "hold", str(folder), *partitions],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline().startswith("export SLURM_CONF="), "see what it says above"
+    if missing := slurm_here.missing_programs():
+        pytest.skip(missing)
+    with held("tests.tools.slurm_here", str(folder), *partitions):
         yield Slurm(folder)
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        assert process.wait(WITHIN_S) == 0

@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 from isthmus.sites.local.entry_folder import INDEX, PIECE_BYTES, TENSORS
-from scripts.soak import reset
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, kill, topology_yaml
 from tests.multiprocess.test_lost_site import is_training, steps_of
+from tests.tools.soak import reset
 
 pytestmark = [
     UNDER_BOTH_SECURITIES,

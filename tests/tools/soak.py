@@ -1,6 +1,6 @@
 """Train through a fault a minute, and tell how much of the time was training.
 
-Usage: python -m scripts.soak [--minutes N] [--every S] [--seed N] [--kinds KIND,..]
+Usage: python -m tests.tools.soak [--minutes N] [--every S] [--seed N] [--kinds KIND,..]
 
 A coordinator and the agents of three sites run on this machine as separate commands, in a network
 namespace of their own (root), each site on an address of its own. Beside them, as a service manager
@@ -16,6 +16,7 @@ has grown.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -50,6 +51,12 @@ KINDS = (
         "frozen-site",
     ),  # SIGSTOP; a pause is shorter than detect_within
 )
+CUTS = ("outage", "blackhole")
+MODULES = {
+    "gateway": "isthmus.sites.gateway",
+    "rank": "isthmus.sites.launcher.rank",
+    "torchrun": "isthmus.sites.launcher.node",
+}
 SAMPLE_S = 5.0
 WANTED_GOODPUT = 0.85
 FLAT = 1.25
@@ -101,23 +108,22 @@ class Fault:
     """When it was undone; for what is not, `at_s`."""
 
 
-def processes(*words: str) -> list[psutil.Process]:
-    """Return the soak's processes whose command lines hold all words, the oldest first."""
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        try:
-            command = " ".join(each.cmdline())
-            if all(word in command for word in words) and "isthmus.sites.leash" not in command:
-                found.append((each.create_time(), each))
-        except psutil.Error:
-            continue
-    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
-
-
 def below(agent: psutil.Process, word: str) -> list[psutil.Process]:
-    """Return an agent's descendants whose command lines hold a word."""
-    ours = {each.pid for each in agent.children(recursive=True)}
-    return [each for each in processes(word) if each.pid in ours]
+    """Return an agent's descendants whose command lines hold a word, the oldest first."""
+    found = []
+    for process in agent.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if word in command and "isthmus.sites.leash" not in command:
+                found.append((process.create_time(), process))
+    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+
+def send(signum: int, processes: Iterable[psutil.Process]) -> None:
+    """Send a signal to what may have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signum)
 
 
 class Deployment:
@@ -186,14 +192,9 @@ class Deployment:
             print(f"isthmus {' '.join(arguments)}: {done.stdout}{done.stderr}", flush=True)
         return done
 
-    def agent(self, site: str) -> psutil.Process | None:
-        """Return a site's agent, if it runs."""
-        process = self._running[site]
-        return psutil.Process(process.pid) if process.poll() is None else None
-
-    def coordinator(self) -> psutil.Process | None:
-        """Return the coordinator, if it runs."""
-        process = self._running["coordinator"]
+    def process(self, name: str) -> psutil.Process | None:
+        """Return a site's agent, or the coordinator, if it runs."""
+        process = self._running[name]
         return psutil.Process(process.pid) if process.poll() is None else None
 
     def stop(self) -> None:
@@ -220,120 +221,77 @@ class Deployment:
 
 def strike(deployment: Deployment, kind: str, site: str, rng: random.Random) -> float:
     """Let something fail; return for how many seconds it lasts."""
-    agent = deployment.agent(site)
+    agent = deployment.process(site)
     if kind == "coordinator":
         deployment.down_until_s["coordinator"] = time.monotonic() + rng.uniform(1.0, 20.0)
-        found = deployment.coordinator()
-        if found:
-            found.kill()
+        if coordinator := deployment.process("coordinator"):
+            coordinator.kill()
         return 0.0
-    if kind in ("outage", "blackhole"):
-        cut(SITES.values() if kind == "outage" else [SITES[site]], is_cut=True)
+    if kind in CUTS:
+        cut(kind, site, "add")
         return rng.uniform(2.0, 20.0) if kind == "outage" else 3 * DETECT_S
     if agent is None:
         return 0.0
     whole = [agent, *agent.children(recursive=True)]
-    match kind:
-        case "agent":
-            agent.kill()
-        case "site":
-            for each in whole:
-                kill(each)
-        case "gateway" | "rank" | "torchrun":
-            words = {"gateway": "isthmus.sites.gateway", "torchrun": "isthmus.sites.launcher.node"}
-            for each in below(agent, words.get(kind, "isthmus.sites.launcher.rank"))[-1:]:
-                kill(each)
-        case "reset-data":
-            for each in below(agent, "isthmus.sites.gateway"):
-                reset(each)
-        case "reset-control":
-            reset(agent)
-        case "stopped-rank":
-            for each in below(agent, "isthmus.sites.launcher.rank")[-1:]:
-                each.suspend()
-        case _:
-            for each in whole:
-                suspend(each)
-            return rng.uniform(0.2, 0.6) * DETECT_S if kind == "paused-site" else 3 * DETECT_S
+    if kind in MODULES:
+        send(signal.SIGKILL, below(agent, MODULES[kind])[-1:])
+    elif kind in ("agent", "site"):
+        send(signal.SIGKILL, whole if kind == "site" else [agent])
+    elif kind == "reset-data":
+        for gateway in below(agent, MODULES["gateway"]):
+            reset(gateway)
+    elif kind == "reset-control":
+        reset(agent)
+    elif kind == "stopped-rank":
+        send(signal.SIGSTOP, below(agent, MODULES["rank"])[-1:])
+    else:
+        send(signal.SIGSTOP, whole)
+        return rng.uniform(0.2, 0.6) * DETECT_S if kind == "paused-site" else 3 * DETECT_S
     return 0.0
 
 
 def mend(deployment: Deployment, kind: str, site: str) -> None:
     """Undo what lasts."""
-    if kind in ("outage", "blackhole"):
-        cut(SITES.values() if kind == "outage" else [SITES[site]], is_cut=False)
-    agent = deployment.agent(site)
-    if kind in ("paused-site", "frozen-site") and agent is not None:
-        for each in [agent, *agent.children(recursive=True)]:
-            try:
-                each.resume()
-            except psutil.Error:
-                continue
-
-
-def kill(process: psutil.Process) -> None:
-    """SIGKILL what may have ended."""
-    try:
-        process.kill()
-    except psutil.Error:
-        return
-
-
-def suspend(process: psutil.Process) -> None:
-    """SIGSTOP what may have ended."""
-    try:
-        process.suspend()
-    except psutil.Error:
-        return
+    if kind in CUTS:
+        cut(kind, site, "del")
+    elif agent := deployment.process(site):
+        send(signal.SIGCONT, [agent, *agent.children(recursive=True)])
 
 
 def reset(process: psutil.Process) -> None:
     """Have the kernel abort all connections of a process."""
-    try:
+    found = []
+    with contextlib.suppress(psutil.Error):
         found = process.net_connections(kind="tcp")
-    except psutil.Error:
-        return
-    for each in found:
-        if each.status == psutil.CONN_ESTABLISHED:
-            ends = [
-                *(
-                    "src",
-                    f"{each.laddr.ip.removeprefix('::ffff:')}",
-                    "sport",
-                    "=",
-                    str(each.laddr.port),
-                ),
-                *("dport", "=", str(each.raddr.port)),
-            ]
+    for connection in found:
+        if connection.status == psutil.CONN_ESTABLISHED:
+            near, far = connection.laddr, connection.raddr
+            source = ("src", near.ip.removeprefix("::ffff:"), "sport", "=", str(near.port))
+            ends = [*source, "dport", "=", str(far.port)]
             subprocess.run(["ss", "-K", *ends], capture_output=True, check=False)
 
 
-def cut(addresses: Iterable[str], *, is_cut: bool) -> None:
-    """Let packets to and from some addresses vanish, or cross again."""
-    for address in addresses:
+def cut(kind: str, site: str, change: str) -> None:
+    """Let packets to and from some addresses vanish (`add`), or cross again (`del`)."""
+    for address in SITES.values() if kind == "outage" else [SITES[site]]:
         for way in ("to", "from"):
             rule = ["pref", "10", way, address, "blackhole"]
-            subprocess.run(["ip", "rule", "add" if is_cut else "del", *rule], check=True)
+            subprocess.run(["ip", "rule", change, *rule], check=True)
 
 
 def usage(deployment: Deployment) -> Iterator[tuple[str, str, float]]:
     """Yield role, figure and value of every process that is to stay as it is."""
-    found = {f"agent {site}": deployment.agent(site) for site in SITES}
-    found["coordinator"] = deployment.coordinator()
+    found = {"coordinator": deployment.process("coordinator")}
     for site in SITES:
-        agent = found[f"agent {site}"]
-        for each in below(agent, "isthmus.sites.gateway") if agent else []:
-            found[f"gateway {site}"] = each
+        agent = found[f"agent {site}"] = deployment.process(site)
+        for gateway in below(agent, MODULES["gateway"]) if agent else []:
+            found[f"gateway {site}"] = gateway
     for role, process in found.items():
-        if process is None:
-            continue
-        try:
-            with process.oneshot():
+        with contextlib.suppress(psutil.Error):
+            if process is not None:
                 yield role, "descriptors", process.num_fds()
                 yield role, "threads", process.num_threads()
                 yield role, "memory, MiB", process.memory_info().rss / 2**20
-        except psutil.Error:
-            continue
 
 
 def main() -> int:
@@ -341,8 +299,8 @@ def main() -> int:
     options = _options()
     if os.environ.get("ISTHMUS_SOAK") != "1":
         os.environ["ISTHMUS_SOAK"] = "1"
-        os.execvp(  # noqa: S606 - no shell is wanted
-            "unshare", ["unshare", "--net", sys.executable, "-m", "scripts.soak", *sys.argv[1:]]
+        os.execvp(
+            "unshare", ["unshare", "--net", sys.executable, "-m", "tests.tools.soak", *sys.argv[1:]]
         )
     for line in ("link set lo up", "rule add pref 100 lookup local", "rule del pref 0"):
         subprocess.run(["ip", *line.split()], check=True)
@@ -360,7 +318,7 @@ def main() -> int:
 
 def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     """Let things fail until the time is over; return the exit status."""
-    rng = random.Random(options.seed)  # noqa: S311 - repeatable, and no secret
+    rng = random.Random(options.seed)
     while len(deployment.records()) < 30:
         time.sleep(1.0)
         deployment.keep_up()
