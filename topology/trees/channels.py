@@ -6,7 +6,7 @@ One connection has no more on the way than its sender's buffer holds, so a link 
 bandwidth times round trip needs. It takes at least two where it is wide enough for both: while one
 waits for a lost packet, the other carries on. On a narrow link two only crowd each other out. With
 CUBIC and 40 ms two take 1.3 times as long as one at 10 Mbit/s, 1.13 times at 30 Mbit/s, and as long
-as one at 100 Mbit/s (scripts/bench_gateways.py).
+as one at 100 Mbit/s (`python -m scripts.bench gateways`).
 """
 
 from __future__ import annotations

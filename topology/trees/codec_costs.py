@@ -1,6 +1,6 @@
 """The codecs' measured speeds, sizes and errors on gradients. Pure.
 
-From the table of docs/measurements/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC
+From the table of docs/measurements/codecs.md (scripts/bench/codecs.py: one thread of an AMD EPYC
 Zen 5, gradients of the model that ships). Sizes that depend on what gradients hold are those of
 that table; everything else takes its sizes from RATIOS, which is exact.
 """
