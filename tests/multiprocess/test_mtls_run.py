@@ -24,7 +24,7 @@ def listening(run: Bench) -> dict[tuple[str, int], str]:
     found = {}
     for pid in run.pids():
         process = psutil.Process(pid)
-        modules = [each for each in process.cmdline() if each.startswith(("sites.", "orchestr"))]
+        modules = [each for each in process.cmdline() if each.startswith("isthmus.")]
         for each in process.net_connections(kind="inet"):
             if each.status == psutil.CONN_LISTEN:
                 host = each.laddr.ip.removeprefix("::ffff:")

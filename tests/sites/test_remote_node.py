@@ -115,7 +115,7 @@ def test_a_launcher_gives_each_node_a_command() -> None:
     site = dataclasses.replace(SITE, hosts=hosts, launcher=launcher)
     assert [place.host for place in node_places(site, "local")] == list(hosts)
     by_ssh = node_places(site, "ssh")[1]
-    assert by_ssh.command[-4:] == ("-p", "2222", "10.0.0.8", "/opt/python -m isthmus.sites.node")
+    assert by_ssh.command[-4:] == ("-p", "2222", "10.0.0.8", "/opt/python -P -m isthmus.sites.node")
     assert not by_ssh.shares_files
 
 
