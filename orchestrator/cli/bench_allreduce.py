@@ -21,6 +21,7 @@ from isthmus.orchestrator.cli.options import (
     name_option,
     set_option,
     timeout_option,
+    topology_argument,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.whole_run import run_to_end
@@ -72,7 +73,6 @@ _what_options = all_of(
         type=TENSOR_SIZE,
         multiple=True,
         default=("64MiB",),
-        show_default=True,
         help="Size of the float32 tensor. May be repeated, as --codec and --tree may.",
     ),
     click.option(
@@ -113,17 +113,12 @@ _what_options = all_of(
 
 _how_options = all_of(
     click.option(
-        "--repeats",
-        type=click.IntRange(1, 1000),
-        default=5,
-        show_default=True,
-        help="Repetitions that are measured.",
+        "--repeats", type=click.IntRange(1, 1000), default=5, help="Repetitions that are measured."
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, 1000),
         default=2,
-        show_default=True,
         help="Repetitions before the first that is measured.",
     ),
     click.option(
@@ -142,7 +137,6 @@ _how_options = all_of(
         "idle_s",
         type=DURATION,
         default="0s",
-        show_default=True,
         help="A pause of all sites before each repetition.",
     ),
     name_option,
@@ -154,14 +148,14 @@ _how_options = all_of(
 
 
 @click.command("allreduce")
-@click.argument("topology", type=click.Path(path_type=Path))
+@topology_argument
 @_what_options
 @_how_options
 @condition_options
 @click.pass_obj
 def command(
     output: Output,
-    topology: Path,
+    topology_path: Path,
     sizes_bytes: tuple[int, ...],
     codecs: tuple[str, ...],
     trees: tuple[str, ...],
@@ -191,7 +185,7 @@ def command(
     own += [] if chunk_bytes is None else [f"exchange.chunk={chunk_bytes}B"]
     against = tuple(dict.fromkeys(against))
     question = Question(
-        topology=str(topology.absolute()),
+        topology=str(topology_path.absolute()),
         overrides=overrides,
         warmup=warmup,
         repeats=repeats,
@@ -205,12 +199,12 @@ def command(
     sizes_bytes = tuple(dict.fromkeys(sizes_bytes))
     found = combinations(
         question,
-        topology,
+        topology_path,
         (*overrides, *own),
         sizes_bytes=sizes_bytes,
         codecs=tuple(dict.fromkeys(codecs)),
         trees=tuple(dict.fromkeys(trees)),
-        emulator=emulator_for(conditions, topology, overrides, emulator),
+        emulator=emulator_for(conditions, topology_path, overrides, emulator),
     )
     world = found[0][1].topology
     varying = varying_script(world, timeout_s) if conditions.is_varying else ""

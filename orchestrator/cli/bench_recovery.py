@@ -52,7 +52,6 @@ from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
     "at_s",
     type=DURATION,
     default="8s",
-    show_default=True,
     help="When it fails, counted from when the run is active.",
 )
 @click.option(
@@ -60,7 +59,6 @@ from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
     "outage_s",
     type=DURATION,
     default="20s",
-    show_default=True,
     help="How long an outage between all sites lasts.",
 )
 @name_option

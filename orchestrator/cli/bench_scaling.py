@@ -109,28 +109,21 @@ _question_options = all_of(
         "--steps",
         type=click.IntRange(2, 100_000),
         default=20,
-        show_default=True,
         help="Steps of each run that are measured: an even number.",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, 100_000),
         default=5,
-        show_default=True,
         help="Steps of each run before the first that is measured.",
     ),
     click.option(
-        "--repeats",
-        type=click.IntRange(1, 1000),
-        default=5,
-        show_default=True,
-        help="How often each run is made.",
+        "--repeats", type=click.IntRange(1, 1000), default=5, help="How often each run is made."
     ),
     click.option(
         "--compute",
         type=click.Choice(COMPUTES),
         default="modelled",
-        show_default=True,
         help="modelled: a rank waits for as long as its accelerator would compute; real: it computes.",
     ),
     click.option(

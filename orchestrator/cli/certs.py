@@ -22,7 +22,7 @@ from isthmus.orchestrator.certificates import (
     renew,
     site_files,
 )
-from isthmus.orchestrator.cli.options import ADDRESS, json_option
+from isthmus.orchestrator.cli.options import ADDRESS, FILE, FOLDER, json_option, topology_argument
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.documents import load_topology_file
@@ -34,14 +34,10 @@ from isthmus.protos.security import use_tls
 DAYS = click.FloatRange(min=0, max=3650, min_open=True)
 
 folder_option = click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="certs",
-    show_default=True,
-    help="Where certificates and keys are.",
+    "--folder", type=FOLDER, default="certs", help="Where certificates and keys are."
 )
 days_option = click.option(
-    "--days", type=DAYS, default=90.0, show_default=True, help="How long certificates are valid."
+    "--days", type=DAYS, default=90.0, help="How long certificates are valid."
 )
 
 
@@ -52,20 +48,19 @@ def command() -> None:
 
 
 @command.command("init")
-@click.argument("topology", type=click.Path(path_type=Path))
+@topology_argument
 @folder_option
 @click.option(
-    "--domain",
-    default="isthmus.internal",
-    show_default=True,
-    help="Domain of the identities in certificates.",
+    "--domain", default="isthmus.internal", help="Domain of the identities in certificates."
 )
 @days_option
 @json_option
 @click.pass_obj
-def init_command(output: Output, topology: Path, folder: Path, domain: str, days: float) -> int:
+def init_command(
+    output: Output, topology_path: Path, folder: Path, domain: str, days: float
+) -> int:
     """Make an authority, and certificates for everybody in TOPOLOGY."""
-    sites = [site.name for site in load_topology_file(topology).sites]
+    sites = [site.name for site in load_topology_file(topology_path).sites]
     made = [make_authority(folder, domain)]
     made += [issue(folder, name, days) for name in names_for(sites)]
     output.note(f"next: take each party's own two files and {CA}.pem there; {CA}.key stays here")
@@ -94,7 +89,6 @@ def issue_command(
     "--within-days",
     type=DAYS,
     default=float(WARN_DAYS),
-    show_default=True,
     help="Without a NAME: renew those that end within so many days.",
 )
 @json_option
@@ -125,14 +119,9 @@ def renew_command(
     "--hours",
     type=click.FloatRange(min=0, max=720, min_open=True),
     default=24.0,
-    show_default=True,
     help="How long the token is valid.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the token here. [SITE.token]",
-)
+@click.option("--out", type=FILE, help="Write the token here. [SITE.token]")
 @json_option
 @click.pass_obj
 def token_command(

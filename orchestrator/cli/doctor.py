@@ -8,7 +8,13 @@ from pathlib import Path
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import home_option, json_option, set_option
+from isthmus.orchestrator.cli.options import (
+    FILE,
+    home_option,
+    json_option,
+    set_option,
+    topology_argument,
+)
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.doctor.examination import Examined, all_findings, examined_of
 from isthmus.orchestrator.doctor.findings import Finding, Severity
@@ -22,12 +28,8 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 
 
 @click.command("doctor")
-@click.argument("file", metavar="TOPOLOGY", type=click.Path(path_type=Path))
-@click.option(
-    "--job",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Look at this job's files, too: script, data, checkpoints.",
-)
+@topology_argument
+@click.option("--job", type=FILE, help="Look at this job's files, too: script, data, checkpoints.")
 @click.option("--site", help="Take this machine for this site. [the sites whose addresses it has]")
 @click.option(
     "--at",
@@ -43,7 +45,7 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 @click.pass_obj
 def command(
     output: Output,
-    file: Path,
+    topology_path: Path,
     job: Path | None,
     site: str | None,
     reached: tuple[str, ...],
@@ -55,15 +57,15 @@ def command(
     Looks at this machine, at the sites whose addresses it has; at those that --at leads to; and at
     the ways between them all.
     """
-    examined = _examined(file, job, overrides, home_folder(home))
-    protect(examined.topology, file)
+    examined = _examined(topology_path, job, overrides, home_folder(home))
+    protect(examined.topology, topology_path)
     commands = dict(_command(each) for each in reached)
     names = [each.name for each in examined.topology.sites]
     for option, name in [("--site", site), *(("--at", each) for each in commands)]:
         if name is not None and name not in names:
             hint = did_you_mean(name, names)
             raise click.UsageError(
-                f"{option}: {file} has no site {name!r}{hint}; want {one_of(names)}"
+                f"{option}: {topology_path} has no site {name!r}{hint}; want {one_of(names)}"
             )
     return tell(output, all_findings(examined, site, commands))
 

@@ -12,6 +12,8 @@ import click
 
 from isthmus.orchestrator.cli.command_errors import where
 from isthmus.orchestrator.cli.options import (
+    FILE,
+    PATH,
     job_argument,
     json_option,
     out_option,
@@ -33,7 +35,7 @@ from isthmus.topology.spec.world import Topology
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, metavar="FILE...", type=PATH)
 @click.option(
     "--schema",
     type=click.Choice(list(SCHEMAS)),
@@ -150,12 +152,7 @@ def _warnings(entry: dict[str, Any], topology: Topology, problems: Sequence[Prob
 @set_option
 @topology_option
 @out_option("Write the plan here, for `isthmus launch JOB --plan FILE`.")
-@click.option(
-    "--diff",
-    "other",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Say how the plan differs from this one.",
-)
+@click.option("--diff", "other", type=FILE, help="Say how the plan differs from this one.")
 @json_option
 @click.pass_obj
 def plan(

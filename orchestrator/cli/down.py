@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import home_option, json_option, set_option
+from isthmus.orchestrator.cli.options import home_option, json_option, set_option, topology_argument
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.up import bring_down, described
 from isthmus.orchestrator.documents import load_topology_file
@@ -16,7 +16,7 @@ from isthmus.orchestrator.run_folder.home import home_folder
 
 
 @click.command("down")
-@click.argument("topology_path", metavar="TOPOLOGY", type=click.Path(path_type=Path))
+@topology_argument
 @set_option
 @home_option
 @json_option

@@ -13,8 +13,9 @@ from isthmus.orchestrator.cli.checkpoint_choice import newest_good_checkpoint
 from isthmus.orchestrator.cli.display import finish, progress
 from isthmus.orchestrator.cli.doctor import preflight_failed
 from isthmus.orchestrator.cli.options import (
-    ADDRESS,
+    FILE,
     RUN_NAME,
+    coordinator_option,
     emulation_options,
     faults_option,
     home_option,
@@ -57,21 +58,13 @@ class _ScriptCommand(click.Command):
 
 @click.command("launch", cls=_ScriptCommand)
 @job_argument
-@click.option(
-    "--coordinator",
-    type=ADDRESS,
-    envvar="ISTHMUS_COORDINATOR",
-    help="Submit to this coordinator. [$ISTHMUS_COORDINATOR, else that of `isthmus up`, else one is "
-    "started here]",
+@coordinator_option(
+    "Submit to this coordinator. [$ISTHMUS_COORDINATOR, else that of `isthmus up`, else one is "
+    "started here]"
 )
 @set_option
 @topology_option
-@click.option(
-    "--plan",
-    "plan_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Do what this plan of `isthmus plan` decides.",
-)
+@click.option("--plan", "plan_path", type=FILE, help="Do what this plan of `isthmus plan` decides.")
 @click.option(
     "--resume",
     is_flag=False,
@@ -91,7 +84,6 @@ class _ScriptCommand(click.Command):
     "--priority",
     type=click.IntRange(-1000, 1000),
     default=0,
-    show_default=True,
     help="Of runs that wait for the same sites, the highest begins first.",
 )
 @timeout_option(None, "Stop following after this long, as 90s; the run goes on.")

@@ -65,6 +65,9 @@ def _rate(text: str) -> float:
 
 ADDRESS = Parsed("host:port", _address)
 """HOST:PORT to dial."""
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+PATH = click.Path(path_type=Path)
 BIND = Parsed("host:port", _bind)
 """HOST:PORT to listen on; port 0 is any."""
 DURATION = Parsed("duration", parse_duration)
@@ -84,19 +87,20 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def timeout_option(default: str | None, help_text: str) -> Decorator:
     """Declare --timeout, given to the command as `timeout_s`."""
-    return click.option(
-        "--timeout",
-        "timeout_s",
-        type=DURATION,
-        default=default,
-        show_default=default is not None,
-        help=help_text,
-    )
+    return click.option("--timeout", "timeout_s", type=DURATION, default=default, help=help_text)
 
 
 def out_option(help_text: str) -> Decorator:
     """Declare --out, a file."""
-    return click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help=help_text)
+    return click.option("--out", type=FILE, help=help_text)
+
+
+def coordinator_option(
+    help_text: str = "Ask this coordinator. "
+    "[$ISTHMUS_COORDINATOR, else the one that the run was launched with]",
+) -> Decorator:
+    """Declare --coordinator, an address to dial."""
+    return click.option("--coordinator", type=ADDRESS, envvar="ISTHMUS_COORDINATOR", help=help_text)
 
 
 def all_of(*declared: Decorator) -> Decorator:
@@ -141,19 +145,13 @@ def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(overridden)
 
 
-job_argument: Decorator = click.argument("job", type=click.Path(path_type=Path))
+job_argument: Decorator = click.argument("job", type=PATH)
+topology_argument: Decorator = click.argument("topology_path", metavar="TOPOLOGY", type=PATH)
 home_option: Decorator = click.option(
     "--home",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     envvar="ISTHMUS_HOME",
     help="Where runs are kept. [$ISTHMUS_HOME, else the user's state folder]",
-)
-coordinator_option: Decorator = click.option(
-    "--coordinator",
-    type=ADDRESS,
-    envvar="ISTHMUS_COORDINATOR",
-    help="Ask this coordinator. "
-    "[$ISTHMUS_COORDINATOR, else the one that the run was launched with]",
 )
 set_option: Decorator = click.option(
     "--set",
@@ -175,14 +173,11 @@ name_option: Decorator = click.option(
 topology_option: Decorator = click.option(
     "--topology",
     "topology_path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Use this topology, not the one that the job names.",
 )
 faults_option: Decorator = click.option(
-    "--faults",
-    "faults_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Play this fault script on the emulated WAN.",
+    "--faults", "faults_path", type=FILE, help="Play this fault script on the emulated WAN."
 )
 seed_option: Decorator = click.option(
     "--seed",
@@ -203,4 +198,4 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, choice=RunChoice(**own), **given)
 
     run_argument = click.argument("run_id", metavar="[RUN]", required=False, default="")
-    return all_of(run_argument, coordinator_option, home_option, json_option)(chosen)
+    return all_of(run_argument, coordinator_option(), home_option, json_option)(chosen)

@@ -14,13 +14,14 @@ from rich.console import Console
 
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
-    ADDRESS,
     DURATION,
     Parsed,
+    coordinator_option,
     emulation_options,
     home_option,
     json_option,
     set_option,
+    topology_argument,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
@@ -61,20 +62,15 @@ def _connections(text: str) -> tuple[int, ...]:
 
 
 @click.command("probe")
-@click.argument("file", metavar="TOPOLOGY", type=click.Path(path_type=Path))
-@click.option(
-    "--coordinator",
-    type=ADDRESS,
-    envvar="ISTHMUS_COORDINATOR",
-    help="Measure between this coordinator's agents. "
-    "[$ISTHMUS_COORDINATOR, else all are started here]",
+@topology_argument
+@coordinator_option(
+    "Measure between this coordinator's agents. [$ISTHMUS_COORDINATOR, else all are started here]"
 )
 @emulation_options
 @click.option(
     "--connections",
     type=Parsed("n,n", _connections),
     default="1,4,16",
-    show_default=True,
     help="Numbers of TCP connections side by side, measured one after another.",
 )
 @click.option(
@@ -82,7 +78,6 @@ def _connections(text: str) -> tuple[int, ...]:
     "window_s",
     type=DURATION,
     default="2s",
-    show_default=True,
     help="For how long bytes are counted: 100ms to 60s.",
 )
 @click.option("--write", is_flag=True, help="Write the figures into TOPOLOGY; comments stay.")
@@ -92,7 +87,7 @@ def _connections(text: str) -> tuple[int, ...]:
 @click.pass_obj
 def command(
     output: Output,
-    file: Path,
+    topology_path: Path,
     coordinator: str | None,
     connections: tuple[int, ...],
     window_s: float,
@@ -107,10 +102,10 @@ def command(
     if not 0.1 <= window_s <= 60:
         raise click.UsageError("--window: want 100ms to 60s")
     probe = Probe(connections=connections, window_s=window_s)
-    pair = probing_pair(file, overrides, probe)
-    found = file.read_bytes()
+    pair = probing_pair(topology_path, overrides, probe)
+    found = topology_path.read_bytes()
     if not directions(pair.topology):
-        raise click.UsageError(f"{file} has no two sites with a link each way")
+        raise click.UsageError(f"{topology_path} has no two sites with a link each way")
     measured, emulator_used = _measure(output, pair, probe, home_folder(home), coordinator)
     at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if not output.as_json:
@@ -122,9 +117,9 @@ def command(
         "at": at,
         "emulator": emulator_used,
         "links": [_view(each) for each in measured],
-        "written": [str(file)] if written else [],
+        "written": [str(topology_path)] if written else [],
     }
-    return output.result(data, f"{file}: {len(written)} links written" if written else "")
+    return output.result(data, f"{topology_path}: {len(written)} links written" if written else "")
 
 
 def _measure(

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.options import ADDRESS, BIND, json_option, set_option
+from isthmus.orchestrator.cli.options import (
+    ADDRESS,
+    BIND,
+    FILE,
+    FOLDER,
+    PATH,
+    json_option,
+    set_option,
+)
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
 from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
@@ -28,15 +36,11 @@ from isthmus.topology.spec.suggest import did_you_mean, one_of
 
 
 @click.command("coordinator")
-@click.option(
-    "--topology",
-    type=click.Path(path_type=Path),
-    help="The topology.  [required, but for --abandon]",
-)
+@click.option("--topology", type=PATH, help="The topology.  [required, but for --abandon]")
 @click.option(
     "--state",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Folder of the journal and of the runs; one coordinator at a time uses it.",
 )
 @click.option(
@@ -83,16 +87,13 @@ def coordinator(
 @click.command("agent")
 @click.option("--site", required=True, help="Which of the topology's sites this is.")
 @click.option("--coordinator", required=True, type=ADDRESS, help="Dial this coordinator.")
-@click.option("--topology", required=True, type=click.Path(path_type=Path), help="The topology.")
+@click.option("--topology", required=True, type=PATH, help="The topology.")
 @click.option(
-    "--state",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the logs of this site's processes.",
+    "--state", required=True, type=FOLDER, help="Folder for the logs of this site's processes."
 )
 @click.option(
     "--join-token",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="File of a join token: fetches this site's certificates first, where there are none.",
 )
 @click.option("--bind", metavar="HOST", help="Gateways listen here. [the site's wan.bind]")

@@ -18,7 +18,7 @@ from isthmus.protos.control.v1 import control_pb2
 
 
 @click.command("queue")
-@coordinator_option
+@coordinator_option()
 @home_option
 @json_option
 @click.pass_obj

@@ -10,7 +10,13 @@ from pathlib import Path
 import click
 import yaml
 
-from isthmus.orchestrator.cli.options import ADDRESS, json_option, set_option
+from isthmus.orchestrator.cli.options import (
+    ADDRESS,
+    FOLDER,
+    json_option,
+    set_option,
+    topology_argument,
+)
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_topology_file, protect, read_text
 from isthmus.orchestrator.launchers.commands import folder_at, python_at, save_s
@@ -39,15 +45,8 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(str, _Dumper.represent_text)
 
-topology_argument = click.argument(
-    "topology_path", metavar="TOPOLOGY", type=click.Path(path_type=Path)
-)
 out_option = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="rendered",
-    show_default=True,
-    help="Folder into which the files are written.",
+    "--out", type=FOLDER, default="rendered", help="Folder into which the files are written."
 )
 coordinator_option = click.option(
     "--coordinator",
@@ -111,20 +110,14 @@ def slurm_command(
 )
 @out_option
 @coordinator_option
-@click.option("--storage", default="100Gi", show_default=True, help="Size of each site's volume.")
+@click.option("--storage", default="100Gi", help="Size of each site's volume.")
 @click.option(
     "--cpus-per-rank",
     type=click.IntRange(min=1),
     default=4,
-    show_default=True,
     help="CPU cores requested for each rank.",
 )
-@click.option(
-    "--memory-per-rank",
-    default="16Gi",
-    show_default=True,
-    help="Memory that each rank may use at most.",
-)
+@click.option("--memory-per-rank", default="16Gi", help="Memory that each rank may use at most.")
 @click.option(
     "--resource",
     help="What Kubernetes calls an accelerator; '': nothing. [what its name suggests: nvidia.com/gpu, ...]",

@@ -35,7 +35,7 @@ REPORT = "report.html"
 @click.option(
     "--md", "as_markdown", is_flag=True, help="Write Markdown, on stdout unless --out is given."
 )
-@coordinator_option
+@coordinator_option()
 @home_option
 @json_option
 @click.pass_obj

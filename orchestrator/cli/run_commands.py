@@ -81,7 +81,7 @@ def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
 @click.command("logs")
 @run_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.option("--site", default="", help="Only this site.")
+@click.option("--site", default="", show_default=False, help="Only this site.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank of a site.")
 @click.option(
     "--tail",

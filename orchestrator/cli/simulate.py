@@ -16,6 +16,7 @@ from isthmus.orchestrator.cli.bench_folder import new_bench, note_plans, opened_
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     DURATION,
+    FOLDER,
     Parsed,
     all_of,
     faults_option,
@@ -106,7 +107,6 @@ _simulation_options = all_of(
         "--sharing",
         type=click.Choice(SHARINGS),
         default=SHARINGS[0],
-        show_default=True,
         help="How a link serves what waits for it: bucket by bucket, "
         "or a few at once in equal shares.",
     ),
@@ -150,7 +150,6 @@ _simulation_options = all_of(
         "recovery_s",
         type=DURATION,
         default="5min",
-        show_default=True,
         help="Time from a failure until all sites compute again.",
     ),
     click.option(
@@ -235,11 +234,7 @@ def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) ->
 @_simulation_options
 @faults_option
 @name_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of what is kept. [HOME/bench/NAME]",
-)
+@click.option("--out", type=FOLDER, help="Folder of what is kept. [HOME/bench/NAME]")
 @home_option
 @json_option
 @click.pass_obj

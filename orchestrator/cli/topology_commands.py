@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import RATE, json_option, out_option, set_option
+from isthmus.orchestrator.cli.options import PATH, RATE, json_option, out_option, set_option
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
 from isthmus.topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
@@ -22,12 +22,11 @@ TABLE_WIDTH = 120
 
 
 @click.command("init")
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
+@click.argument("folder", metavar="[DIR]", type=PATH, default=".")
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
     default=DEFAULT_PRESET,
-    show_default=True,
     help="Which case to start from; `isthmus topology presets` says what they are.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
@@ -54,7 +53,7 @@ def topology() -> None:
 
 
 @topology.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @out_option("Write it here. [stdout]")
 @click.option("--force", is_flag=True, help="Overwrite the file that is there.")
 @click.option(
@@ -64,21 +63,15 @@ def topology() -> None:
     "--sites",
     metavar="A,B,C",
     default="",
+    show_default=False,
     help="Take only these sites; links between them follow the shortest paths.",
 )
 @click.option(
     "--accelerator",
     default="cpu",
-    show_default=True,
     help="Accelerator of every site; `isthmus topology accelerators` lists them.",
 )
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 1_000_000),
-    default=1,
-    show_default=True,
-    help="Nodes of every site.",
-)
+@click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, help="Nodes of every site.")
 @click.option(
     "--accelerators-per-node",
     type=click.IntRange(1, 128),
@@ -175,7 +168,7 @@ def accelerators_command(output: Output) -> int:
 
 
 @topology.command("show")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @set_option
 @json_option
 @click.pass_obj

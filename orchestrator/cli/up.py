@@ -13,7 +13,13 @@ from typing import Any
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import home_option, json_option, set_option, timeout_option
+from isthmus.orchestrator.cli.options import (
+    home_option,
+    json_option,
+    set_option,
+    timeout_option,
+    topology_argument,
+)
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_topology_file, protect
 from isthmus.orchestrator.interruption import INTERRUPTION
@@ -47,7 +53,7 @@ so long at most."""
 
 
 @click.command("up")
-@click.argument("topology_path", metavar="TOPOLOGY", type=click.Path(path_type=Path))
+@topology_argument
 @set_option
 @timeout_option("2min", "How long all may take to join.")
 @home_option
