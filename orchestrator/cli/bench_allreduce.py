@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,19 @@ from pathlib import Path
 import click
 
 from isthmus.orchestrator.cli.bench_conditions import condition_options, emulator_for
-from isthmus.orchestrator.cli.bench_folder import tell_outcome
+from isthmus.orchestrator.cli.bench_folder import (
+    Progress,
+    bench_folder,
+    held_folder,
+    measured,
+    sources,
+)
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     DURATION,
     Parsed,
     all_of,
+    emulator_option,
     home_option,
     json_option,
     name_option,
@@ -24,7 +30,6 @@ from isthmus.orchestrator.cli.options import (
     topology_argument,
 )
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.cli.whole_run import run_to_end
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from isthmus.orchestrator.evidence.bench.allreduce_baselines import (
     measure_baseline,
@@ -35,20 +40,16 @@ from isthmus.orchestrator.evidence.bench.allreduce_bench import (
     BASELINES,
     AllReduce,
     AllReduceBench,
-    AllReduceSetting,
-    Baseline,
     MeasureBaseline,
     Question,
     combinations,
 )
 from isthmus.orchestrator.evidence.bench.allreduce_conditions import Conditions, varying_script
-from isthmus.orchestrator.evidence.bench.bench_tables import AllReduceTables
-from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.interruption import INTERRUPTION
-from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.orchestrator.evidence.bench.bench_tables import allreduce_tables
+from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.topology.spec.job import CODECS, TREES
 from isthmus.topology.spec.units import format_size, parse_size
-from isthmus.topology.spec.world import EMULATORS, Topology
+from isthmus.topology.spec.world import Topology
 
 MAX_BYTES = 16 << 30
 """Ranks hold the tensor three times, and the host's memory is all there is."""
@@ -121,11 +122,7 @@ _how_options = all_of(
         default=2,
         help="Repetitions before the first that is measured.",
     ),
-    click.option(
-        "--emulator",
-        type=click.Choice((*EMULATORS, "none")),
-        help="What emulates the WAN between the sites. [as the topology says]",
-    ),
+    emulator_option("What emulates the WAN between the sites. [as the topology says]", "none"),
     click.option(
         "--against",
         type=click.Choice(tuple(BASELINES)),
@@ -179,84 +176,47 @@ def command(
     Every combination is an ordinary run on this machine, with one rank a site. After each
     repetition the results of all sites are compared bit for bit.
     """
-    name = name or f"allreduce-{new_run_id()}"
-    folder = home_folder(home) / "bench" / name
     own = [] if streams is None else [f"exchange.channels_per_link={streams}"]
     own += [] if chunk_bytes is None else [f"exchange.chunk={chunk_bytes}B"]
     against = tuple(dict.fromkeys(against))
     question = Question(
-        topology=str(topology_path.absolute()),
         overrides=overrides,
         warmup=warmup,
         repeats=repeats,
         is_one_rank_a_site=not all_ranks,
         is_copied=copied,
-        against="gloo" if "gloo" in against else None,
         baselines=against,
         conditions=conditions,
         idle_s=idle_s,
     )
-    sizes_bytes = tuple(dict.fromkeys(sizes_bytes))
     found = combinations(
         question,
         topology_path,
         (*overrides, *own),
-        sizes_bytes=sizes_bytes,
+        sizes_bytes=tuple(dict.fromkeys(sizes_bytes)),
         codecs=tuple(dict.fromkeys(codecs)),
         trees=tuple(dict.fromkeys(trees)),
         emulator=emulator_for(conditions, topology_path, overrides, emulator),
     )
-    world = found[0][1].topology
-    varying = varying_script(world, timeout_s) if conditions.is_varying else ""
-    baselines = _baselines(against, world, question, varying, timeout_s)
-    bench = AllReduce(
-        folder=folder,
-        bench=AllReduceBench(name=name, question=question, settings=()),
-        found=found,
-        launch=functools.partial(
-            run_to_end,
-            timeout_s=timeout_s,
-            show=lambda _: None,
-            faults=_kept(varying, folder / VARYING),
-        ),
-        baselines=baselines,
-        tell=Progress(output, len(found) + len(baselines) * len(sizes_bytes)).tell,
-        new_run_id=new_run_id,
-    )
-    return _measure(output, bench, folder)
-
-
-class Progress:
-    """Says on stderr what is measured, and what it came to."""
-
-    def __init__(self, output: Output, total: int) -> None:
-        self._output = output
-        self._total = total
-        self._begun = 0
-
-    def tell(self, name: str, made: AllReduceSetting | Baseline | None) -> None:
-        """Tell that something begins, or what it came to."""
-        if made is None:
-            self._begun += 1
-            return
-        if isinstance(made, Baseline):
-            outcome = formats.duration(made.times.median_s)
-        elif made.figures is not None:
-            outcome = formats.duration(made.figures.times.median_s)
-        else:
-            assert made.failed is not None
-            outcome = f"FAILED, {made.failed.code}: {formats.words(made.failed.message)}"
-        size = formats.size(made.size_bytes)
-        self._output.note(f"[{self._begun}/{self._total}] {size}, {name}: {outcome}")
-
-
-def _kept(varying: str, path: Path) -> tuple[str, ...]:
-    """Keep the fault script of links that vary, if they do; return what names it to a run."""
-    if not varying:
-        return ()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(varying, encoding="utf-8")
-    return ("--faults", str(path))
+    pair = found[0][1]
+    varying = varying_script(pair.topology, timeout_s) if conditions.is_varying else ""
+    baselines = _baselines(against, pair.topology, question, varying, timeout_s)
+    name = name or f"allreduce-{new_run_id()}"
+    path = bench_folder(home, name) / ALLREDUCE
+    with held_folder(path):
+        if varying:
+            (path.parent / VARYING).write_text(varying, encoding="utf-8")
+        progress = Progress(timeout_s)
+        bench = AllReduce(
+            folder=path.parent,
+            bench=AllReduceBench(name=name, **sources(pair), question=question, settings=()),
+            found=found,
+            baselines=baselines,
+            faults=("--faults", str(path.parent / VARYING)) if varying else (),
+            launch=progress.launch,
+            watch=progress,
+        )
+        return measured(output, progress, bench, allreduce_tables)
 
 
 def _baselines(
@@ -292,27 +252,3 @@ def _baselines(
         )
         for name in names
     }
-
-
-def _measure(output: Output, benchmark: AllReduce, folder: Path) -> int:
-    """Measure, and tell what it came to; return the exit status.
-
-    Raises:
-        CommandError: something failed.
-    """
-    interrupted = None
-    with INTERRUPTION.holding():
-        try:
-            benchmark.run()
-        except KeyboardInterrupt as error:
-            interrupted = INTERRUPTION.answer(error)
-    bench, path = benchmark.bench, folder / ALLREDUCE
-    failed = {
-        each.run_id: f"run {each.run_id}: {each.failed.code}: {each.failed.message}"
-        for each in bench.settings
-        if each.failed is not None
-    }
-    if benchmark.failed and not failed:
-        failed[""] = "; ".join(benchmark.failed.values())
-    tables, data = AllReduceTables(bench), dataclasses.asdict(bench)
-    return tell_outcome(output, tables, path, data, failed, interrupted)

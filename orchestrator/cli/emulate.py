@@ -13,6 +13,7 @@ import click
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     ADDRESS,
+    emulator_option,
     faults_option,
     home_option,
     json_option,
@@ -23,7 +24,6 @@ from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import home_folder, is_folder_name
 from isthmus.protos.own_processes import entered
 from isthmus.protos.security import require_protected
-from isthmus.topology.spec.world import EMULATORS
 
 if TYPE_CHECKING:
     from isthmus.orchestrator.core.run_events import Endpoint
@@ -35,11 +35,7 @@ _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "
 
 @click.command("emulate")
 @click.argument("arguments", nargs=-1, metavar="[TOPOLOGY] [-- COMMAND...]")
-@click.option(
-    "--emulator",
-    type=click.Choice(EMULATORS),
-    help="What emulates the WAN. [the topology's, else auto]",
-)
+@emulator_option("What emulates the WAN. [the topology's, else auto]")
 @set_option
 @faults_option
 @seed_option

@@ -41,7 +41,6 @@ class EmulationTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"emulation {self.name}")
-        arrow = formats.arrow(options)
         links = self.topology.links
         before, now = (
             [counters.get((link.source, link.target), {}) for link in links]
@@ -56,7 +55,7 @@ class EmulationTable:
             [
                 Column(
                     "link",
-                    [formats.way(link.source, link.target, arrow) for link in links],
+                    [formats.way(link.source, link.target) for link in links],
                     is_text=True,
                 ),
                 Column("configured", [formats.rate(link.bytes_per_s) for link in links]),

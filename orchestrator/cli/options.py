@@ -103,6 +103,11 @@ def coordinator_option(
     return click.option("--coordinator", type=ADDRESS, envvar="ISTHMUS_COORDINATOR", help=help_text)
 
 
+def emulator_option(help_text: str, *more: str) -> Decorator:
+    """Declare --emulator, one of EMULATORS or of `more`."""
+    return click.option("--emulator", type=click.Choice((*EMULATORS, *more)), help=help_text)
+
+
 def all_of(*declared: Decorator) -> Decorator:
     """Declare several options, in the order in which --help shows them."""
 
@@ -137,11 +142,7 @@ def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="With or without the emulated WAN, whatever the topology says.",
         ),
-        click.option(
-            "--emulator",
-            type=click.Choice(EMULATORS),
-            help="What emulates the WAN, whatever the topology says.",
-        ),
+        emulator_option("What emulates the WAN, whatever the topology says."),
     )(overridden)
 
 

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from isthmus.orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
+from isthmus.orchestrator.cli.bench_folder import bench_folder, new_bench, new_folder, note_plans
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     DURATION,
@@ -30,7 +30,7 @@ from isthmus.orchestrator.cli.options import (
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_pair
 from isthmus.orchestrator.emulator.fault_files import load_faults_file
-from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
+from isthmus.orchestrator.evidence.bench.bench_tables import scaling_tables
 from isthmus.orchestrator.evidence.bench.sweep_settings import (
     Point,
     load_simulated_points,
@@ -51,7 +51,7 @@ from isthmus.orchestrator.evidence.simulate.simulated_result import (
     setting_runs,
 )
 from isthmus.orchestrator.evidence.simulate.simulated_run import write_run
-from isthmus.orchestrator.run_folder.home import home_folder, new_run_id
+from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.topology.faults.script import TimedChange, expand
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import (
@@ -275,8 +275,8 @@ def command(
         sweeps=parsed,
     )
     bench = new_bench(name, base, question, points)
-    folder = out.absolute() if out is not None else home_folder(home) / "bench" / name
-    with opened_bench(folder, bench, resume=None) as (folder, bench):
+    folder = out.absolute() if out is not None else bench_folder(home, name)
+    with new_folder(folder / BENCH):
         return _simulate(output, folder, bench, list(zip(points, scripts, strict=True)), settings)
 
 
@@ -318,12 +318,12 @@ def _simulate(
         output.note(f"[{index + 1}/{len(points)}] {point.said}simulated in {took_s:.2f} s")
     if not output.as_json:
         console = Console()
-        console.print(BenchTables(bench))
+        console.print(scaling_tables(bench))
         if settings.in_words():
             console.print(Text(f"\nsimulated with {'; '.join(settings.in_words())}"))
         rows = list(zip(points, made, strict=True))
-        for table in further_tables(rows, fails=settings.outages is not None):
-            console.print(table)
+        for section in further_tables(rows, fails=settings.outages is not None):
+            console.print(section)
     output.note(f"kept in {folder / BENCH}; runs, for report and trace: --home {folder}")
     data = {
         **dataclasses.asdict(bench),

@@ -15,7 +15,7 @@ from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.coordinator.journal import JournalError
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import Failed
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.home import RunChoice, RunFolder

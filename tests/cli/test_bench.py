@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Failed, read_bench
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_runs import MeasuredRuns
@@ -26,7 +26,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredRuns:
     def run_to_end(pair: Pair, home: Path, run_id: str, **_: object) -> Ended:
         return made(pair, home, run_id)
 
-    monkeypatch.setattr("isthmus.orchestrator.cli.bench_scaling.run_to_end", run_to_end)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_folder.run_to_end", run_to_end)
     return made
 
 
@@ -189,7 +189,7 @@ def test_one_process_at_a_time(
             codes[0] = isthmus(*arguments, "--resume").code
         return runs(pair, home, run_id)
 
-    monkeypatch.setattr("isthmus.orchestrator.cli.bench_scaling.run_to_end", meanwhile)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_folder.run_to_end", meanwhile)
     assert isthmus(*arguments).code == 0
     assert codes == [8]
 

@@ -6,6 +6,7 @@ Its options, both streams, interruption, failures, and one real benchmark.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredAllReduces:
         )
         return Baseline(size_bytes=size_bytes, times=times, cpu_s_per_gb=0.25)
 
-    monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.run_to_end", made)
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_folder.run_to_end", made)
     monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.measure_baseline", baseline)
     monkeypatch.setattr("isthmus.orchestrator.cli.bench_allreduce.netns_problem", lambda: None)
     return made
@@ -68,7 +69,7 @@ def test_every_combination_is_a_run_and_a_row(
     ]
     assert "benchmark mine" in done.out
     assert done.out.count("int8") == 2 * 4
-    assert "[8/8] 4MiB, int8, star: 4s" in done.err
+    assert re.search(r"^\[8/8, about .* left\] 4MiB, int8, star: 4s$", done.err, re.MULTILINE)
     assert str(home / "bench" / "mine" / ALLREDUCE) in done.err
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.orchestrator.cli import probe
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import Failed
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.documents.load import load_topology

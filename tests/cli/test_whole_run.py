@@ -11,7 +11,7 @@ from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.whole_run import run_to_end
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.documents import Pair, load_pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import Failed
 from isthmus.orchestrator.run_folder.home import RunFolder
 from isthmus.protos.control.v1 import control_pb2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import Failed
 from isthmus.protos import metrics
 

@@ -6,13 +6,13 @@ Their metrics are written as a real run's would be, from a pace by site.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended
+from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import Failed
 from isthmus.protos import metrics
 
@@ -57,6 +57,23 @@ def pace(pair: Pair) -> float:
     return COMPUTE_S if len(pair.topology.sites) == 1 else 2 * COMPUTE_S
 
 
+class Told:
+    """A `Watch` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self.starts: list[tuple[int, int, float | None]] = []
+        self.ends: list[str | Failed] = []
+
+    def started(self, name: str, number: int, total: int, left_s: float | None) -> None:
+        """Keep its number."""
+        self.starts.append((number, total, left_s))
+
+    def ended(self, outcome: str | Failed) -> None:
+        """Keep what came of it."""
+        self.ends.append(outcome)
+
+
 @dataclass
 class MeasuredRuns:
     """A `Launch` that keeps what it was given."""
@@ -73,7 +90,7 @@ class MeasuredRuns:
         """What ran, in order: a site, or `all`."""
         return [_name(pair) for pair in self.pairs]
 
-    def __call__(self, pair: Pair, home: Path, run_id: str) -> Ended:
+    def __call__(self, pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()) -> Ended:
         """Write the run's metrics; or fail, or be interrupted."""
         self.pairs.append(pair)
         if len(self.pairs) - 1 == self.interrupt_at:

@@ -337,13 +337,11 @@ def told(folder: Path, *overrides: str, emulator: str | None) -> tuple[float, fl
     path = folder / "topology.yaml"
     path.write_text(TOPOLOGY_YAML)
     question = Question(
-        topology=str(path),
         overrides=overrides,
         warmup=1,
         repeats=1,
         is_one_rank_a_site=True,
         is_copied=False,
-        against=None,
     )
     ((_, pair),) = combinations(
         question,

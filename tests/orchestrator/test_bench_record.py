@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isthmus.orchestrator.evidence.bench.bench_tables import BenchTables
+from isthmus.orchestrator.evidence.bench.bench_tables import scaling_tables
 from isthmus.orchestrator.evidence.record.bench_record import Bench, read_bench, write_bench
 from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.benches import a_bench, an_interrupted_bench
@@ -66,7 +66,7 @@ def rendered(bench: Bench, width: int = 160, encoding: str = "utf-8") -> str:
         file=io.TextIOWrapper(io.BytesIO(), encoding=encoding), width=width, color_system=None
     )
     with console.capture() as captured:
-        console.print(BenchTables(bench))
+        console.print(scaling_tables(bench))
     return captured.get()
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.evidence.bench.experiment import RUNS, Ended
 from isthmus.orchestrator.evidence.bench.recovery import (
     KINDS,
+    Question,
     Recovery,
     RecoveryBench,
     RecoveryRuns,
@@ -17,11 +19,11 @@ from isthmus.orchestrator.evidence.bench.recovery import (
     recovery_of,
     return_of,
 )
-from isthmus.orchestrator.evidence.bench.scaling import RUNS, Ended
-from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.record.bench_record import Failed, Source
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
 from isthmus.orchestrator.run_folder.run_files import METRICS, strict_json
 from isthmus.topology.faults.loading import load_faults
+from tests.fakes.measured_runs import Told
 
 JOB = Path(__file__).parents[2] / "scripts" / "bench_recovery" / "job.yaml"
 
@@ -94,7 +96,7 @@ def test_each_kind_has_a_fault_script(kind: str) -> None:
 
 
 def test_each_kind_has_a_run_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
-    def launch(_: Pair, home: Path, run_id: str, faults: Sequence[str]) -> Ended:
+    def launch(pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()) -> Ended:
         folder = home / RUNS / run_id
         folder.mkdir(parents=True)
         made = [*records("a", [1.0] * 12), *records("b", [1.0] * 12), FAULT]
@@ -102,23 +104,23 @@ def test_each_kind_has_a_run_and_one_that_fails_stops_no_other(tmp_path: Path) -
         failed = Failed(code="RANK_KILLED", message="gone") if "rank" in faults[1] else None
         return Ended("relay", failed)
 
-    told: list[Recovery] = []
+    told, ids = Told(), iter(("run0", "run1"))
+    source = Source(name="", path="")
+    question = Question(site="c", at_s=1.0, outage_s=2.0, detect_within_s=15.0)
     runs = RecoveryRuns(
         folder=tmp_path,
-        bench=RecoveryBench(
-            name="x", job="", topology="", site="c", at_s=1.0, outage_s=2.0, detect_within_s=15.0
-        ),
+        bench=RecoveryBench(name="x", job=source, topology=source, question=question, settings=()),
         pair=load_pair(JOB, ()),
         kinds=("rank", "agent"),
         launch=launch,
-        tell=lambda _, made: told.append(made) if made else None,
-        new_run_id=lambda: f"run{len(told)}",
+        watch=told,
+        new_run_id=lambda: next(ids),
     )
     runs.run()
-    rank, agent = runs.bench.failures
-    assert told == [rank, agent]
+    rank, agent = runs.bench.settings
+    assert told.ends == [rank.failed, "stalled for 0s"]
+    assert list(runs.failed) == ["run0"]
     assert rank.failed is not None
     assert rank.failed.code == "RANK_KILLED"
-    assert agent == dataclasses.replace(
-        Recovery(kind="agent", site="c", run_id="run1"), step_s=1.0, stalled_s=0.0, lost_steps=0
-    )
+    made = Recovery(kind="agent", site="c", run_id="run1", emulator="relay")
+    assert agent == dataclasses.replace(made, step_s=1.0, stalled_s=0.0, lost_steps=0)

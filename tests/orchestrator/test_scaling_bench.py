@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from isthmus.orchestrator.cli.bench_folder import new_bench
 from isthmus.orchestrator.documents import Pair, load_pair
-from isthmus.orchestrator.evidence.bench.scaling import Ended, Scaling, predict, result_of
-from isthmus.orchestrator.evidence.bench.sweep_settings import Planned, Point, load_points
+from isthmus.orchestrator.evidence.bench.experiment import Ended
+from isthmus.orchestrator.evidence.bench.scaling import Scaling, predict, result_of
+from isthmus.orchestrator.evidence.bench.sweep_settings import Point, load_points
 from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
@@ -30,7 +32,7 @@ from isthmus.topology.spec.compute import layer_times, num_parameters, step_comp
 from isthmus.topology.spec.world import Topology
 from tests.fakes import benches
 from tests.fakes.benches import a_question
-from tests.fakes.measured_runs import MeasuredRuns, link_record, step_record
+from tests.fakes.measured_runs import MeasuredRuns, Told, link_record, step_record
 
 TOPOLOGY_YAML = """\
 version: 1
@@ -42,20 +44,6 @@ sites:
 links: [{between: [a, b], bandwidth: 100Mbit/s, rtt: 10ms}]
 emulate: true
 """
-
-
-class Told:
-    """A `Watch` that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.starts: list[tuple[int, int, float | None]] = []
-        self.ends: list[Run] = []
-
-    def started(self, planned: Planned, number: int, total: int, left_s: float | None) -> None:
-        self.starts.append((number, total, left_s))
-
-    def ended(self, planned: Planned, run: Run) -> None:
-        self.ends.append(run)
 
 
 class Session:
@@ -156,7 +144,7 @@ def test_a_failed_run_is_told_its_like_are_left_and_the_others_kept(tmp_path: Pa
     (setting,) = bench.settings
     assert setting.result is None
     assert [run.failed for run in setting.runs if run.site == "a"] == [failed]
-    assert session.told.ends[0].failed == failed
+    assert session.told.ends[0] == failed
 
     again = MeasuredRuns()
     mended = session.run(again)
@@ -167,7 +155,9 @@ def test_a_failed_run_is_told_its_like_are_left_and_the_others_kept(tmp_path: Pa
 
 def test_a_run_that_made_too_few_steps_has_failed(tmp_path: Path) -> None:
     class Short(MeasuredRuns):
-        def __call__(self, pair: Pair, home: Path, run_id: str) -> Ended:
+        def __call__(
+            self, pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()
+        ) -> Ended:
             trainer = dataclasses.replace(pair.job.trainer, steps=2)
             job = dataclasses.replace(pair.job, trainer=trainer)
             return super().__call__(dataclasses.replace(pair, job=job), home, run_id)
@@ -181,7 +171,9 @@ def test_a_run_that_made_too_few_steps_has_failed(tmp_path: Path) -> None:
 
 def test_metrics_that_cannot_be_read_fail_the_run(tmp_path: Path) -> None:
     class Torn(MeasuredRuns):
-        def __call__(self, pair: Pair, home: Path, run_id: str) -> Ended:
+        def __call__(
+            self, pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()
+        ) -> Ended:
             ended = super().__call__(pair, home, run_id)
             path = home / "runs" / run_id / "metrics.jsonl"
             path.write_text(path.read_text() + '{"site": ')

@@ -11,6 +11,7 @@ fair bound is the same with a rate that is shared with the flows of others: rate
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -33,16 +34,13 @@ from isthmus.orchestrator.evidence.bench.allreduce_conditions import (
     others_bytes_per_s,
     read_received,
 )
-from isthmus.orchestrator.evidence.bench.scaling import RUNS, Launch, run_and_measure
-from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.bench.experiment import RUNS, Experiment, Part
+from isthmus.orchestrator.evidence.record.bench_record import Failed, Made, Record
 from isthmus.orchestrator.evidence.record.measured_steps import (
     MeasurementError,
     wire_ratio,
 )
-from isthmus.orchestrator.run_folder.run_files import (
-    strict_json,
-    write_atomically,
-)
+from isthmus.orchestrator.evidence.view import formats
 from isthmus.protos import metrics
 from isthmus.topology.documents.load import split_overrides
 from isthmus.topology.model.step_model import exchange_time_s
@@ -57,8 +55,6 @@ ALLREDUCE = "allreduce.json"
 class Question:
     """What was asked, of every setting alike."""
 
-    topology: str
-    """Its file."""
     overrides: tuple[str, ...]
     """As given with --set."""
     warmup: int
@@ -68,8 +64,6 @@ class Question:
     """Else as many as the topology says."""
     is_copied: bool
     """The tensor lies in memory of the rank's own; else in what it shares with its gateway."""
-    against: str | None
-    """`gloo`, where that was measured too."""
     baselines: tuple[str, ...] = ()
     """What else was measured: of `gloo` and `tcp`."""
     conditions: Conditions = NO_CONDITIONS
@@ -143,7 +137,7 @@ class Baseline:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceSetting:
+class AllReduceSetting(Made):
     """One combination, and its run."""
 
     size_bytes: int
@@ -152,29 +146,21 @@ class AllReduceSetting:
     """As asked for."""
     plan: str
     """What became of it, in words."""
-    run_id: str = ""
-    emulator: str = "none"
-    """What emulated the WAN: `netns`, `relay` or `none`."""
     figures: Figures | None = None
-    failed: Failed | None = None
     over_gloo: float | None = None
     """Gloo's median time over this one's: how many times as fast this is."""
     over_tcp: float | None = None
     """Plain TCP's median time over this one's."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceBench:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllReduceBench(Record[Question, AllReduceSetting]):
     """The whole file."""
 
-    name: str
-    question: Question
-    settings: tuple[AllReduceSetting, ...]
     gloo: tuple[Baseline, ...] = ()
     """Gloo's all-reduce."""
     tcp: tuple[Baseline, ...] = ()
     """The bytes of the tensor over a plain TCP connection each way."""
-    schema_version: int = 1
 
 
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
@@ -455,86 +441,65 @@ BASELINES = {"gloo": "Gloo", "tcp": "plain TCP"}
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class AllReduce:
-    """One benchmark. Pure bookkeeping around `launch` and `baselines`."""
+class AllReduce(Experiment[AllReduceBench]):
+    """The all-reduce benchmark: every combination, and baselines after all of a size."""
 
-    folder: Path
-    """Where allreduce.json is, and the home of the runs."""
-    bench: AllReduceBench
-    """As far as it is now."""
+    file: str = ALLREDUCE
     found: Sequence[tuple[AllReduceSetting, Pair]]
     """What to measure."""
-    launch: Launch
     baselines: Mapping[str, MeasureBaseline]
     """Measure what a size is compared with, by their names in BASELINES."""
-    tell: Callable[[str, AllReduceSetting | Baseline | None], None]
-    """Is told what begins (a word for it, None), and what it came to."""
-    new_run_id: Callable[[], str]
-    failed: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Why a baseline was not measured, where that failed."""
+    faults: Sequence[str] = ()
+    """What names the fault script of the runs."""
 
-    def run(self) -> None:
-        """Measure every combination, and baselines after all of a size.
-
-        One that fails stops no other.
-
-        Raises:
-            OSError: the disk refuses allreduce.json.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._keep(self.bench)
+    def parts(self) -> list[Part]:
+        """Return the combinations of a size, then its baselines; then those of the next."""
+        parts: list[Part] = []
         for size_bytes, found in itertools.groupby(self.found, lambda each: each[0].size_bytes):
+            size = formats.size(size_bytes)
             for setting, pair in found:
-                self._measure(dataclasses.replace(setting, run_id=self.new_run_id()), pair)
-            for name, measure in self.baselines.items():
-                if name not in self.failed:
-                    self._compare(size_bytes, name, measure)
+                name = f"{size}, {setting.codec}, {setting.tree}"
+                measure = functools.partial(self._measure, setting, pair)
+                parts.append(Part(f"setting {len(parts)}", name, measure))
+            for name in self.baselines:
+                compare = functools.partial(self._compare, size_bytes, name)
+                parts.append(Part(name, f"{size}, {BASELINES[name]}", compare))
+        return parts
 
-    def _measure(self, setting: AllReduceSetting, pair: Pair) -> None:
+    def _measure(self, setting: AllReduceSetting, pair: Pair) -> tuple[str, str | Failed]:
         question = self.bench.question
-        name = f"{setting.codec}, {setting.tree}"
-        self.tell(name, None)
 
-        def figures(records: Iterable[Mapping[str, Any]], emulator: str) -> Figures:
+        def figures(records: Iterable[Mapping[str, Any]], made: Made) -> Figures:
             asked = Asked(
                 pair.job,
                 pair.topology,
                 setting.size_bytes,
                 question.warmup,
                 question.repeats,
-                emulator,
+                made.emulator,
             )
-            return figures_of(records, asked, read_received(self.folder / RUNS / setting.run_id))
+            return figures_of(records, asked, read_received(self.folder / RUNS / made.run_id))
 
-        ended, made = run_and_measure(self.launch, pair, self.folder, setting.run_id, figures)
-        setting = dataclasses.replace(
-            setting, emulator=ended.emulator, figures=made, failed=ended.failed
-        )
-        self._keep(dataclasses.replace(self.bench, settings=(*self.bench.settings, setting)))
-        self.tell(name, setting)
+        made, found = self.made(pair, figures, self.faults)
+        setting = dataclasses.replace(setting, figures=found, **made.fields())
+        self.keep(settings=(*self.bench.settings, setting))
+        if found is None:
+            assert made.failed is not None
+            return made.run_id, made.failed
+        return made.run_id, formats.duration(found.times.median_s)
 
-    def _compare(self, size_bytes: int, name: str, measure: MeasureBaseline) -> None:
-        self.tell(BASELINES[name], None)
+    def _compare(self, size_bytes: int, name: str) -> tuple[str, str | Failed]:
         try:
-            made = measure(size_bytes)
+            made = self.baselines[name](size_bytes)
         except MeasurementError as error:
-            self.failed[name] = str(error)
-            return
-        ratios: list[dict[str, Any]] = [
-            {f"over_{name}": made.times.median_s / each.figures.times.median_s}
-            if each.size_bytes == size_bytes and each.figures is not None
-            else {}
-            for each in self.bench.settings
-        ]
-        settings = tuple(
-            dataclasses.replace(each, **ratio)
-            for each, ratio in zip(self.bench.settings, ratios, strict=True)
-        )
-        kept: dict[str, Any] = {name: (*getattr(self.bench, name), made)}
-        self._keep(dataclasses.replace(self.bench, settings=settings, **kept))
-        self.tell(BASELINES[name], made)
+            return "", Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
 
-    def _keep(self, bench: AllReduceBench) -> None:
-        self.bench = bench
-        text = strict_json(dataclasses.asdict(bench), indent=1)
-        write_atomically(self.folder / ALLREDUCE, f"{text}\n")
+        def compared(setting: AllReduceSetting) -> AllReduceSetting:
+            if setting.size_bytes != size_bytes or setting.figures is None:
+                return setting
+            ratio: Any = {f"over_{name}": made.times.median_s / setting.figures.times.median_s}
+            return dataclasses.replace(setting, **ratio)
+
+        baselines = {name: (*getattr(self.bench, name), made)}
+        self.keep(settings=tuple(map(compared, self.bench.settings)), **baselines)
+        return "", formats.duration(made.times.median_s)

@@ -9,23 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.scaling import RUNS, Ended
-from isthmus.orchestrator.evidence.record.bench_record import Failed
+from isthmus.orchestrator.evidence.bench.experiment import Experiment, Part
+from isthmus.orchestrator.evidence.record.bench_record import Failed, Made, Record
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
-from isthmus.orchestrator.run_folder.run_files import (
-    METRICS,
-    MetricsError,
-    read_metrics,
-    strict_json,
-    write_atomically,
-)
+from isthmus.orchestrator.evidence.view import formats
 from isthmus.protos import metrics
 
 RECOVERY: Final = "recovery.json"
@@ -43,13 +37,12 @@ LASTING: Final = frozenset({"outage"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class Recovery(Made):
     """What one failure cost."""
 
     kind: str
     site: str
     """Where it happened; empty: between all."""
-    run_id: str = ""
     step_s: float | None = None
     """Median step of the survivors before the fault."""
     stalled_s: float | None = None
@@ -67,22 +60,21 @@ class Recovery:
     """What the site took over of the others."""
     fetch_s: float | None = None
     """How long that took, from when it was let in."""
-    failed: Failed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryBench:
-    """All failures of one benchmark."""
+class Question:
+    """What was asked."""
 
-    name: str
-    job: str
-    topology: str
     site: str
     at_s: float
     """Time of the fault, since the run was active."""
     outage_s: float
     detect_within_s: float
-    failures: tuple[Recovery, ...] = ()
+
+
+RecoveryBench: TypeAlias = Record[Question, Recovery]
+"""The whole file: a setting is a failure."""
 
 
 def fault_script(kind: str, site: str, others: Sequence[str], at_s: float, outage_s: float) -> str:
@@ -190,58 +182,45 @@ def return_of(
     )
 
 
-Launch = Callable[[Pair, Path, str, Sequence[str]], Ended]
-"""Makes one run: documents, home, id, and what names its fault script."""
+@dataclass(slots=True, kw_only=True)
+class RecoveryRuns(Experiment[RecoveryBench]):
+    """The recovery benchmark: a run for each kind of failure."""
 
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class RecoveryRuns:
-    """Makes a run for each kind of failure, and keeps what came of it."""
-
-    folder: Path
-    bench: RecoveryBench
+    file: str = RECOVERY
     pair: Pair
     kinds: Sequence[str]
-    launch: Launch
-    tell: Callable[[str, Recovery | None], None]
-    """Is told what begins, and what it came to."""
-    new_run_id: Callable[[], str]
 
-    def run(self) -> None:
-        """Measure every kind; one that fails stops no other.
+    def parts(self) -> list[Part]:
+        """Return a run a kind."""
+        return [Part(kind, kind, partial(self._measure, kind)) for kind in self.kinds]
 
-        Raises:
-            OSError: the disk refuses recovery.json.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for kind in self.kinds:
-            self.tell(kind, None)
-            made = self._measure(kind, self.new_run_id())
-            self.bench = dataclasses.replace(self.bench, failures=(*self.bench.failures, made))
-            text = strict_json(dataclasses.asdict(self.bench), indent=1)
-            write_atomically(self.folder / RECOVERY, f"{text}\n")
-            self.tell(kind, made)
-
-    def _measure(self, kind: str, run_id: str) -> Recovery:
-        bench = self.bench
-        others = [each.name for each in self.pair.topology.sites if each.name != bench.site]
+    def _measure(self, kind: str) -> tuple[str, str | Failed]:
+        asked = self.bench.question
+        others = [each.name for each in self.pair.topology.sites if each.name != asked.site]
         script = self.folder / f"{kind}.yaml"
-        text = fault_script(kind, bench.site, others, bench.at_s, bench.outage_s)
+        text = fault_script(kind, asked.site, others, asked.at_s, asked.outage_s)
         script.write_text(text, encoding="utf-8")
         is_lasting = kind in LASTING
-        made = Recovery(kind=kind, site="" if is_lasting else bench.site, run_id=run_id)
-        ended = self.launch(self.pair, self.folder, run_id, ("--faults", str(script)))
-        if ended.failed is not None:
-            return dataclasses.replace(made, failed=ended.failed)
-        survivors = [*others, bench.site] if is_lasting else others
-        outage_s = bench.outage_s if is_lasting else 0.0
-        try:
-            records = list(read_metrics(self.folder / RUNS / run_id / METRICS))
+        survivors = [*others, asked.site] if is_lasting else others
+        failure = Recovery(kind=kind, site="" if is_lasting else asked.site)
+
+        def figures(lines: Iterable[Mapping[str, Any]], _: Made) -> Recovery:
+            nonlocal failure
+            records = list(lines)
+            outage_s = asked.outage_s if is_lasting else 0.0
             step_s, stalled_s, lost = recovery_of(records, survivors, outage_s)
-            made = dataclasses.replace(made, step_s=step_s, stalled_s=stalled_s, lost_steps=lost)
-            if kind == RETURN:
-                made = return_of(made, records, survivors)
-        except (MeasurementError, MetricsError) as error:
-            failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
-            return dataclasses.replace(made, failed=failed)
-        return made
+            failure = dataclasses.replace(
+                failure, step_s=step_s, stalled_s=stalled_s, lost_steps=lost
+            )
+            return return_of(failure, records, survivors) if kind == RETURN else failure
+
+        made, found = self.made(self.pair, figures, ("--faults", str(script)))
+        failure = dataclasses.replace(found or failure, **made.fields())
+        self.keep(settings=(*self.bench.settings, failure))
+        if made.failed is not None:
+            return made.run_id, made.failed
+        assert failure.stalled_s is not None
+        outcome = f"stalled for {formats.duration(failure.stalled_s)}"
+        if failure.away_s is not None:
+            outcome += f", back after {formats.duration(failure.away_s)}"
+        return made.run_id, outcome

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from isthmus.orchestrator.core.run_metrics import PARTS
-from isthmus.orchestrator.documents import Pair
+from isthmus.orchestrator.evidence.bench.experiment import RUNS, Experiment, Part
 from isthmus.orchestrator.evidence.bench.sweep_settings import Planned, Point, planned_runs
 from isthmus.orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Failed,
     LinkUse,
+    Made,
     Measured,
     Predicted,
     Result,
@@ -31,10 +31,9 @@ from isthmus.orchestrator.evidence.record.bench_record import (
     SiteSpeed,
     Split,
     interval,
-    write_bench,
 )
-from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError, measure
-from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
+from isthmus.orchestrator.evidence.record.measured_steps import measure
+from isthmus.orchestrator.evidence.view import formats
 from isthmus.topology.model.buckets import buckets_of
 from isthmus.topology.model.step_model import step_time
 from isthmus.topology.simulator.step_work import GatewayCost, trainer_work
@@ -43,70 +42,14 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.trees.codec_costs import RATIOS
 
-Figures = TypeVar("Figures")
-
-RUNS = "runs"
-"""A benchmark's folder is the home of its runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How one run ended."""
-
-    emulator: str
-    """`netns`, `relay`, or `none`."""
-    failed: Failed | None = None
-
-
-class Launch(Protocol):
-    """Makes one run from submission to end. What it raises ends the benchmark."""
-
-    def __call__(self, pair: Pair, home: Path, run_id: str) -> Ended:
-        """Return once the run has ended, and its processes too; one that failed is no error."""
-
-
-def run_and_measure(
-    launch: Launch,
-    pair: Pair,
-    home: Path,
-    run_id: str,
-    measure: Callable[[Iterable[Mapping[str, Any]], str], Figures],
-) -> tuple[Ended, Figures | None]:
-    """Make a run; return how it ended, and what `measure` makes of it if it did not fail."""
-    ended = launch(pair, home, run_id)
-    if ended.failed is not None:
-        return ended, None
-    try:
-        return ended, measure(read_metrics(home / RUNS / run_id / METRICS), ended.emulator)
-    except (MeasurementError, MetricsError) as error:
-        failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
-        return dataclasses.replace(ended, failed=failed), None
-
-
-class Watch(Protocol):
-    """Is told how the benchmark goes on."""
-
-    def started(self, planned: Planned, number: int, total: int, left_s: float | None) -> None:
-        """Run `number` of `total` begins; all that are left may take `left_s`, where known."""
-
-    def ended(self, planned: Planned, run: Run) -> None:
-        """It has ended."""
-
 
 @dataclass(slots=True, kw_only=True)
-class Scaling:
-    """One benchmark. Pure bookkeeping around `launch`: what is done is not done again."""
+class Scaling(Experiment[Bench]):
+    """The scaling benchmark: what is done is not done again, and what failed before is."""
 
-    folder: Path
-    """Where bench.json is, and the home of the runs."""
-    bench: Bench
-    """As far as it is now; runs that failed before are made again."""
+    file: str = BENCH
     points: Sequence[Point]
     """One for each of its settings, in their order."""
-    launch: Launch
-    watch: Watch
-    new_run_id: Callable[[], str]
-    now_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         kept = [
@@ -115,28 +58,21 @@ class Scaling:
         ]
         self.bench = dataclasses.replace(self.bench, settings=tuple(kept))
 
-    def run(self) -> None:
-        """Make every run that is missing. After one that failed, its like are not tried again.
-
-        Raises:
-            OSError: the disk refuses bench.json.
-        """
-        write_bench(self.folder / BENCH, self.bench)
+    def parts(self) -> list[Part]:
+        """Return every run that is missing."""
         planned_all = planned_runs(self.points, self.bench.question.repeats)
-        missing = [each for each in planned_all if not self._is_made(each)]
-        failed: set[tuple[str | None, str]] = set()
-        spent_s: list[float] = []
-        for index, planned in enumerate(missing):
-            if (planned.site, planned.key) in failed:
-                continue
-            left_s = sum(spent_s) / len(spent_s) * (len(missing) - index) if spent_s else None
-            self.watch.started(planned, index + 1, len(missing), left_s)
-            run = self._make(planned)
-            spent_s.append(run.wall_s)
-            if run.failed is not None:
-                failed.add((planned.site, planned.key))
-            self._keep(planned, run)
-            self.watch.ended(planned, run)
+        return [
+            Part(f"{each.site}/{each.key}", self._name(each), partial(self._make, each))
+            for each in planned_all
+            if not self._is_made(each)
+        ]
+
+    def _name(self, planned: Planned) -> str:
+        overrides = self.points[planned.setting].overrides
+        # A solo run is shared by settings: naming one of them would say too much.
+        swept = "" if planned.site else " ".join(f"{k}={v}" for k, v in overrides.items())
+        what = f"{planned.site} alone" if planned.site else "all sites"
+        return ", ".join(filter(None, [f"repeat {planned.repeat + 1}", swept, what]))
 
     def _is_made(self, planned: Planned) -> bool:
         return any(
@@ -144,12 +80,11 @@ class Scaling:
             for run in self.bench.settings[planned.setting].runs
         )
 
-    def _make(self, planned: Planned) -> Run:
+    def _make(self, planned: Planned) -> tuple[str, str | Failed]:
         point, question = self.points[planned.setting], self.bench.question
         pair = point.together if planned.site is None else point.solo[planned.site]
-        run_id, began_s = self.new_run_id(), self.now_s()
 
-        def figures(records: Iterable[Mapping[str, Any]], _: str) -> Measured:
+        def figures(records: Iterable[Mapping[str, Any]], _: Made) -> Measured:
             return measure(
                 records,
                 pair.topology,
@@ -157,18 +92,22 @@ class Scaling:
                 steps=question.steps,
             )
 
-        ended, measured = run_and_measure(self.launch, pair, self.folder, run_id, figures)
-        return Run(
+        made, measured = self.made(pair, figures)
+        run = Run(
+            **made.fields(),
             kind="all" if planned.site is None else "solo",
             site=planned.site,
             repeat=planned.repeat,
-            run_id=run_id,
-            folder=f"{RUNS}/{run_id}",
-            emulator=ended.emulator,
-            wall_s=self.now_s() - began_s,
+            folder=f"{RUNS}/{made.run_id}",
+            wall_s=self.runs_s[-1],
             measured=measured,
-            failed=ended.failed,
         )
+        self._keep(planned, run)
+        if measured is None:
+            assert run.failed is not None
+            return run.run_id, run.failed
+        speed = formats.count(measured.tokens_per_s)
+        return run.run_id, f"{speed} tokens/s, {formats.duration(measured.step_s)} a step"
 
     def _keep(self, planned: Planned, run: Run) -> None:
         settings = list(self.bench.settings)
@@ -177,14 +116,11 @@ class Scaling:
             if index != planned.setting and not is_shared:
                 continue
             runs = (*settings[index].runs, run)
-            together = point.together
+            pair = point.together
             settings[index] = dataclasses.replace(
-                settings[index],
-                runs=runs,
-                result=result_of(together.job, together.topology, runs),
+                settings[index], runs=runs, result=result_of(pair.job, pair.topology, runs)
             )
-        self.bench = dataclasses.replace(self.bench, settings=tuple(settings))
-        write_bench(self.folder / BENCH, self.bench)
+        self.keep(settings=tuple(settings))
 
 
 def result_of(job: Job, topology: Topology, runs: Sequence[Run]) -> Result | None:

@@ -1,8 +1,10 @@
-"""What a benchmark measured: the objects of bench.json, which `isthmus report` reads.
+"""What an experiment measured: the record in its folder, and the objects of bench.json.
 
-Every class is one JSON object of the file, under the names that it has there. All times are
-seconds, all sizes bytes. The file is written anew after each run, so an interruption loses one run
-at most.
+Scaling, all-reduce and recovery benchmarks and simulations each keep one `Record`; they differ in
+their question and settings. Here are those of bench.json, which `bench scaling` and `simulate`
+write and `isthmus report` reads. Every class is one JSON object, under the names that it has in the
+file. All times are seconds, all sizes bytes. The file is written anew after each run, so an
+interruption loses one run at most.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -20,6 +22,9 @@ from isthmus.orchestrator.run_folder.run_files import strict_json, write_atomica
 from isthmus.topology.spec.errors import ConfigError, Problem
 
 BENCH = "bench.json"
+
+QuestionT = TypeVar("QuestionT")
+SettingT = TypeVar("SettingT")
 
 
 class _Strict:
@@ -93,7 +98,22 @@ class Failed(_Strict):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Run(_Strict):
+class Made(_Strict):
+    """A run that was made, of whichever experiment."""
+
+    run_id: str = ""
+    emulator: str = "none"
+    """`netns`, `relay`, or `none`: nothing was between the sites but this machine."""
+    failed: Failed | None = None
+    """Null where it has figures."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return these three, for what a setting says of its run."""
+        return {"run_id": self.run_id, "emulator": self.emulator, "failed": self.failed}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Made):
     """One run of one setting. A solo run that several settings share stands in each of them."""
 
     kind: Literal["all", "solo"]
@@ -101,16 +121,12 @@ class Run(_Strict):
     """The site of a solo run: the one that ran by itself."""
     repeat: int
     """The number of the repeat, from 0."""
-    run_id: str
     folder: str
     """Relative to bench.json's own."""
-    emulator: str
-    """`netns`, `relay`, or `none`: nothing was between the sites but this machine."""
     wall_s: float
     """Seconds from the run's submission to its end."""
     measured: Measured | None = None
-    failed: Failed | None = None
-    """Exactly one of the two is there."""
+    """Null where it failed."""
 
     def __post_init__(self) -> None:
         if (self.measured is None) == (self.failed is None):
@@ -229,19 +245,21 @@ class Source(_Strict):
     path: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bench(_Strict):
-    """The whole file."""
+@dataclasses.dataclass(frozen=True, kw_only=True)  # slots and frozen refuse Record[…](…)
+class Record(_Strict, Generic[QuestionT, SettingT]):
+    """What one experiment was asked, and what came of each setting: the whole file."""
 
     schema_version: Literal[1] = 1
     name: str
     job: Source
     topology: Source
-    question: Question
-    settings: tuple[Setting, ...]
+    question: QuestionT
+    settings: tuple[SettingT, ...]
 
 
-_BENCH = TypeAdapter(Bench)
+Bench: TypeAlias = Record[Question, Setting]
+"""The whole bench.json."""
+_BENCH = TypeAdapter[Bench](Bench)
 
 
 def read_bench(path: Path) -> Bench:
@@ -261,8 +279,8 @@ def read_bench(path: Path) -> Bench:
         raise ConfigError(problems) from error
 
 
-def write_bench(path: Path, bench: Bench) -> None:
-    """Replace a bench.json as a whole; OSError if the disk refuses."""
+def write_bench(path: Path, bench: Record[Any, Any]) -> None:
+    """Replace an experiment's record as a whole; OSError if the disk refuses."""
     write_atomically(path, strict_json(dataclasses.asdict(bench), indent=1) + "\n")
 
 

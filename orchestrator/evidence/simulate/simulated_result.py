@@ -15,13 +15,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from isthmus.orchestrator.documents import Pair
-from isthmus.orchestrator.evidence.bench.bench_tables import swept_columns
+from isthmus.orchestrator.evidence.bench.bench_tables import Section, swept_columns
+from isthmus.orchestrator.evidence.bench.experiment import RUNS
 from isthmus.orchestrator.evidence.bench.scaling import (
-    RUNS,
     by_themselves,
     predict,
     result_of,
@@ -36,8 +33,7 @@ from isthmus.orchestrator.evidence.record.bench_record import (
 from isthmus.orchestrator.evidence.record.measured_steps import measure
 from isthmus.orchestrator.evidence.simulate.simulated_run import records
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import UNKNOWN
+from isthmus.orchestrator.evidence.view.fitting_table import Column, figures
 from isthmus.topology.cost.local_sgd import local_round
 from isthmus.topology.model.step_model import StepModel, exchange_time_s
 from isthmus.topology.planner.cuts import in_words, placed_timings
@@ -158,16 +154,13 @@ def _tokens(run: SimulatedRun) -> list[float]:
 Rows = Sequence[tuple[Point, SimulatedRun]]
 
 
-def further_tables(made: Rows, *, fails: bool) -> Iterator[RenderableType]:
+def further_tables(made: Rows, *, fails: bool) -> Iterator[Section]:
     """Yield what is to be printed after a benchmark's tables."""
     cut = [(point, inside) for point, run in made for inside in run.work.inside]
     if cut:
-        yield Text("\ninside each site, without the others", style="bold")
-        yield _inside(cut)
-        yield from map(Text, _cuts(made))
+        yield Section("inside each site, without the others", _inside(cut), list(_cuts(made)))
     if fails:
-        yield Text("\nfailures", style="bold")
-        yield _goodput(made)
+        yield Section("failures", _goodput(made))
 
 
 def inside_data(inside: Inside) -> dict[str, Any]:
@@ -184,28 +177,24 @@ def inside_data(inside: Inside) -> dict[str, Any]:
     }
 
 
-def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
-    def seconds(name: str) -> list[str]:
-        return [formats.duration(inside_data(inside)[name]) for _, inside in rows]
+def _inside(rows: Sequence[tuple[Point, Inside]]) -> list[Column]:
+    sites = [inside for _, inside in rows]
 
-    has_stages = [inside.degrees.pipeline > 1 for _, inside in rows]
-    return FittingTable(
-        [
-            *swept_columns([point for point, _ in rows]),
-            Column("site", [formats.words(inside.site) for _, inside in rows], is_text=True),
-            Column("micro-batches", [str(inside.step.num_micro_batches) for _, inside in rows]),
-            Column("passes", seconds("pipeline_s")),
-            Column(
-                "bubble",
-                [
-                    formats.percent(inside.bubble) if stages else UNKNOWN
-                    for (_, inside), stages in zip(rows, has_stages, strict=True)
-                ],
-            ),
-            Column("reduction", seconds("reduction_s")),
-            Column("after it", seconds("after_s")),
-        ]
-    )
+    def bubble(inside: Inside) -> float | None:
+        return inside.bubble if inside.degrees.pipeline > 1 else None
+
+    def seconds(heading: str, key: str) -> Column:
+        return figures(heading, sites, lambda each: inside_data(each)[key], formats.duration)
+
+    return [
+        *swept_columns([point for point, _ in rows]),
+        figures("site", sites, lambda each: each.site, formats.words, is_text=True),
+        figures("micro-batches", sites, lambda each: each.step.num_micro_batches),
+        seconds("passes", "pipeline_s"),
+        figures("bubble", sites, bubble, formats.percent),
+        seconds("reduction", "reduction_s"),
+        seconds("after it", "after_s"),
+    ]
 
 
 def _cuts(made: Rows) -> Iterator[str]:
@@ -218,16 +207,12 @@ def _cuts(made: Rows) -> Iterator[str]:
         yield from (f"{setting}{', '.join(names)}: {cut}" for cut, names in sites.items())
 
 
-def _goodput(made: Rows) -> FittingTable:
+def _goodput(made: Rows) -> list[Column]:
     runs = [run for _, run in made]
-    return FittingTable(
-        [
-            *swept_columns([point for point, _ in made]),
-            Column("wall time", [formats.duration(run.wall_s) for run in runs]),
-            Column("failures", [str(len(run.outages)) for run in runs]),
-            Column(
-                "steps lost", [str(sum(each.lost_steps for each in run.outages)) for run in runs]
-            ),
-            Column("goodput", [formats.percent(run.goodput) for run in runs]),
-        ]
-    )
+    return [
+        *swept_columns([point for point, _ in made]),
+        figures("wall time", runs, lambda run: run.wall_s, formats.duration),
+        figures("failures", runs, lambda run: len(run.outages)),
+        figures("steps lost", runs, lambda run: sum(each.lost_steps for each in run.outages)),
+        figures("goodput", runs, lambda run: run.goodput, formats.percent),
+    ]

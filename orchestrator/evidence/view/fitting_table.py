@@ -5,8 +5,10 @@ The report shows the same columns: orchestrator/evidence/report/html.py and mark
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,7 +17,12 @@ from rich.text import Text
 
 from isthmus.orchestrator.evidence.view.formats import UNKNOWN
 
+T = TypeVar("T")
+V = TypeVar("V")
+
 _GAP = 2
+_ASCII = str.maketrans({"→": "->", "±": "+-"})
+"""Signs of our own, where the terminal has ASCII only."""
 _MAX_TEXT_WIDTH = 28
 
 
@@ -35,6 +42,20 @@ class Column:
         """Terminal cells that it takes."""
         width = max(cell_len(text) for text in (self.heading, *self.cells))
         return min(width, self.longest) if self.is_text else width
+
+
+def figures(
+    heading: str,
+    rows: Iterable[T | None],
+    value: Callable[[T], V | None],
+    style: Callable[[V], str] = str,
+    *,
+    is_text: bool = False,
+) -> Column:
+    """Return a column of what is known of each row, in one of the styles of `formats`."""
+    values = [None if row is None else value(row) for row in rows]
+    cells = [UNKNOWN if each is None else style(each) for each in values]
+    return Column(heading, cells, is_text=is_text)
 
 
 def told(columns: Sequence[Column]) -> list[Column]:
@@ -63,6 +84,9 @@ class FittingTable:
         columns: list[Column] = []
         width = 0
         for column in self._columns:
+            if options.ascii_only:
+                shown = [cell.translate(_ASCII) for cell in column.cells]
+                column = dataclasses.replace(column, cells=shown)
             width += column.width
             if columns and width > options.max_width:
                 break

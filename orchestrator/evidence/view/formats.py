@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import ConsoleOptions
-
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.spec.units import format_duration, format_fraction
 
@@ -105,14 +103,9 @@ def visible(line: str) -> str:
     )
 
 
-def arrow(options: ConsoleOptions) -> str:
-    """Return an arrow that the terminal can show."""
-    return "->" if options.ascii_only else "→"
-
-
-def way(source: object, target: object, arrow: str) -> str:
+def way(source: object, target: object) -> str:
     """Return a link's direction."""
-    return f"{words(source)} {arrow} {words(target)}"
+    return f"{words(source)} → {words(target)}"
 
 
 def run_state(run: control_pb2.Run) -> str:

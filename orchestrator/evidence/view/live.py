@@ -64,7 +64,7 @@ class LiveTable:
                 }
                 for link in run.links
             ]
-            yield FittingTable(link_columns(links, formats.arrow(options)))
+            yield FittingTable(link_columns(links))
 
 
 def plain_line(run: control_pb2.Run) -> str:
@@ -166,7 +166,7 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     )
 
 
-def link_columns(links: Sequence[Mapping[str, Any]], arrow: str = "→") -> list[Column]:
+def link_columns(links: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Return a row a directed link, of figures by their names in a run's summary or its report."""
 
     def each(heading: str, style: Callable[[float], str], key: str, over: str = "") -> Column:
@@ -177,7 +177,7 @@ def link_columns(links: Sequence[Mapping[str, Any]], arrow: str = "→") -> list
             ]
         return Column(heading, [show(value, style) for value in values])
 
-    names = [formats.way(link.get("source"), link.get("target"), arrow) for link in links]
+    names = [formats.way(link.get("source"), link.get("target")) for link in links]
     return [
         Column("link", names, is_text=True),
         each("throughput", formats.rate, metrics.THROUGHPUT_BYTES_PER_S),

@@ -46,7 +46,7 @@ class RunSummary:
             yield _sites(sites)
         if links := summary.get("links"):
             yield Text()
-            yield FittingTable(link_columns(links, formats.arrow(options)))
+            yield FittingTable(link_columns(links))
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
