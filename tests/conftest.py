@@ -48,6 +48,7 @@ PURE = {"topology", "sim"}
 
 
 REAPER = pytest.StashKey[subprocess.Popen[bytes]]()
+INTERRUPTED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,11 +58,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[REAPER] = reaper
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note whether tests were interrupted, and could not look after what they have started."""
+    session.config.stash[INTERRUPTED] = exitstatus == pytest.ExitCode.INTERRUPTED
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing is to be ended: tests look after what they start."""
+    """End what interrupted tests have left; all others look after what they start."""
     reaper = config.stash.get(REAPER, None)
     if reaper is not None:
-        reaper.communicate(b".", timeout=30)
+        reaper.communicate(b"" if config.stash.get(INTERRUPTED, False) else b".", timeout=30)
         del os.environ[MARK]
 
 

@@ -1,10 +1,12 @@
-"""Processes that tests start do not outlive a pytest that is killed."""
+"""Processes that tests start do not outlive a pytest that is killed or interrupted."""
 
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.fakes.reaper import MARK
 from tests.fakes.waiting import wait_for
@@ -20,11 +22,14 @@ def test_that_is_killed():
 """
 
 
-def test_what_a_killed_pytest_has_started_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_what_a_pytest_that_is_ended_has_started_is_ended(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
     (tmp_path / "test_killed.py").write_text(TEST)
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     root = Path(__file__).parents[1]
-    pytest = subprocess.Popen(
+    tests = subprocess.Popen(
         [
             *(sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"),
             *("--rootdir", str(tmp_path), "test_killed.py"),
@@ -37,8 +42,8 @@ def test_what_a_killed_pytest_has_started_is_ended(tmp_path: Path) -> None:
     try:
         wait_for(written.exists, "the test to begin", 60)
         sleeper, process = (int(each) for each in written.read_text().split())
-        assert process == pytest.pid
+        assert process == tests.pid
     finally:
-        pytest.send_signal(signal.SIGKILL)
-        pytest.wait(60)
+        tests.send_signal(signum)
+        tests.wait(60)
     wait_for(lambda: not Path(f"/proc/{sleeper}").exists(), "its child to be ended", 60)
