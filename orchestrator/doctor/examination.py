@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from isthmus.orchestrator.doctor.document_checks import light_problems, wanted_f
 from isthmus.orchestrator.doctor.examiner import FACTS, HERE, Examiner, NoAnswerError
 from isthmus.orchestrator.doctor.findings import Finding, Severity, in_order
 from isthmus.orchestrator.doctor.job_checks import job_findings
+from isthmus.orchestrator.doctor.kinds import finding
 from isthmus.orchestrator.doctor.machine_checks import (
     Machine,
     bound_hosts,
@@ -181,18 +182,8 @@ def _store(examined: Examined) -> list[Finding]:
         with opened(job.checkpoint.to):
             return []
     except OSError as error:
-        return [
-            Finding(
-                severity=Severity.ERROR,
-                kind="checkpoints-not-openable",
-                site=None,
-                found=f"{job.checkpoint.to} cannot be opened: {error.strerror}",
-                why="no checkpoint can be written there, nor read",
-                cure="python -c 'import fsspec; print(fsspec.available_protocols())' lists the "
-                "kinds of URLs; install what is missing, at each site, too, or name another "
-                "`checkpoint: {to: …}`",
-            )
-        ]
+        url = job.checkpoint.to
+        return [finding("checkpoints-not-openable", url=url, error=error.strerror)]
 
 
 def _hosts(site: Site) -> tuple[Site, list[Site]]:
@@ -307,13 +298,8 @@ def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> li
 
 
 def _too_quick(problem: Problem) -> Finding:
-    return Finding(
-        severity=Severity.WARNING if problem.is_warning else Severity.ERROR,
-        kind="quicker-than-light",
-        found=f"{problem.source}:{problem.line}: {problem.message}",
-        why="`launch` refuses it where the WAN is real, for buffers and timeouts follow from it",
-        cure=f"isthmus validate {problem.source}",
-    )
+    name = "quicker-than-light/emulated" if problem.is_warning else "quicker-than-light"
+    return finding(name, file=problem.source, line=problem.line, message=problem.message)
 
 
 def _of_machine(examined: Examined, machine: Machine) -> list[Finding]:
@@ -323,7 +309,7 @@ def _of_machine(examined: Examined, machine: Machine) -> list[Finding]:
     return found
 
 
-def _clock(examiner: Examiner, only: str | None, topology: Topology) -> list[Finding]:
+def _clock(examiner: Examiner, only: str | None, topology: Topology) -> Iterator[Finding]:
     ahead_s, uncertain_s = examiner.clock_ahead_s(ANSWER_S)
     return clock_findings(
         only or "this machine",
@@ -353,7 +339,7 @@ def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -
     ]
     for first, *rest in machines.values():
         pairs += [(each, first) for each in rest]
-    found, ports = [], dict[str, list[int]]()
+    found, ports = list[Finding](), dict[str, list[int]]()
     for (asks, source), (answers, target) in pairs:
         if not target.inbound or not target.bound:
             continue  # nobody dials it, or nobody knows where before its gateways run
@@ -417,17 +403,9 @@ def _coordinator(refused: Mapping[str, str], endpoints: Sequence[str]) -> list[F
             with Client(endpoint) as client:
                 client.list_runs()
         except IsthmusError:
-            port = endpoint.rpartition(":")[2]
-            found.append(
-                Finding(
-                    severity=Severity.ERROR,
-                    kind="coordinator-address-refused",
-                    found=f"no coordinator can listen on {endpoint}: {refused[endpoint]}",
-                    why="`isthmus coordinator` binds it, and agents dial it",
-                    cure=f"ss -ltnp 'sport = :{port}', then stop it, or mend `coordinator: "
-                    "{bind: …}`",
-                )
-            )
+            facts = {"endpoint": endpoint, "port": endpoint.rpartition(":")[2]}
+            name = "coordinator-address-refused"
+            found.append(finding(name, **facts, reason=refused[endpoint]))
     return found
 
 
@@ -450,58 +428,21 @@ def _secret(only: str | None) -> list[Finding]:
     try:
         read_secret(path)
     except (UnsafeFileError, OSError) as error:
-        return [
-            Finding(
-                severity=Severity.ERROR,
-                kind="token-unsafe",
-                site=only,
-                found=f"the file of this user's secret cannot be used: {error}",
-                why="whoever knows it may start and stop runs as this user",
-                cure=f"rm -f {shlex.quote(str(path))}, so that it is made anew",
-            )
-        ]
+        return [finding("token-unsafe", only, error=error, quoted=shlex.quote(str(path)))]
     return []
 
 
 def _emulation(topology: Topology) -> list[Finding]:
-    if topology.emulator == "relay":
-        return []
-    reason = netns_problem()
-    if reason is None:
+    if topology.emulator == "relay" or (reason := netns_problem()) is None:
         return []
     is_asked = topology.emulator == "netns"
-    return [
-        Finding(
-            severity=Severity.ERROR if is_asked else Severity.NOTE,
-            kind="no-network-namespaces",
-            found=f"packets cannot be emulated here: {reason}",
-            why="the topology asks for `emulator: netns`"
-            if is_asked
-            else "connections pass through user space instead: nothing is lost on the way",
-            cure="isthmus launch JOB --emulator relay, or sudo sysctl -w "
-            "kernel.unprivileged_userns_clone=1; sudo modprobe tun; ls -l /dev/net/tun",
-        )
-    ]
+    name = "no-network-namespaces/asked" if is_asked else "no-network-namespaces"
+    return [finding(name, reason=reason)]
 
 
 def _elsewhere(site: Site) -> Finding:
-    return Finding(
-        severity=Severity.NOTE,
-        kind="not-examined",
-        site=site.name,
-        found=f"{site.address} is not this machine's, so it was not examined",
-        why="what is wrong there is not among these findings",
-        cure=f"isthmus doctor TOPOLOGY --at {site.name}='ssh HOST python', or there: "
-        f"isthmus doctor TOPOLOGY --site {site.name}",
-    )
+    return finding("not-examined", site.name, address=site.address, named=site.name)
 
 
 def _unexamined(site: str | None, reason: str) -> Finding:
-    return Finding(
-        severity=Severity.ERROR,
-        kind="no-answer",
-        site=site,
-        found=f"the machine cannot be examined: {reason}",
-        why="the processes of a site are started in the same way",
-        cure="there: python -m isthmus.sites.facts",
-    )
+    return finding("no-answer", site, reason=reason)

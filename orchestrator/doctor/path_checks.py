@@ -5,11 +5,13 @@ None of TCP's settings is looked at where the WAN is emulated: the emulator brin
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from isthmus.orchestrator.doctor.findings import Finding, Severity
+from isthmus.orchestrator.doctor.findings import Finding
+from isthmus.orchestrator.doctor.kinds import finding
 from isthmus.orchestrator.doctor.machine_checks import Machine
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.units import format_duration, format_size
@@ -68,14 +70,17 @@ def _buffer(link: Link, most: int, machine: Machine, *, is_sending: bool) -> Ite
         if needed > most
         else f"it takes {needed} connections to fill it"
     )
-    yield Finding(
-        severity=Severity.WARNING,
-        kind=f"small-{verb}-buffer",
-        site=machine.name,
-        found=f"{verb} buffers end at {format_size(max_bytes)}, and the link from {link.source} to "
-        f"{link.target} holds {format_size(held_bytes)}",
-        why=verdict,
-        cure=f"sudo sysctl -w net.ipv4.tcp_{setting} {least_bytes}'",
+    yield finding(
+        "small-{verb}-buffer",
+        machine.name,
+        verb=verb,
+        most=format_size(max_bytes),
+        source=link.source,
+        target=link.target,
+        held=format_size(held_bytes),
+        verdict=verdict,
+        setting=setting,
+        least_bytes=least_bytes,
     )
 
 
@@ -89,85 +94,52 @@ def _congestion(link: Link, machine: Machine) -> Iterator[Finding]:
     allowed = sender.tcp.congestion_allowed
     if allowed is None:
         return
-    wanted = link.congestion or "bbr"
+    wanted, used = link.congestion or "bbr", sender.tcp.congestion
     if wanted not in allowed and (link.congestion is not None or link.loss > 0):
-        yield Finding(
-            severity=Severity.WARNING,
-            kind=f"{wanted}-unavailable",
-            site=machine.name,
-            found=f"{sender.user} may choose {', '.join(allowed)} for TCP, not {wanted}",
-            why=f"the link to {link.target} loses packets, which {sender.tcp.congestion} takes for "
-            "congestion"
-            if link.congestion is None
-            else f"the topology says `congestion: {wanted}` for the link to {link.target}",
-            cure=f"sudo modprobe tcp_{wanted} && sudo sysctl -w "
-            f"net.ipv4.tcp_allowed_congestion_control='{' '.join((*allowed, wanted))}'",
+        why = f"the topology says `congestion: {wanted}` for the link to {link.target}"
+        if link.congestion is None:
+            why = f"the link to {link.target} loses packets, which {used} takes for congestion"
+        yield finding(
+            "{wanted}-unavailable",
+            machine.name,
+            user=sender.user,
+            allowed=", ".join(allowed),
+            wanted=wanted,
+            why=why,
+            raised=" ".join((*allowed, wanted)),
         )
-    follows = wanted if wanted in allowed else sender.tcp.congestion
-    if sender.tcp.slow_start_after_idle and follows != "bbr":
-        yield Finding(
-            severity=Severity.WARNING,
-            kind="slow-start-after-idle",
-            site=machine.name,
-            found=f"connections to {link.target} start slowly after each pause, with {follows}",
-            why="there is a pause in every step, and then some round trips of "
-            f"{format_duration(link.rtt_s)} with little on the way",
-            cure="sudo sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
-        )
+    used = wanted if wanted in allowed else used
+    if sender.tcp.slow_start_after_idle and used != "bbr":
+        rtt = format_duration(link.rtt_s)
+        yield finding("slow-start-after-idle", machine.name, target=link.target, used=used, rtt=rtt)
 
 
-def route_findings(machine: Machine, topology: Topology) -> list[Finding]:
-    """Return peers that no route leads to, and paths with small packets."""
-    facts, found = machine.facts, []
-    names = {site.address: site.name for site in topology.sites}
+def route_findings(machine: Machine, topology: Topology) -> Iterator[Finding]:
+    """Yield peers that no route leads to, and paths with small packets."""
+    facts, names = machine.facts, {site.address: site.name for site in topology.sites}
     for address, reason in (facts.unrouted or {}).items():
-        found.append(
-            Finding(
-                severity=Severity.ERROR,
-                kind="no-route",
-                site=machine.name,
-                found=f"no route leads to {address} of site {names.get(address)}: {reason}",
-                why="its gateways cannot be dialled from here",
-                cure=f"ip route get {address}",
-            )
-        )
+        named = names.get(address)
+        yield finding("no-route", machine.name, address=address, named=named, reason=reason)
     for address, mtu_bytes in (facts.mtus_bytes or {}).items():
         if mtu_bytes < MTU_LEAST_BYTES:
-            found.append(
-                Finding(
-                    severity=Severity.WARNING,
-                    kind="small-mtu",
-                    site=machine.name,
-                    found=f"packets to {address} of site {names.get(address)} have {mtu_bytes} "
-                    "bytes at most",
-                    why="headers and interrupts take a large part of what the link carries",
-                    cure=f"ip route get {address}; sudo ip link set dev DEVICE mtu 1500",
-                )
-            )
-    return found
+            to = {"address": address, "named": names.get(address)}
+            yield finding("small-mtu", machine.name, mtu_bytes=mtu_bytes, **to)
 
 
 def clock_findings(
     site: str, ahead_s: float, uncertain_s: float, *, has_certificates: bool
-) -> list[Finding]:
-    """Return whether a site's clock is off, as seen from here: at least by what is certain."""
+) -> Iterator[Finding]:
+    """Yield whether a site's clock is off, as seen from here: at least by what is certain."""
     off_s = max(0.0, abs(ahead_s) - uncertain_s)
     if off_s < CLOCK_FAR_S:
-        return []
+        return
     is_wrong = has_certificates and off_s >= CLOCK_WRONG_S
-    direction = "ahead of" if ahead_s > 0 else "behind"
-    return [
-        Finding(
-            severity=Severity.ERROR if is_wrong else Severity.WARNING,
-            kind="clock-off",
-            site=site,
-            found=f"its clock is {format_duration(off_s)} {direction} this machine's",
-            why="certificates count as expired, or as not valid yet"
-            if is_wrong
-            else "timelines, logs and events of sites do not line up",
-            cure="sudo timedatectl set-ntp true; timedatectl timesync-status",
-        )
-    ]
+    yield finding(
+        "clock-off/certificates" if is_wrong else "clock-off",
+        site,
+        off=format_duration(off_s),
+        direction="ahead of" if ahead_s > 0 else "behind",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,35 +157,15 @@ class Tried:
     """Those that the target's gateways bind; None: the system chooses."""
 
 
-def connection_findings(tried: Tried) -> list[Finding]:
-    """Return whether one site's processes can reach another's."""
+def connection_findings(tried: Tried) -> Iterator[Finding]:
+    """Yield whether one site's processes can reach another's."""
     if tried.error is None:
-        return []
+        return
+    facts = dataclasses.asdict(tried)
     if "came back" in tried.error:
-        return [
-            Finding(
-                severity=Severity.ERROR,
-                kind="large-packets-lost",
-                site=tried.source,
-                found=f"from {tried.source} to {tried.target}: {tried.error}",
-                why="packets of full size are lost on the way, and ICMP does not say so",
-                cure="sudo sysctl -w net.ipv4.tcp_mtu_probing=1, or "
-                "sudo ip link set dev DEVICE mtu 1400",
-            )
-        ]
-    chosen = "that the system chooses"
+        yield finding("large-packets-lost", tried.source, **facts)
+        return
+    facts |= {"ports": GATEWAY_PORTS, "chosen": "that the system chooses"}
     if tried.ports is not None:
-        chosen = f"of {tried.ports.first}-{tried.ports.last}"
-    return [
-        Finding(
-            severity=Severity.ERROR,
-            kind="unreachable",
-            site=tried.source,
-            found=f"from {tried.source} ({tried.source_address}) to {tried.target} "
-            f"({tried.target_address}), port {tried.port}: {tried.error}",
-            why=f"its gateways dial the other's, each on {GATEWAY_PORTS} ports {chosen}",
-            cure=f"at {tried.target}: sudo iptables -I INPUT -p tcp -s {tried.source_address} "
-            f"-d {tried.target_address} -j ACCEPT; at {tried.source}: "
-            f"ip route get {tried.target_address} from {tried.source_address}",
-        )
-    ]
+        facts["chosen"] = f"of {tried.ports.first}-{tried.ports.last}"
+    yield finding("unreachable", tried.source, **facts)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,8 +63,9 @@ def machine(facts: Facts, described: Topology | None = None, name: str | None = 
     return Machine(name=name, sites=(described or topology()).sites, facts=facts)
 
 
-def only(findings: list[Finding], kind: str, severity: Severity, cure: str) -> Finding:
+def only(found: Iterable[Finding], kind: str, severity: Severity, cure: str) -> Finding:
     """Return the one finding; it is of that kind, and its cure has these words."""
+    findings = list(found)
     assert [(each.kind, each.severity) for each in findings] == [(kind, severity)], findings
     assert cure in findings[0].cure
     assert findings[0].found
@@ -90,7 +91,7 @@ def test_nothing_is_found_where_all_is_well() -> None:
     good = machine(good_facts())
     assert machine_findings(good, topology()) == []
     assert tcp_findings({"a": good, "b": good}, topology(), None) == []
-    assert route_findings(good, topology()) == []
+    assert not list(route_findings(good, topology()))
 
 
 # The files that a job names.
@@ -164,6 +165,12 @@ def test_4_an_entrypoint_that_never_joins(open_folder: Path) -> None:
     only(found, "script-never-joins", WARNING, "site = isthmus.join(); site.synchronize(")
 
 
+def test_an_entrypoint_that_never_synchronises(open_folder: Path) -> None:
+    (open_folder / "train.py").write_text("import isthmus\nisthmus.join()\n")
+    found = files_of(job("entrypoint: train.py"), open_folder)
+    only(found, "script-never-synchronises", WARNING, "site.synchronize(model, optimizer)")
+
+
 def test_5_data_that_is_not_there(open_folder: Path) -> None:
     found = files_of(job("trainer: {data: {files: ['*.text']}}"), open_folder)
     only(found, "data-missing", ERROR, f"ls {open_folder}/*.text")
@@ -209,6 +216,11 @@ def test_8_a_full_disk() -> None:
     )
     facts = dataclasses.replace(good_facts(), folders=facts.folders)
     only(machine_findings(machine(facts), topology()), "disk-full", ERROR, "df -h /mnt")
+
+
+def test_a_disk_that_metrics_would_fill() -> None:
+    facts = dataclasses.replace(good_facts(), folders=(Folder(path="/c/runs", free_bytes=1 << 28),))
+    only(machine_findings(machine(facts), topology()), "little-disk", WARNING, "df -h /c")
 
 
 def test_9_no_more_files() -> None:
@@ -594,7 +606,7 @@ def test_24_a_wrong_clock() -> None:
     assert "11.8s behind" in told.found
     wrong = clock_findings("a", 400.0, 0.2, has_certificates=True)
     only(wrong, "clock-off", ERROR, "sudo timedatectl set-ntp true")
-    assert clock_findings("a", 0.9, 0.2, has_certificates=True) == []
+    assert not list(clock_findings("a", 0.9, 0.2, has_certificates=True))
     with Examiner() as examiner:
         ahead_s, uncertain_s = examiner.clock_ahead_s(20.0)
     assert abs(ahead_s) <= uncertain_s + 0.01
@@ -608,8 +620,8 @@ def test_25_builds_that_do_not_understand_each_other() -> None:
     found = machine_findings(machine(other, name="a"), topology())
     only(found, "version-differs", WARNING, "pip install isthmus==")
     apart = dataclasses.replace(good_facts(), exchange_protocols=(90, 91))
-    found = torch_findings([machine(good_facts()), machine(apart, name="b")])
-    only(found, "protocol-unknown", ERROR, "pip install isthmus==")
+    differ = torch_findings([machine(good_facts()), machine(apart, name="b")])
+    only(differ, "protocol-unknown", ERROR, "pip install isthmus==")
 
 
 def test_26_no_torch_and_another_one() -> None:
@@ -621,8 +633,8 @@ def test_26_no_torch_and_another_one() -> None:
     only(found, "cannot-train", ERROR, "pip install 'isthmus[train]'")
     assert found[0].found == "torch is 2.5.0, older than 2.9"
     other = dataclasses.replace(good_facts(), torch="2.5.0")
-    found = torch_findings([machine(good_facts()), machine(other, name="b")])
-    only(found, "torch-differs", WARNING, "pip install torch==2.9.0")
+    differ = torch_findings([machine(good_facts()), machine(other, name="b")])
+    only(differ, "torch-differs", WARNING, "pip install torch==2.9.0")
 
 
 def test_27_accelerators() -> None:
