@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from isthmus.sites.local.rank_messages import KeepResiduals, OweResiduals
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
-from isthmus.sites.worker.layouts.gradient_hooks import ReplicaHook
+from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
 
 if TYPE_CHECKING:
-    from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
-    from isthmus.sites.worker.layouts.shard_hook import ShardHook
+    from isthmus.sites.worker.layouts.settlement import Settlement
 
 
 class ExchangeState:
@@ -27,7 +26,7 @@ class ExchangeState:
         link: Link | None,
         encoder: ShardEncoder | None,
         hook: ReplicaHook | None,
-        shard_hook: ShardHook | ReplicaBesideShardsHook | None = None,
+        settlement: Settlement | None = None,
     ) -> None:
         """Look after what there is.
 
@@ -35,12 +34,12 @@ class ExchangeState:
             link: to a gateway that may have residuals; None: there is none.
             encoder: of this rank; None: there is none.
             hook: DDP's; None: there is none.
-            shard_hook: that of sharded models; None: there is none.
+            settlement: of sites of which some may shard; None: there is none.
         """
         self._link = link
         self._encoder = encoder
         self._hook = hook
-        self._shard_hook = shard_hook
+        self._settlement = settlement
 
     def save(self, residuals: Path) -> dict[str, Any]:
         """Return the rank's own part, and have the gateway write its part to `residuals`."""
@@ -60,7 +59,7 @@ class ExchangeState:
     @property
     def cut(self) -> int:
         """What tells apart how a sharded model is cut into buckets, and which ranks share each."""
-        return 0 if self._shard_hook is None else self._shard_hook.cut
+        return 0 if self._settlement is None else self._settlement.cut
 
     @property
     def has_residuals(self) -> bool:

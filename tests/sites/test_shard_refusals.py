@@ -112,9 +112,9 @@ def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
     site = lone_site(RecordingLink())
     model, optimizer = _sharded()
     site.synchronize(model, optimizer)
-    hook = site._parts.synchronisation.shard_hook
+    hook = site._parts.synchronisation.hook
     assert isinstance(hook, ShardHook)
-    hook._is_on_cuda = True
+    hook._queue._is_on_cuda = True
     streams = [Stream() for _ in model.parameters()]
     for each, stream in zip(model.parameters(), streams, strict=True):
         monkeypatch.setattr("torch.cuda.current_stream", lambda stream=stream: stream)
@@ -173,7 +173,7 @@ def test_what_parts_of_a_pipeline_share_is_not_added_again() -> None:
     site.synchronize(model, optimizer)
     backward(model(torch.ones(4, 3)).sum())
     backward(model(torch.ones(4, 3)).sum())
-    hook = site._parts.synchronisation.shard_hook
+    hook = site._parts.synchronisation.hook
     assert isinstance(hook, ShardHook)
     hook._tied = {"0.bias"}
     with pytest.raises(ScriptError, match=r"a pipeline share: each would add them again"):

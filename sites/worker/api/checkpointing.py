@@ -252,7 +252,7 @@ class Checkpointing:
             self._link if has_residuals else None,
             self._averaging.encoder,
             synchronised.replica_hook,
-            synchronised.shard_hook,
+            synchronised.settlement,
         )
 
     def _watch_saved(self, entry: EntryState, optimizers: Sequence[Optimizer]) -> None:

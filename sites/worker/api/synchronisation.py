@@ -25,14 +25,15 @@ from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.step_records import StepLog, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
-from isthmus.sites.worker.layouts.gradient_hooks import GradientHook, OptimizerHook, ReplicaHook
+from isthmus.sites.worker.layouts.gradient_hook import GradientHook
+from isthmus.sites.worker.layouts.optimizer_hook import OptimizerHook
+from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
+    from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
     from isthmus.sites.worker.layouts.settlement import Settlement
-    from isthmus.sites.worker.layouts.shard_hook import ShardHook
 
 
 @dataclass(slots=True)
@@ -97,11 +98,6 @@ class Synchronisation:
         return hook if isinstance(hook, ReplicaHook) else None
 
     @property
-    def shard_hook(self) -> ShardHook | ReplicaBesideShardsHook | None:
-        """That of a model in buckets that all sites agree on, where any site may shard."""
-        return None if self._now.settlement is None else self._now.settlement.hook
-
-    @property
     def settlement(self) -> Settlement | None:
         """How all sites' tensors cross, where any site may shard."""
         return self._now.settlement
@@ -163,8 +159,8 @@ class Synchronisation:
         check_tensors("site.all_reduce", tensors)
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
-        now, hook = self._now, self.shard_hook
-        shard = None if hook is None else hook.shard_in(tensors)
+        now = self._now
+        shard = None if now.settlement is None else now.settlement.hook.shard_in(tensors)
         if shard is not None:
             raise TypeError(
                 f"site.all_reduce: a tensor is this rank's shard of {shard}, of which other ranks "
@@ -294,8 +290,6 @@ class Synchronisation:
             self._averaging.pipeline,
             self.tokens,
             models,
-            bucket_bytes=self._context.spec.job.exchange.bucket_bytes,
-            exactness=self._averaging.exactness,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
         )
@@ -310,13 +304,11 @@ class Synchronisation:
             self._averaging.pipeline,
             self.tokens,
             models,
-            bucket_bytes=self._context.spec.job.exchange.bucket_bytes,
-            exactness=self._averaging.exactness,
             is_summed=is_summed,
         )
         self._synchronize_agreed(hook)
 
-    def _synchronize_agreed(self, hook: ShardHook | ReplicaBesideShardsHook) -> None:
+    def _synchronize_agreed(self, hook: AgreedHook) -> None:
         """Synchronise in buckets that all sites agree on, whatever their layouts."""
         from isthmus.sites.worker.layouts.settlement import Settlement
 
@@ -326,6 +318,8 @@ class Synchronisation:
         now.settlement = settlement = Settlement(
             hook,
             averaging.collectives,
+            bucket_bytes=context.spec.job.exchange.bucket_bytes,
+            exactness=averaging.exactness,
             site=context.site,
             sites=(context.site,) if is_off else welcome.sites,
             ranks_per_site=(context.world_size,) if is_off else welcome.ranks_per_site,

@@ -22,11 +22,26 @@ from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 class UsedFlags:
     """The flags of one rank."""
 
-    def __init__(self, names: Sequence[str], own: Iterable[str], device: torch.device) -> None:
-        """`names` are those of all trained parameters, in one order everywhere; `own` this rank's.
+    def __init__(
+        self,
+        names: Sequence[str],
+        own: Iterable[str],
+        device: torch.device,
+        *,
+        number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
+    ) -> None:
+        """Expect nothing to be used yet.
 
-        `device` is where this rank's parameters are.
+        Args:
+            names: of all trained parameters, in one order everywhere.
+            own: those of this rank.
+            device: where this rank's parameters are.
+            number: as `BucketPipeline.submit` has it.
+            sharing: as `BucketPipeline.submit` has it.
         """
+        self._number = number
+        self._sharing = sharing
         self._places = {name: place for place, name in enumerate(names)}
         self._layout = layout_of_labels(f"{name} is used" for name in names)
         self._own = torch.zeros(len(names))
@@ -36,18 +51,8 @@ class UsedFlags:
         self._flags = self._own
         self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
-    def submit(
-        self,
-        pipeline: BucketPipeline,
-        unused: Iterable[str],
-        *,
-        number: int | None = None,
-        sharing: SharedBy = EVERYBODY,
-    ) -> None:
-        """Send the flags as the open round's last bucket; `unused` are what this rank did not use.
-
-        `number` and `sharing` are as `BucketPipeline.submit` has them.
-        """
+    def submit(self, pipeline: BucketPipeline, unused: Iterable[str]) -> None:
+        """Send the flags as the open round's last bucket: all of this rank's but the unused."""
         self._flags = self._own.clone()
         for name in unused:
             self._flags[self._places[name]] = 0.0  # a kernel: on CUDA nothing is waited for
@@ -55,8 +60,8 @@ class UsedFlags:
             [self._flags],
             self._layout,
             exact=True,
-            number=number,
-            sharing=sharing,
+            number=self._number,
+            sharing=self._sharing,
             factors=[1.0],
             is_gradient=False,
         )
@@ -79,15 +84,20 @@ class MaybeUsed:
     """
 
     def __init__(
-        self, names: Mapping[torch.Tensor, str], models: Iterable[DistributedDataParallel]
+        self,
+        names: Mapping[torch.Tensor, str],
+        models: Iterable[DistributedDataParallel],
+        *,
+        number: int | None = None,
+        sharing: SharedBy = EVERYBODY,
     ) -> None:
         """Take all parameters with their names, in an order that is the same at all sites.
 
-        `models` have the parameters.
+        `models` have the parameters; `number` and `sharing` are as `UsedFlags` has them.
         """
         self._names = {each: name for each, name in names.items() if each.requires_grad}
-        own = [*self._names.values()]
-        self._flags = UsedFlags(own, own, next(iter(self._names)).device)
+        own, device = [*self._names.values()], next(iter(self._names)).device
+        self._flags = UsedFlags(own, own, device, number=number, sharing=sharing)
         self._averaged: dict[torch.Tensor, torch.Tensor] = {}
         """Where in DDP's buckets the average gradients of this round will lie."""
         self._unused: set[torch.Tensor] = set()
@@ -109,17 +119,11 @@ class MaybeUsed:
             if parameter.grad is None:
                 self._unused.add(parameter)
 
-    def submit(
-        self,
-        pipeline: BucketPipeline,
-        *,
-        number: int | None = None,
-        sharing: SharedBy = EVERYBODY,
-    ) -> None:
+    def submit(self, pipeline: BucketPipeline) -> None:
         """Tell all sites, in a bucket of the open round."""
         unused = [name for each, name in self._names.items() if each not in self._averaged]
         unused += [self._names[each] for each in self._unused]
-        self._flags.submit(pipeline, unused, number=number, sharing=sharing)
+        self._flags.submit(pipeline, unused)
 
     def give_averaged_after_ddp(self, *, is_catching_up: bool) -> None:
         """Give each parameter its average gradient that DDP has left out, once it has looked.

@@ -178,6 +178,19 @@ class SiteList:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientPlan:
+    """How gradients cross, as one rank takes part in it."""
+
+    cuts: tuple[tuple[BucketCut, SharedBy], ...]
+    """All buckets, and who shares each, in the order of crossing."""
+    flags: BucketCut
+    """The last bucket: which gradients any rank has."""
+    flags_sharing: SharedBy
+    identity: int
+    """Tells apart how all are cut into buckets, and which ranks share each."""
+
+
+@dataclass(frozen=True, slots=True)
 class Agreed:
     """What all sites have agreed on, and who has what."""
 
@@ -199,6 +212,14 @@ class Agreed:
         return cut_gradients(
             self.law, bucket_numel, {name: holders[name] for name in self.rank_major}
         )
+
+    def gradient_plan(self, bucket_numel: int, rank: int) -> GradientPlan:
+        """Return how gradients cross, in buckets of so many elements at the most."""
+        cuts = self.cut_gradients(bucket_numel)
+        flags = cut_flags(self.law, len(cuts))
+        *shared_by, flags_sharing = self.shared_by([*cuts, flags], rank)
+        pairs = tuple(zip(cuts, shared_by, strict=True))
+        return GradientPlan(pairs, flags, flags_sharing, self.identity(cuts))
 
     def identity(self, cuts: Sequence[BucketCut]) -> int:
         """Return what tells apart how all are cut into buckets, and which ranks share each.

@@ -23,15 +23,15 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.torch_calls import call_of
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
-from isthmus.sites.worker.layouts.canonical import Held
 from isthmus.sites.worker.layouts.fully_sharded import ShardGroup, lone_groups_of
-from isthmus.sites.worker.layouts.gradient_hooks import is_nested
+from isthmus.sites.worker.layouts.gradient_hook import is_nested
 from isthmus.sites.worker.layouts.shard_hook import ShardHook, check_undivided
-from isthmus.sites.worker.layouts.sharded_state import held_tensors
 
 
 class LoneHook(ShardHook):
     """The hook of one rank. A backward pass is a round, and so is a step of a schedule."""
+
+    is_lone = True
 
     def _find_groups(self, models: Sequence[nn.Module]) -> Mapping[int, ShardGroup]:
         return lone_groups_of(models, dist.get_rank())
@@ -47,10 +47,6 @@ class LoneHook(ShardHook):
         for each in models:
             self._undo.append(each.register_forward_pre_hook(check).remove)
             self._undo.append(each.register_forward_pre_hook(self._find_stage).remove)
-
-    def held(self) -> list[Held]:
-        """Return what this rank tells the others of its site."""
-        return held_tensors(self.own, self._exactness, lone_rank=dist.get_rank())
 
     def finish(self, *_: object) -> None:
         """Refuse a round that is still open: what an optimizer calls before each step.
@@ -98,7 +94,7 @@ class LoneHook(ShardHook):
         super()._arrive(name)
 
     def _end_after_others(self) -> None:
-        if self._is_open and is_nested() and len(self._arrived) < len(self._trained):
+        if self._is_open and is_nested() and len(self._queue.arrived) < len(self._trained):
             self._has_nested = True  # The outer pass goes on, and ends the round.
             return
         self._end_if_reduced()

@@ -7,15 +7,17 @@ A site that comes back hears of the lists with the others' state.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from isthmus.protos.errors import LayoutMismatchError
+from isthmus.sites.local.regions import FLOAT_BYTES
 from isthmus.sites.worker.exchange.agreement import tell_all
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives, Ranks
+from isthmus.sites.worker.exchange.exactness import Exactness
+from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import (
     Agreed,
     SiteList,
@@ -23,11 +25,7 @@ from isthmus.sites.worker.layouts.canonical import (
     check_alike,
     rank_major_names,
 )
-from isthmus.sites.worker.layouts.sharded_state import ShardedState
-
-if TYPE_CHECKING:
-    from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
-    from isthmus.sites.worker.layouts.shard_hook import ShardHook
+from isthmus.sites.worker.layouts.sharded_state import ShardedState, held_tensors
 
 
 class Settlement:
@@ -35,9 +33,11 @@ class Settlement:
 
     def __init__(
         self,
-        hook: ShardHook | ReplicaBesideShardsHook,
+        hook: AgreedHook,
         collectives: Collectives,
         *,
+        bucket_bytes: int,
+        exactness: Exactness,
         site: str,
         sites: Sequence[str],
         ranks_per_site: tuple[int, ...],
@@ -48,6 +48,8 @@ class Settlement:
         Args:
             hook: is told what all have agreed on.
             collectives: make the process groups that follow from it.
+            bucket_bytes: float32 of a bucket of gradients, over all ranks, at most.
+            exactness: which gradients cross as float32.
             site: this one.
             sites: that tell each other, in order, this one among them.
             ranks_per_site: of these.
@@ -62,9 +64,13 @@ class Settlement:
         self._sites = sites
         self._ranks_per_site = ranks_per_site
         self._ranks_per_gateway = ranks_per_gateway
-        self.tensors = SiteTensors.gather(hook.held())
+        self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
+        lone_rank = dist.get_rank() if hook.is_lone else None
+        self.tensors = SiteTensors.gather(held_tensors(hook.own, exactness, lone_rank=lone_rank))
         self.lists: Sequence[bytes] = ()
         """What each site has told all others; nothing of one that was lost."""
+        self.cut = 0
+        """Tells apart how all are cut into buckets, and which ranks share each."""
         self._state: ShardedState | None = None
 
     @property
@@ -121,9 +127,11 @@ class Settlement:
             self._ranks_per_gateway,
             rank_major_names(self._site, self.tensors, [told.get(name) for name in self._sites]),
         )
-        self.hook.agree(agreed)
+        plan = agreed.gradient_plan(self._bucket_numel, dist.get_rank())
+        self.cut = plan.identity
+        sharing = self.hook.agree(agreed, plan)
         self._state = ShardedState(agreed, self.hook.own, self.hook.twins)
-        self._prepare_groups(self.hook.data_ranks, self.hook.groups | self._state.groups)
+        self._prepare_groups(self.hook.data_ranks, sharing | self._state.groups)
 
     def _check_stages(self, own: SiteList | None) -> None:
         """Compare which ranks have what with what this site has told, maybe in an earlier life.

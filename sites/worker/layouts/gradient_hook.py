@@ -1,0 +1,101 @@
+"""What all hooks have in common that hand gradients over: their rounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.checks.torch_calls import calls
+from isthmus.sites.worker.exchange.bucket_pipeline import Round
+from isthmus.sites.worker.exchange.step_records import TokenCount
+
+MAX_ROUNDS = 1024
+"""The record of a step tells of so many rounds, the last ones: gradients may pile up for ever."""
+
+
+class GradientHook:
+    """Averages gradients in rounds, and keeps those of the present step."""
+
+    def __init__(self, tokens: TokenCount, *, is_summed: bool) -> None:
+        """Take what counts this rank's weight. `is_summed`: losses are sums over tokens."""
+        self._tokens = tokens
+        self._is_summed = is_summed
+        if is_summed:
+            tokens.require()
+        self._rounds: deque[Round] = deque(maxlen=MAX_ROUNDS)
+        self._latest: Round | None = None
+        self.crossed: set[int] = set()
+        """Ids of the parameters whose gradients cross, as far as rounds have brought them."""
+        self.after_round: Callable[[], None] = lambda: None
+        """Called at the end of each backward pass that has synchronised."""
+        self._undo: list[Callable[[], None]] = []
+        """Take what was hooked in off again."""
+
+    def close(self) -> None:
+        """Take all hooks off, between two backward passes."""
+        for each in self._undo:
+            each()
+        self._undo.clear()
+
+    def finish(self, *_: object) -> None:
+        """End a round that is still open: what an optimizer calls before each step."""
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return what this rank holds of each gradient of the latest round: views."""
+        raise NotImplementedError
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes accumulate gradients, and nothing crosses."""
+        raise NotImplementedError
+
+    def parameters_now(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the parameters that the models have now, new ones too, with their names."""
+        raise NotImplementedError
+
+    def norm(self) -> float:
+        """Return the 2-norm of the whole gradient of the latest round: `Round.norm`.
+
+        Raises:
+            RuntimeError: there was no round.
+        """
+        self.finish()
+        if self._latest is None:
+            raise RuntimeError("site.grad_norm: no backward pass has synchronised gradients yet")
+        return self._latest.norm
+
+    def _end_round(self, finished: Round) -> None:
+        self._rounds.append(finished)
+        self._latest = finished
+        self.after_round()
+
+    def take_rounds(self) -> list[Round]:
+        """Return the rounds since the last call: one for each time that gradients were averaged."""
+        rounds = [*self._rounds]
+        self._rounds.clear()
+        return rounds
+
+
+def check_is_outermost(num_models: int) -> None:
+    """Refuse to end a round of several models in a backward pass that another one began.
+
+    Reentrant checkpointing computes parts of a model's gradients in nested passes. Of one model
+    the last part ends the round. Of several, nobody knows whether the outer pass brings more.
+
+    Raises:
+        ScriptError: there are several, and this pass is nested.
+    """
+    if num_models > 1 and is_nested():
+        raise ScriptError(
+            "several models are synchronised, and gradients come from a backward pass inside "
+            "another one, as of reentrant activation checkpointing: give "
+            "torch.utils.checkpoint use_reentrant=False"
+        )
+
+
+def is_nested() -> bool:
+    """Whether a backward pass is at its end that another one began."""
+    return any(each.f_code.co_name == "backward" and "ctx" in each.f_locals for each in calls())
