@@ -15,10 +15,10 @@ from isthmus.protos import metrics
 from isthmus.protos.errors import NonFiniteError
 from isthmus.sites.local.rank_messages import Reduce
 from isthmus.sites.worker.exchange.bucket_copy import Transfer
-from isthmus.sites.worker.exchange.bucket_pipeline import HASHED_NUMEL, hash_of_site
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch, are_finite
 from isthmus.sites.worker.exchange.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.rounds import HASHED_NUMEL, RoundTerms, hash_of_site
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.lone_exchanges import LONG_S, CountingLink, lone_exchange
 from tests.fakes.ranks import run_ranks
@@ -88,7 +88,7 @@ def train(
     with lone_exchange(AloneLink(), finite=told.watch) as exchange:
         for values in gradients:
             piece = torch.tensor(values)
-            exchange.begin(tokens, is_gradient=is_gradient)
+            exchange.begin(tokens, RoundTerms(is_gradient=is_gradient))
             exchange.submit([piece], layout=0, named=[("first", piece[:2]), ("last", piece[2:])])
             exchange.wait()
 
@@ -111,7 +111,7 @@ def test_what_counts_nothing_is_not_told() -> None:
     link = CountingLink()
     link.other_tokens = 1.0
     with lone_exchange(link, finite=told.watch) as exchange:
-        exchange.begin(0.0, is_gradient=True)  # a loss over no tokens is often NaN
+        exchange.begin(0.0, RoundTerms(is_gradient=True))  # a loss over no tokens is often NaN
         exchange.submit([torch.tensor([NAN])], layout=0)
         exchange.wait()
     assert not told.reports
@@ -121,7 +121,7 @@ def test_what_counts_nothing_is_not_told() -> None:
 def test_the_run_stops_before_anything_is_handed_over() -> None:
     told, link = Told(stops=True), CountingLink()
     with lone_exchange(link, finite=told.watch) as exchange:
-        exchange.begin(1.0, is_gradient=True)
+        exchange.begin(1.0, RoundTerms(is_gradient=True))
         bad = torch.tensor([1.0, NAN])
         with pytest.raises(NonFiniteError, match="the gradient of w held a NaN"):
             exchange.submit([bad], layout=0, named=[("w", bad)])
@@ -144,7 +144,7 @@ def test_an_average_that_overflows_is_told_as_that(stops: bool) -> None:
 
     with lone_exchange(Overflows(), finite=told.watch) as exchange:
         values = torch.ones(4)
-        exchange.begin(1.0, is_gradient=True)
+        exchange.begin(1.0, RoundTerms(is_gradient=True))
         exchange.submit([values], layout=0, named=[("a", values[:2]), ("b", values[2:])])
         if stops:
             with pytest.raises(NonFiniteError, match="the average over sites of the gradient of b"):
@@ -167,7 +167,7 @@ def test_on_a_device_it_is_told_once_the_values_are_there() -> None:
     told = Told()
     transfer = LateTransfer(Collectives(LONG_S))
     with lone_exchange(AloneLink(), transfer, finite=told.watch) as exchange:
-        exchange.begin(1.0, is_gradient=True)
+        exchange.begin(1.0, RoundTerms(is_gradient=True))
         bad = torch.tensor([1.0, NAN])
         exchange.submit([bad], layout=0, named=[("w", bad)])
         exchange.wait()

@@ -12,6 +12,7 @@ import torch
 from isthmus.protos.errors import NoTokensError
 from isthmus.sites.worker.exchange.bucket_pipeline import MAX_BUCKETS, BucketPipeline
 from isthmus.sites.worker.exchange.exactness import Exactness
+from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.tensor_average import MAX_LISTS, Packer, TensorAverage
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of
 from isthmus.topology.spec.job import Exchange as ExchangeWish
@@ -77,7 +78,7 @@ def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
 def test_only_so_much_is_under_way(exchange: BucketPipeline, link: CountingLink) -> None:
     """However long a round, its buckets pass through the same few buffers."""
     values = torch.arange(50.0)
-    exchange.begin(1.0, num_slots=2)
+    exchange.begin(1.0, RoundTerms(num_slots=2))
     for each in values.view(50, 1):
         exchange.submit([each], layout=0)
     exchange.wait()

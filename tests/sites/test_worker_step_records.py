@@ -21,8 +21,8 @@ from isthmus.sites.local.rank_messages import (
     ReductionTimes,
     Region,
 )
-from isthmus.sites.worker.exchange.bucket_pipeline import Round
 from isthmus.sites.worker.exchange.gateway_link import AloneLink, Link, SiteOnlyLink
+from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.step_records import MAX_BUCKETS, StepLog, timeline_of
 from tests.fakes.lone_exchanges import lone_exchange
 

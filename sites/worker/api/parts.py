@@ -21,7 +21,7 @@ from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.step_records import StepLog
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What does the work of one `Site`."""
 
@@ -79,13 +79,5 @@ class Parts:
             after=[synchronisation.close, averaging.close, end_group],
         )
         return cls(
-            records=records,
-            steps=steps,
-            members=members,
-            averaging=averaging,
-            synchronisation=synchronisation,
-            rates=rates,
-            data=data,
-            checkpointing=checkpointing,
-            life=life,
+            records, steps, members, averaging, synchronisation, rates, data, checkpointing, life
         )

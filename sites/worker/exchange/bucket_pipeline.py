@@ -17,11 +17,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import xxhash
 
 from isthmus.protos.errors import (
     DeadlineExceededError,
@@ -34,189 +32,32 @@ from isthmus.protos.errors import (
     ScriptError,
 )
 from isthmus.protos.failure import reason_of
-from isthmus.sites.local.rank_messages import Handed, Reduce, Reduced, ReductionTimes
+from isthmus.sites.local.rank_messages import Handed, Reduce, Reduced
 from isthmus.sites.local.regions import FLOAT_BYTES
-from isthmus.sites.local.squares import norm_of, total_of, units_of_words, words_of
-from isthmus.sites.worker.exchange.bucket_copy import Pending, Slot, Transfer, write_pieces
-from isthmus.sites.worker.exchange.collectives import Ranks, wait
+from isthmus.sites.local.squares import words_of
+from isthmus.sites.worker.exchange.bucket_copy import Slot, Transfer, write_pieces
+from isthmus.sites.worker.exchange.collectives import wait
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch, Named, are_finite
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.member_history import MemberHistory
+from isthmus.sites.worker.exchange.rounds import (
+    EVERYBODY,
+    PLAIN,
+    Bucket,
+    Round,
+    RoundTerms,
+    SharedBy,
+    check_alike,
+    hash_of_site,
+)
 from isthmus.sites.worker.exchange.routes import Route
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.sites.worker.exchange.slots import SharedTensors, Slots
-from isthmus.topology.spec.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16
 """The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""
-HASHED_NUMEL = 1024
-"""Elements of a site's gradient that are hashed in each round."""
 _CAUSE_S = 1.0
 """Time for the gateway to say, or show by its end, why another rank of the site has gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBy:
-    """Which ranks share a bucket, where that is not everybody: as `Reduce` has it."""
-
-    participants: tuple[tuple[int, ...], ...] = ()
-    after: int = 0
-
-
-EVERYBODY = SharedBy()
-
-
-@dataclass(slots=True)
-class Bucket:
-    """One bucket on its way to the other sites and back."""
-
-    number: int
-    """The bucket's number at the gateway."""
-    index: int
-    """Its place among the round's buckets at this rank."""
-    sharing: SharedBy
-    slot: Slot
-    pieces: Sequence[torch.Tensor]
-    layout: int
-    exact: bool
-    is_gradient: bool
-    """Its elements count in the round's norm."""
-    pending: Pending
-    future: torch.futures.Future[torch.Tensor]
-    raw_bytes: int
-    """float32 bytes of this rank's shard, without padding."""
-    submitted_s: float
-    """When backward had computed it."""
-    start_s: float = 0.0
-    """When the gateway was told of it."""
-    reduced_s: float = 0.0
-    finished_s: float = 0.0
-    """When its result was in place; on CUDA, when that was enqueued."""
-    reduced: Reduced | None = None
-    done: bool = False
-    named: Named = ()
-    """The gradients in it."""
-    is_finite: torch.Tensor | None = None
-    """Whether what this rank submitted is, once `pending` is over; None: nobody asks."""
-    is_own: bool = True
-    """It is this rank's gradient, and no shard of the site's."""
-
-
-@dataclass(slots=True)
-class Round:
-    """One synchronisation of all sites: a sequence of buckets with one weight."""
-
-    number: int
-    tokens: float
-    """Weight of this rank."""
-    total: torch.Tensor
-    pending: Pending
-    first_bucket: int
-    """The number of its first bucket."""
-    num_slots: int | None
-    """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
-    is_gradient: bool = False
-    """An optimizer step takes what is averaged."""
-    is_summed: bool = False
-    """What is handed over are sums over tokens already, and no means."""
-    is_catching_up: bool = False
-    """This site only gets what the others have."""
-    enters: int = 0
-    """The epoch that it begins; 0: none."""
-    gradient_hash: int = 0
-    """What `hash_of_site` says of the first bucket of gradients, at the site's first rank."""
-    counted_by: Ranks | None = None
-    """The ranks whose tokens add up to the site's; None: all."""
-    is_counted_alike: bool = False
-    """They have to have counted equally many."""
-    site_weight: float = 0.0
-    """Tokens of this site."""
-    weight: float = 0.0
-    """Tokens of all sites."""
-    buckets: list[Bucket] = field(default_factory=list)
-    by_number: dict[int, Bucket] = field(default_factory=dict)
-    num_posted: int = 0
-    """How many buckets, from the first on, the posting thread was given."""
-    num_finished: int = 0
-    read_squares: Callable[[], list[int]] | None = None
-    """Tells the words of the site's sum of squares, once that is complete."""
-    last_submit_s: float = 0.0
-    """When the last bucket was computed that backward goes on to hide; else the first."""
-    end_s: float = 0.0
-
-    def note_computed(self, index: int, at_s: float) -> None:
-        """Note when a bucket was computed: after the last one only communication is left."""
-        if self.num_slots is None or index == 0:
-            self.last_submit_s = at_s
-
-    def find(self, reduced: Reduced) -> Bucket | None:
-        """Return the bucket that a result is of; None: of none of this round."""
-        if reduced.round != self.number:
-            return None
-        return self.by_number.get(reduced.bucket)
-
-    @property
-    def raw_bytes(self) -> int:
-        """float32 bytes that this rank handed over."""
-        return sum(each.raw_bytes for each in self.buckets)
-
-    @property
-    def wire_bytes(self) -> int:
-        """What the gateway sent for this rank's shards."""
-        return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
-
-    @property
-    def results(self) -> list[ReductionTimes]:
-        """What the gateway measured of each bucket that is back."""
-        return [each.reduced.times for each in self.buckets if each.reduced]
-
-    @property
-    def unfit(self) -> list[Named]:
-        """The gradients of the buckets of which this rank's shard of the average is not finite."""
-        gradients = (each for each in self.buckets if each.is_gradient)
-        return [each.named for each in gradients if each.reduced and each.reduced.squares is None]
-
-    @property
-    def squares(self) -> int | None:
-        """Squares of this rank's shards of all gradients, in units (sites/local/squares.py)."""
-        gradients = (each for each in self.buckets if each.is_gradient)
-        return total_of(each.reduced.squares for each in gradients if each.reduced)
-
-    @property
-    def norm(self) -> float:
-        """2-norm of all gradients that were averaged: the same bits on all ranks of all sites.
-
-        NaN where a number is not finite. On CUDA, the first look waits until results are there.
-        """
-        assert self.read_squares is not None, "wait comes first"
-        return norm_of(units_of_words(self.read_squares()))
-
-    @property
-    def times(self) -> RoundTimes:
-        """The times of this round, on one clock."""
-        crossings = tuple(
-            Crossing(each.start_s, each.reduced_s, each.reduced.times.wait_s)
-            for each in self.buckets
-            if each.reduced
-        )
-        return RoundTimes(self.last_submit_s, self.end_s, crossings)
-
-
-def hash_of_site(region: torch.Tensor) -> int:
-    """Return 52 bits that tell what a site contributes: sites with other data have others.
-
-    Takes the first HASHED_NUMEL elements of the first rank's shard, which are the first of the
-    bucket at each site. 0: they tell nothing, for other data may have the same. Where one is not
-    finite, all are likely to be that NaN. Zeros, and one constant of either sign beside them, are
-    what a mean loss gives a bias, whatever the data are.
-    """
-    values = region[:HASHED_NUMEL]
-    magnitudes = values[values != 0.0].abs()
-    if not magnitudes.numel() or not bool(torch.isfinite(values).all()):
-        return 0
-    if bool((magnitudes == magnitudes[0]).all()):
-        return 0
-    return xxhash.xxh3_64_intdigest(values.numpy().data) >> 12
 
 
 class OpenRound:
@@ -441,34 +282,18 @@ class BucketPipeline:
         """Raise the first error of any thread or of the gateway, if there was one."""
         self._open.check()
 
-    def begin(
-        self,
-        tokens: float,
-        *,
-        first_bucket: int = 0,
-        num_slots: int | None = None,
-        is_gradient: bool = False,
-        is_summed: bool = False,
-        counted_by: Ranks | None = None,
-        is_counted_alike: bool = False,
-    ) -> None:
+    def begin(self, tokens: float, terms: RoundTerms = PLAIN) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
-        `tokens` is this rank's weight in the averages, not negative. What a lossy codec loses of a
-        bucket is the residual of the next one of the same number. So each sequence of buckets that
-        comes again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no
-        more buckets are under way, and `submit` waits; None: as many as there are, for a backward
-        pass goes on meanwhile. `is_gradient`: an optimizer step takes what is averaged.
-        `is_summed`: what is handed over are sums over tokens, no means of them. `counted_by`: those
-        ranks of the site whose tokens add up to the site's; None: all. `is_counted_alike`: they
-        have to have counted equally many.
+        `tokens` is this rank's weight in the averages, not negative.
 
         Raises:
-            RuntimeError: this site comes back to a run, and has not entered, or not with gradients.
+            RuntimeError: this site rejoins a run, and has not got the others' state, or begins with
+                something else than gradients.
         """
         self._open.check()
-        self._members.check_may_begin(self.num_rounds, is_gradient=is_gradient)
-        enters = self.before_gradients() if is_gradient else 0
+        self._members.check_may_begin(self.num_rounds, is_gradient=terms.is_gradient)
+        begins_epoch = self.before_gradients() if terms.is_gradient else 0
         previous = self._open.round
         if previous is not None and previous.num_finished < len(previous.buckets):
             raise ScriptError(
@@ -476,23 +301,11 @@ class BucketPipeline:
                 "was complete"
             )
         self._slots.forget()
-        total, pending = self._transfer.launch_sum(tokens, counted_by)
-        self._open.open(
-            Round(
-                self.num_rounds,
-                tokens,
-                total,
-                pending,
-                first_bucket,
-                num_slots,
-                is_gradient,
-                is_summed,
-                self._members.is_catching_up,
-                enters,
-                counted_by=counted_by,
-                is_counted_alike=is_counted_alike,
-            )
-        )
+        total, pending = self._transfer.launch_sum(tokens, terms.counted_by)
+        opened = Round(self.num_rounds, tokens, total, pending, terms)
+        opened.is_catching_up = self._members.is_catching_up
+        opened.begins_epoch = begins_epoch
+        self._open.open(opened)
         self.num_rounds += 1
 
     def submit(
@@ -538,32 +351,17 @@ class BucketPipeline:
         slot_index = self._free_slot(current, index)
         numel = sum(each.numel() for each in pieces) if route is None else route.numel
         slot = self._slots.get(slot_index, numel, route, pieces)
+        is_own = route is None or current.terms.counted_by == (self._rank,)
         with torch.no_grad():
-            is_own = route is None or current.counted_by == (self._rank,)
             is_finite = None
-            if current.is_gradient and is_gradient and self._counts(current, is_own=is_own):
+            if current.terms.is_gradient and is_gradient and self._counts(current, is_own=is_own):
                 is_finite = self._look(pieces, named, is_own=is_own)
             tokens = current.tokens if is_own else self.site_tokens()
-            weights = factors or ([1.0] * len(pieces) if current.is_summed else tokens)
+            weights = factors or ([1.0] * len(pieces) if current.terms.is_summed else tokens)
             write_pieces(pieces, weights, slot.padded)
         pending = self._transfer.launch(slot)
-        future = self._transfer.make_future()
-        place = self._rank if route is None else route.index
-        first = min(place * slot.region.numel(), slot.numel)
-        raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
-        now_s = self._now_s()
-        number = current.first_bucket + (index if number is None else number)
-        if self._encoder is not None and not exact:
-            slot.encode = partial(
-                self._encoder.encode,
-                bucket=number,
-                numel=numel,
-                layout=layout,
-                participants=sharing.participants,
-            )
-        self._link.send(Handed(round=current.number))
         bucket = Bucket(
-            number,
+            current.terms.first_bucket + (index if number is None else number),
             index,
             sharing,
             slot,
@@ -572,17 +370,31 @@ class BucketPipeline:
             exact,
             is_gradient,
             pending,
-            future,
-            raw_bytes,
-            now_s,
+            self._transfer.make_future(),
+            self._shard_bytes(slot, self._rank if route is None else route.index),
+            self._now_s(),
             named=named,
             is_finite=is_finite,
             is_own=is_own,
         )
+        if self._encoder is not None and not exact:
+            slot.encode = partial(
+                self._encoder.encode,
+                bucket=bucket.number,
+                numel=numel,
+                layout=layout,
+                participants=sharing.participants,
+            )
+        self._link.send(Handed(round=current.number))
         self._open.add(current, bucket)
         if self._overlaps:
             self._release(current)
-        return future
+        return bucket.future
+
+    def _shard_bytes(self, slot: Slot, place: int) -> int:
+        """Return the float32 bytes of the shard at a place among ranks, without padding."""
+        first = min(place * slot.region.numel(), slot.numel)
+        return FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
 
     def _counts(self, current: Round, *, is_own: bool) -> bool:
         """Whether what this rank submits has a part in the average, and anybody wants to know."""
@@ -633,7 +445,7 @@ class BucketPipeline:
         current = self._open.current
         self._release(current)
         self._open.wait_finished(current, len(current.buckets))
-        if self._finite is not None and current.is_gradient and not current.is_catching_up:
+        if self._finite is not None and current.terms.is_gradient and not current.is_catching_up:
             self._finite.end_round(unfit=current.unfit)
         if has_norm:
             current.read_squares = self._transfer.sum_words(words_of(current.squares))
@@ -649,14 +461,14 @@ class BucketPipeline:
 
     def _free_slot(self, current: Round, index: int) -> int:
         """Return which buffers a bucket gets, once an earlier one has gone from them."""
-        if current.num_slots is None:
+        if current.terms.num_slots is None:
             return index
-        earlier = index - current.num_slots
+        earlier = index - current.terms.num_slots
         if earlier >= 0:
             self._release(current)
             self._open.wait_finished(current, earlier + 1)
             current.buckets[earlier].future.wait()  # on CUDA this stream does
-        return index % current.num_slots
+        return index % current.terms.num_slots
 
     def _post(self) -> None:
         """Hand shards to the gateway, in order, as their reduce-scatters complete."""
@@ -673,7 +485,7 @@ class BucketPipeline:
                     current.note_computed(bucket.index, bucket.submitted_s)
                 if bucket.is_finite is not None and not bool(bucket.is_finite):
                     self._tell_not_finite(bucket.named, is_own=bucket.is_own)
-            if current.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
+            if current.terms.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
                 current.gradient_hash = hash_of_site(buckets[0].slot.region)
             for bucket in buckets:
                 self._hand_over(current, bucket)
@@ -694,7 +506,7 @@ class BucketPipeline:
                 exact=bucket.exact,
                 form=bucket.slot.form,
                 encoded_bytes=bucket.slot.encoded_bytes,
-                enters=current.enters,
+                enters=current.begins_epoch,
                 participants=bucket.sharing.participants,
                 after=bucket.sharing.after,
             )
@@ -714,18 +526,3 @@ class BucketPipeline:
             if not math.isnan(reduced.weight):
                 current.weight = reduced.weight
             self._open.note_finished(current, bucket)
-
-
-def check_alike(current: Round) -> None:
-    """Compare a rank's tokens with the site's, where all ranks have to have counted as many.
-
-    Raises:
-        ScriptError: they have not.
-    """
-    num_ranks = len(current.counted_by or ())
-    if current.is_counted_alike and current.site_weight != num_ranks * current.tokens:
-        raise ScriptError(
-            f"this rank counted {current.tokens:g} tokens, and {num_ranks} ranks of its site "
-            f"{current.site_weight:g}: experts that ranks share, and what fully_shard replicates, "
-            "are reduced with equal weights, so each rank has to count as many"
-        )

@@ -12,8 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Digest, Metric, Reduced
-from isthmus.sites.worker.exchange.bucket_pipeline import Bucket, Round
 from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.rounds import Bucket, Round
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes
 from isthmus.topology.spec.step_parts import step_parts
 

@@ -11,8 +11,9 @@ from typing import Generic, Protocol, Self, TypeVar
 import torch
 
 from isthmus.sites.local.regions import FLOAT_BYTES
-from isthmus.sites.worker.exchange.bucket_pipeline import MAX_BUCKETS, BucketPipeline, Round
+from isthmus.sites.worker.exchange.bucket_pipeline import MAX_BUCKETS, BucketPipeline
 from isthmus.sites.worker.exchange.exactness import Exactness
+from isthmus.sites.worker.exchange.rounds import Round, RoundTerms
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of
 
 IN_FLIGHT_BYTES = 256 << 20
@@ -97,12 +98,10 @@ class TensorAverage:
         if not held:
             return None
         layout = layout_of(named)
-        self._pipeline.begin(
-            tokens,
-            first_bucket=_first_bucket(layout),
-            num_slots=self._num_slots,
-            is_gradient=is_gradient,
+        terms = RoundTerms(
+            first_bucket=_first_bucket(layout), num_slots=self._num_slots, is_gradient=is_gradient
         )
+        self._pipeline.begin(tokens, terms)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         futures = []
         for group, is_exact in self._exactness.split(held, exact=exact):

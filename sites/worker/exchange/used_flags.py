@@ -15,7 +15,8 @@ from functools import partial
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from isthmus.sites.worker.exchange.bucket_pipeline import EVERYBODY, BucketPipeline, SharedBy
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.rounds import EVERYBODY, SharedBy
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 
 

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline, SharedBy
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Ranks
+from isthmus.sites.worker.exchange.rounds import SharedBy
 from isthmus.sites.worker.exchange.routes import Route, participants
 from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.sites.worker.exchange.used_flags import UsedFlags

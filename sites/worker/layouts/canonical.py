@@ -25,8 +25,8 @@ import torch.distributed as dist
 import xxhash
 
 from isthmus.protos.errors import LayoutMismatchError
-from isthmus.sites.worker.exchange.bucket_pipeline import SharedBy
 from isthmus.sites.worker.exchange.holdings import Holding, problem_of
+from isthmus.sites.worker.exchange.rounds import SharedBy
 from isthmus.sites.worker.exchange.routes import (
     Holders,
     Part,

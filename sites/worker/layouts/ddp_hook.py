@@ -17,6 +17,7 @@ from isthmus.sites.worker.checks.left_gradients import ZeroedCheck
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.refusals import check_in_backward
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.sites.worker.exchange.used_flags import MaybeUsed
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
@@ -143,12 +144,8 @@ class DdpHook(GradientHook):
             return False
         check_in_backward()
         self._is_backward = True
-        self._pipeline.begin(
-            self._tokens.take(),
-            first_bucket=first_bucket,
-            is_gradient=True,
-            is_summed=self._is_summed,
-        )
+        terms = RoundTerms(first_bucket=first_bucket, is_gradient=True, is_summed=self._is_summed)
+        self._pipeline.begin(self._tokens.take(), terms)
         return True
 
     def _finish(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.torch_calls import calls
-from isthmus.sites.worker.exchange.bucket_pipeline import Round
+from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.step_records import TokenCount
 
 MAX_ROUNDS = 1024

@@ -22,6 +22,7 @@ from isthmus.sites.worker.checks.left_gradients import check_zeroed
 from isthmus.sites.worker.checks.torch_calls import call_of, in_backward
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Ranks
+from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -208,13 +209,13 @@ class ShardHook(AgreedHook):
         else:
             check_schedule()
         self._taken = self._tokens.take()
-        self._pipeline.begin(
-            self._taken,
+        terms = RoundTerms(
             is_gradient=True,
             is_summed=self._is_summed,
             counted_by=self.data_ranks,
             is_counted_alike=self._mean.is_counted_alike,
         )
+        self._pipeline.begin(self._taken, terms)
         self._queue.begin()
         self._reduced.clear()
         self._is_open = True
