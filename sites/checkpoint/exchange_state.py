@@ -15,7 +15,7 @@ from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
 
 if TYPE_CHECKING:
-    from isthmus.sites.worker.layouts.settlement import Settlement
+    from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
 
 
 class ExchangeState:
@@ -26,7 +26,7 @@ class ExchangeState:
         link: Link | None,
         encoder: ShardEncoder | None,
         hook: ReplicaHook | None,
-        settlement: Settlement | None = None,
+        agreement: LayoutAgreement | None = None,
     ) -> None:
         """Look after what there is.
 
@@ -34,12 +34,12 @@ class ExchangeState:
             link: to a gateway that may have residuals; None: there is none.
             encoder: of this rank; None: there is none.
             hook: DDP's; None: there is none.
-            settlement: of sites of which some may shard; None: there is none.
+            agreement: of sites of which some may shard; None: there is none.
         """
         self._link = link
         self._encoder = encoder
         self._hook = hook
-        self._settlement = settlement
+        self._agreement = agreement
 
     def save(self, residuals: Path) -> dict[str, Any]:
         """Return the rank's own part, and have the gateway write its part to `residuals`."""
@@ -59,7 +59,7 @@ class ExchangeState:
     @property
     def cut(self) -> int:
         """What tells apart how a sharded model is cut into buckets, and which ranks share each."""
-        return 0 if self._settlement is None else self._settlement.cut
+        return 0 if self._agreement is None else self._agreement.cut
 
     @property
     def has_residuals(self) -> bool:

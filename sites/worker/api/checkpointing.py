@@ -183,10 +183,10 @@ class Checkpointing:
     def _go_on(self, entry: EntryState) -> None:
         """Load what there is to go on from: the others' state, or the job's checkpoint."""
         found: Entered | Manifest | None = None
-        checkpoints, settlement = self._checkpoints, self._synchronisation.settlement
+        checkpoints, agreement = self._checkpoints, self._synchronisation.agreement
         if self._context.rejoins:
-            settle = None if settlement is None else settlement.settle
-            found = self._rejoining.take_state(entry, settle)
+            adopt = None if agreement is None else agreement.adopt
+            found = self._rejoining.take_state(entry, adopt)
         elif checkpoints is not None:
             found = checkpoints.resume()
         if found is None:
@@ -252,7 +252,7 @@ class Checkpointing:
             self._link if has_residuals else None,
             self._averaging.encoder,
             synchronised.replica_hook,
-            synchronised.settlement,
+            synchronised.agreement,
         )
 
     def _watch_saved(self, entry: EntryState, optimizers: Sequence[Optimizer]) -> None:

@@ -122,11 +122,11 @@ class Rejoining:
         return most
 
     def take_state(
-        self, entry: EntryState, settle: Callable[[Sequence[bytes]], None] | None
+        self, entry: EntryState, adopt: Callable[[Sequence[bytes]], None] | None
     ) -> Entered:
         """Rejoin a run that goes on: wait to be let in, and take the others' state.
 
-        `settle` is told how the others' tensors cross, where any site may shard.
+        `adopt` is given what each site has told of its tensors, where any site may shard.
 
         Raises:
             IsthmusError: the gateway has ended, or it is the state of another model.
@@ -135,8 +135,8 @@ class Rejoining:
         while (told := self._members.own_entry(_ASK_EVERY_S)) is None:
             pipeline.check()
         entered = entry.take(Path(told.state))
-        if settle is not None:
-            settle(entered.lists)
+        if adopt is not None:
+            adopt(entered.lists)
         present = set(told.sites) - set(told.follows)
         sites = self._context.welcome.sites
         self._missing_sites.begin_without(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
-    from isthmus.sites.worker.layouts.settlement import Settlement
+    from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Current:
     """The first one's steps count."""
     hook: GradientHook | None = None
     """None: `average_gradients` averages."""
-    settlement: Settlement | None = None
+    agreement: LayoutAgreement | None = None
     """With the other sites, where tensors are sharded."""
     step_watch: StepWatch | None = None
     crossing: CrossingCheck | None = None
@@ -98,18 +98,18 @@ class Synchronisation:
         return hook if isinstance(hook, ReplicaHook) else None
 
     @property
-    def settlement(self) -> Settlement | None:
+    def agreement(self) -> LayoutAgreement | None:
         """How all sites' tensors cross, where any site may shard."""
-        return self._now.settlement
+        return self._now.agreement
 
     @property
     def is_split(self) -> bool:
         """Whether ranks of the site have unlike tensors: a pipeline's stages."""
-        return self._now.settlement is not None and self._now.settlement.tensors.is_split
+        return self._now.agreement is not None and self._now.agreement.tensors.is_split
 
     def lists(self) -> Sequence[bytes]:
         """Return what each site has told all others of its tensors, where any site may shard."""
-        return () if self._now.settlement is None else self._now.settlement.lists
+        return () if self._now.agreement is None else self._now.agreement.lists
 
     def close(self) -> None:
         """Watch optimizers no more."""
@@ -152,7 +152,7 @@ class Synchronisation:
         if not self._members.awaits_state:
             hook.equalise()
         self._now.undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
-        self._steps.follow(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
+        self._steps.count(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool) -> None:
         """Average tensors, which may be gradients of what is synchronised: `Site.all_reduce`."""
@@ -160,7 +160,7 @@ class Synchronisation:
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         now = self._now
-        shard = None if now.settlement is None else now.settlement.hook.shard_in(tensors)
+        shard = None if now.agreement is None else now.agreement.hook.shard_in(tensors)
         if shard is not None:
             raise TypeError(
                 f"site.all_reduce: a tensor is this rank's shard of {shard}, of which other ranks "
@@ -253,7 +253,7 @@ class Synchronisation:
             self._averaging.equalise(others)
         self._watch_steps(hook, hook.parameters())
         hook.watch_reduced(optimizers)
-        self._steps.follow(
+        self._steps.count(
             optimizers[0],
             lambda: hashes_of([*hook.parameters_now(), *_others(hook, optimizers)]),
             hook.take_rounds,
@@ -310,12 +310,12 @@ class Synchronisation:
 
     def _synchronize_agreed(self, hook: AgreedHook) -> None:
         """Synchronise in buckets that all sites agree on, whatever their layouts."""
-        from isthmus.sites.worker.layouts.settlement import Settlement
+        from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
 
         context, averaging, now = self._context, self._averaging, self._now
         welcome, is_off = context.welcome, context.exchange_is_off
         now.hook = hook
-        now.settlement = settlement = Settlement(
+        now.agreement = agreement = LayoutAgreement(
             hook,
             averaging.collectives,
             bucket_bytes=context.spec.job.exchange.bucket_bytes,
@@ -325,10 +325,10 @@ class Synchronisation:
             ranks_per_site=(context.world_size,) if is_off else welcome.ranks_per_site,
             ranks_per_gateway=welcome.ranks_per_gateway or context.world_size,
         )
-        averaging.exactness.check([each.name for each in settlement.tensors.entries])
+        averaging.exactness.check([each.name for each in agreement.tensors.entries])
         if not self._members.awaits_state:
-            settlement.tell(averaging.pipeline, context.device)
-            settlement.state.equalise(averaging.initial_state())
+            agreement.agree(averaging.pipeline, context.device)
+            agreement.state.equalise(averaging.initial_state())
         for optimizer in now.optimizers:
             now.undo.append(optimizer.register_step_pre_hook(hook.finish).remove)
         self._watch_steps(hook, hook.own.items())
@@ -336,10 +336,10 @@ class Synchronisation:
 
         def hashes() -> ParameterHashes | None:
             # A pipeline's ranks have unlike optimizers.
-            others = [] if settlement.tensors.is_split else _others(hook, optimizers)
-            return settlement.state.digest(dict([*hook.parameters_now(), *others]))
+            others = [] if agreement.tensors.is_split else _others(hook, optimizers)
+            return agreement.state.digest(dict([*hook.parameters_now(), *others]))
 
-        self._steps.follow(optimizers[0], hashes, hook.take_rounds)
+        self._steps.count(optimizers[0], hashes, hook.take_rounds)
 
     # ---------------------------------------------------------------- what watches steps
 

@@ -1,4 +1,4 @@
-"""What the coordinator is told of a rank's optimizer steps: their records, pictures and digests."""
+"""Reports a rank's optimizer steps to the coordinator: their records, pictures and digests."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class StepLog:
         """Call `listener` after each step, with how many there were."""
         self._listeners.append(listener)
 
-    def follow(
+    def count(
         self,
         optimizer: torch.optim.Optimizer,
         hashes: Hashes,

@@ -1,7 +1,7 @@
-"""How sites that shard their models settle in which order tensors cross, and who has what of them.
+"""How sites that shard their models agree in which order tensors cross, and who has what of them.
 
 Each site tells all others of its tensors once, before the first step; the first site's list is law.
-A site that comes back hears of the lists with the others' state.
+A site that rejoins reads the lists with the others' state.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from isthmus.sites.worker.layouts.canonical import (
 from isthmus.sites.worker.layouts.sharded_state import ShardedState, held_tensors
 
 
-class Settlement:
-    """One rank's part in settling how tensors cross."""
+class LayoutAgreement:
+    """One rank's part in agreeing how tensors cross."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Settlement:
         """Hear what the ranks of this site hold. A collective of the site.
 
         Args:
-            hook: is told what all have agreed on.
+            hook: prepares for what all have agreed on.
             collectives: make the process groups that follow from it.
             bucket_bytes: float32 of a bucket of gradients, over all ranks, at most.
             exactness: which gradients cross as float32.
@@ -75,15 +75,15 @@ class Settlement:
 
     @property
     def state(self) -> ShardedState:
-        """The tensors of this rank, once the sites have settled."""
-        assert self._state is not None, "settle comes first"
+        """The tensors of this rank, once the sites have agreed."""
+        assert self._state is not None, "adopt comes first"
         return self._state
 
-    def tell(self, pipeline: BucketPipeline, device: torch.device) -> None:
-        """Tell all other sites, hear of theirs, and settle. A collective of all ranks.
+    def agree(self, pipeline: BucketPipeline, device: torch.device) -> None:
+        """Tell all other sites of this one's tensors, and adopt what follows. From all ranks.
 
         Raises:
-            IsthmusError: as `settle`, or the exchange failed.
+            IsthmusError: as `adopt`, or the exchange failed.
         """
         told = tell_all(
             pipeline,
@@ -93,12 +93,12 @@ class Settlement:
             rank=dist.get_rank(),
             device=device,
         )
-        self.settle(told)
+        self.adopt(told)
 
-    def settle(self, lists: Sequence[bytes]) -> None:
-        """Settle by what each site has told, in order; nothing of one that was lost.
+    def adopt(self, lists: Sequence[bytes]) -> None:
+        """Adopt the first site's list. `lists` are of all sites, empty of one that was lost.
 
-        A collective of the site. A site that comes back has to be as the others know it.
+        A collective of the site. A site that rejoins has to be as the others know it.
 
         Raises:
             LayoutMismatchError: this site's tensors, or another's, are not those of the law.
