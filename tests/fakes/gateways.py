@@ -91,6 +91,11 @@ class FakeGateways:
         """The socket that ranks of a site dial."""
         return self.folder / f"gateway{site}"
 
+    @property
+    def paths(self) -> list[Path]:
+        """The sockets of all sites."""
+        return [self.path(site) for site in range(len(self.names))]
+
     def close(self) -> None:
         """End all threads and close all sockets."""
         with self._lock:

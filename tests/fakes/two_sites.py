@@ -1,9 +1,12 @@
-"""Two sites of one and three ranks that train, around fake gateways or those that ship."""
+"""Sites that train around fake gateways or those that ship: of one rank and three, if not said.
+
+And what must come of it: all ranks have the same bits, as one process has that has all data.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,27 +27,83 @@ NAMES = ["site0-rank0", "site1-rank0", "site1-rank1", "site1-rank2"]
 def run(
     folder: Path,
     program: Program,
+    ranks_per_site: Sequence[int] = SITES,
     *,
-    verify_every: int = 1,
-    swap_from_round: int | None = None,
-    fail_at: tuple[int, int, dict[str, str] | None] | None = None,
     job: Sequence[str] = (),
+    **options: Any,  # noqa: ANN401 - of the gateways
 ) -> tuple[dict[str, Any], FakeGateways]:
-    """Run a program in all ranks of both sites; each must end well."""
-    with FakeGateways(
-        folder, SITES, verify_every=verify_every, swap_from_round=swap_from_round, fail_at=fail_at
-    ) as gateways:
-        paths = [gateways.path(site) for site in range(len(SITES))]
-        codes = run_ranks(folder, paths, SITES, program, job)
-    assert codes == dict.fromkeys(NAMES, 0)
+    """Run a program in all ranks of all sites, around fake gateways; each must end well."""
+    with FakeGateways(folder, ranks_per_site, **options) as gateways:
+        codes = run_ranks(folder, gateways.paths, ranks_per_site, program, job)
+    assert len(codes) == sum(ranks_per_site)
+    assert set(codes.values()) == {0}
     assert gateways.problems == []
     return results(folder), gateways
+
+
+def run_with_gateways(
+    folder: Path,
+    codec: str,
+    program: Program,
+    ranks_per_site: Sequence[int] = SITES,
+    *,
+    job: Sequence[str] = (),
+) -> tuple[dict[str, Any], list[list[Mapping[str, Any]]]]:
+    """Run a program with the gateways that ship; return what each of these has told, too."""
+    folder.mkdir(exist_ok=True)
+    job = [f"exchange.codec={codec}", *job]
+    with gateway_processes(folder, codec, ranks_per_site) as (processes, paths):
+        codes = run_ranks(folder, paths, ranks_per_site, program, job)
+        assert {process.end() for process in processes} == {0}
+        lines = [process.lines for process in processes]
+    assert len(codes) == sum(ranks_per_site)
+    assert set(codes.values()) == {0}
+    return results(folder), lines
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
     """A tensor's bytes: equality that NaN does not escape."""
     found: list[int] = tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
     return found
+
+
+def bits_of(state: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    """The bytes of all tensors of a state."""
+    return {key: bits(value) for key, value in state.items()}
+
+
+def check_equal(saved: Mapping[str, Any], key: str = "final") -> None:
+    """All ranks have saved the same bits."""
+    first, *others = (bits_of(each[key]) for each in saved.values())
+    assert all(each == first for each in others)
+
+
+def check_digests(digests: Iterable[Mapping[str, Any]], num_steps: int, num_ranks: int) -> None:
+    """All ranks of all sites had the same parameters in every step."""
+    by_step: dict[int, list[int]] = {}
+    for digest in digests:
+        by_step.setdefault(digest["step"], []).append(digest["combined"])
+    assert sorted(by_step) == [*range(num_steps + 1)]
+    for step, each in by_step.items():
+        assert len(each) == num_ranks, step
+        assert len(set(each)) == 1, f"digests of step {step} differ"
+
+
+def check_trained_as_one(saved: Mapping[str, Any]) -> None:
+    """`worker_programs.train` at four ranks began and ended alike, and stepped as one process."""
+    net = programs.build(seed=0)
+    for name in NAMES:
+        found = saved[name]["initial"]
+        assert bits_of(found) == bits_of(net.state_dict()), "the first site's state, bit for bit"
+    check_equal(saved)
+    for step in range(programs.NUM_STEPS):
+        wanted = expected_grads(net, step, torch.float32)
+        grads = saved[NAMES[0]]["grads"][step]
+        # Sums of four float32 numbers in another order.
+        torch.testing.assert_close(grads, wanted, rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            for each, grad in zip(net.parameters(), grads, strict=True):
+                each.sub_(programs.LEARNING_RATE * grad)
 
 
 def expected_grads(net: nn.Module, step: int, dtype: torch.dtype) -> list[torch.Tensor]:

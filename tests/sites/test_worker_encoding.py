@@ -28,9 +28,8 @@ from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from tests.fakes.exchanges import Exchanges, request_of
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways
-from tests.fakes.ranks import results, run_ranks
 from tests.fakes.tree_worlds import make_plan
-from tests.fakes.two_sites import bits, gateway_processes
+from tests.fakes.two_sites import bits_of, run_with_gateways
 from tests.sites import worker_programs
 from tests.sites.encoding_programs import train_encoding
 from tests.sites.test_device_codecs import EACH, body_codec
@@ -117,11 +116,7 @@ def encoders_of(config: GatewayConfig) -> dict[tuple[int, int], ShardEncoder]:
     assert offer is not None
     return {
         (site, rank): ShardEncoder(
-            offer,
-            site_index=site,
-            rank=rank,
-            ranks_per_site=config.ranks_per_site,
-            device=CPU,
+            offer, site_index=site, rank=rank, ranks_per_site=config.ranks_per_site, device=CPU
         )
         for site, ranks in enumerate(config.ranks_per_site)
         for rank in range(ranks)
@@ -308,15 +303,10 @@ def test_ranks_that_encode_train_as_gateways_do(tmp_path: Path) -> None:
     ranks, saved = (2, 1), []
     for program in (worker_programs.train, train_encoding):
         folder = tmp_path / program.__name__
-        folder.mkdir()
-        with gateway_processes(folder, "int4", ranks) as (processes, paths):
-            codes = run_ranks(folder, paths, ranks, program, ["exchange.codec=int4"])
-            assert [process.end() for process in processes] == [0, 0]
-        assert set(codes.values()) == {0}
+        found, _ = run_with_gateways(folder, "int4", program, ranks)
         encoded = [int(path.read_text()) for path in folder.glob("*.encoded")]
         assert len(encoded) == (0 if program is worker_programs.train else 3)
         assert all(count >= worker_programs.NUM_STEPS for count in encoded)
-        finals = [each["final"] for each in results(folder).values()]
-        saved += [{key: bits(value) for key, value in final.items()} for final in finals]
+        saved += [bits_of(each["final"]) for each in found.values()]
     assert len(saved) == 6
     assert all(each == saved[0] for each in saved)

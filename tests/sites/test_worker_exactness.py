@@ -15,8 +15,8 @@ from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Exchange, LinkCodec
 from tests.fakes.ranks import Program
+from tests.fakes.two_sites import run
 from tests.sites import training_programs, worker_programs
-from tests.sites.test_worker_training import run
 
 MATRIX, VECTOR, SCALAR = torch.ones(2, 2), torch.ones(2), torch.tensor(1.0)
 NAMED = [("head.bias", VECTOR), ("head.weight", MATRIX), ("norm.gain", MATRIX), ("scale", SCALAR)]
@@ -26,33 +26,34 @@ def names(groups: list[tuple[list[tuple[str, torch.Tensor]], bool]]) -> dict[boo
     return {is_exact: [name for name, _ in group] for group, is_exact in groups}
 
 
-def test_what_has_one_dimension_is_exact_under_a_codec_that_rounds() -> None:
-    rounds = Exactness(Exchange(codec="int8"))
-    assert names(rounds.split(NAMED, exact=False)) == {
-        False: ["head.weight", "norm.gain"],
-        True: ["head.bias", "scale"],
-    }
-    assert names(rounds.split(NAMED, exact=True)) == {True: [name for name, _ in NAMED]}
+@pytest.mark.parametrize(
+    ("exchange", "rounded"),
+    [
+        (Exchange(codec="int8"), ["head.weight", "norm.gain"]),
+        (Exchange(codec="int8", exact=("*norm*", "embedding.?")), ["head.weight"]),
+        (Exchange(codec="split", exact=("*",)), [name for name, _ in NAMED]),
+    ],
+    ids=["by dimensions", "named", "lossless"],
+)
+def test_what_is_rounded(exchange: Exchange, rounded: list[str]) -> None:
+    rounds, all_names = Exactness(exchange), [name for name, _ in NAMED]
+    spared = [each for each in all_names if each not in rounded]
+    wanted = {False: rounded, **({True: spared} if spared else {})}
+    assert names(rounds.split(NAMED, exact=False)) == wanted
+    assert names(rounds.split(NAMED, exact=True)) == {True: all_names}
     assert names(rounds.split(NAMED[1:2], exact=False)) == {False: ["head.weight"]}
 
 
-def test_what_is_named_is_exact_too() -> None:
+def test_names_are_told_apart_by_case_and_by_each_letter() -> None:
     rounds = Exactness(Exchange(codec="int8", exact=("*norm*", "embedding.?")))
-    assert names(rounds.split(NAMED, exact=False)) == {
-        False: ["head.weight"],
-        True: ["head.bias", "norm.gain", "scale"],
-    }
-    assert rounds.spares("embedding.0", MATRIX)
-    assert not rounds.spares("embedding.10", MATRIX)
-    assert not rounds.spares("head.NORM", MATRIX), "names are told apart by case"
+    places = ("embedding.0", "embedding.10", "head.NORM")
+    assert [rounds.spares(each, MATRIX) for each in places] == [True, False, False]
 
 
-def test_nothing_is_spared_where_nothing_is_rounded() -> None:
-    rounds = Exactness(Exchange(codec="split", exact=("*",)))
-    assert names(rounds.split(NAMED, exact=False)) == {False: [name for name, _ in NAMED]}
-    rounds.check([])
+def test_one_link_that_rounds_is_enough() -> None:
     one_link = LinkCodec(between=("a", "b"), codec="int4")
     assert Exactness(Exchange(codec="fp32", codecs=(one_link,))).spares("a", VECTOR)
+    Exactness(Exchange(codec="split", exact=("*",))).check([])  # which spares nothing
 
 
 def test_a_pattern_that_spares_nothing_is_refused() -> None:
@@ -68,7 +69,7 @@ def test_a_pattern_that_spares_nothing_is_refused() -> None:
 )
 def test_named_parameters_cross_exactly_with(tmp_path: Path, program: Program) -> None:
     job = ["exchange.codec=int8", 'exchange.exact=["layers.2.w*"]', "exchange.bucket=64KiB"]
-    saved, gateways = run(tmp_path, (1, 1), program, job)
+    saved, gateways = run(tmp_path, program, (1, 1), job=job)
     assert len(saved) == 2
     backward = [each for each in gateways.reduced if each["bucket"] < MAX_BUCKETS]
     last = max(each["round"] for each in backward)

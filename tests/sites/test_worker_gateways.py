@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,17 @@ import torch
 
 from isthmus.protos.metrics import BUCKET, STEP, TIMELINE
 from isthmus.sites.worker.exchange.step_records import FIRST_STEPS
-from tests.fakes.ranks import RANKS_S, results, run_ranks
-from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, gateway_processes
+from tests.fakes.ranks import RANKS_S, Program, results, run_ranks
+from tests.fakes.two_sites import (
+    NAMES,
+    SITES,
+    check_digests,
+    check_equal,
+    check_trained_as_one,
+    expected_grads,
+    gateway_processes,
+    run_with_gateways,
+)
 from tests.sites import worker_programs as programs
 from tests.sites.training_programs import train_plain, train_sharded
 
@@ -21,35 +30,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
 def test_two_sites_train_as_one_process(tmp_path: Path) -> None:
-    with gateway_processes(tmp_path, "split") as (processes, paths):
-        codes = run_ranks(tmp_path, paths, SITES, programs.train)
-        ended = [process.end() for process in processes]
-        lines = [line for process in processes for line in process.lines]
-    assert codes == dict.fromkeys(NAMES, 0)
-    assert ended == [0, 0]
-    saved = results(tmp_path)
-    net = programs.build(seed=0)
-    for name in NAMES:
-        for key, value in net.state_dict().items():
-            assert bits(saved[name]["initial"][key]) == bits(value), (name, key)
-            assert bits(saved[name]["final"][key]) == bits(saved[NAMES[0]]["final"][key])
-    for step in range(programs.NUM_STEPS):
-        found = saved[NAMES[0]]["grads"][step]
-        # Sums of four float32 numbers in another order; the codec is lossless.
-        torch.testing.assert_close(
-            found, expected_grads(net, step, torch.float32), rtol=1e-5, atol=1e-6
-        )
-        with torch.no_grad():
-            for each, grad in zip(net.parameters(), found, strict=True):
-                each.sub_(programs.LEARNING_RATE * grad)
-    last = [line for line in lines if line["op"] == "digest" and line["step"] == programs.NUM_STEPS]
-    assert len({line["combined"] for line in last}) == 1
-    assert len(last) == len(NAMES)
+    saved, told = run_with_gateways(tmp_path, "split", programs.train)
+    lines = [line for of_gateway in told for line in of_gateway]
+    check_trained_as_one(saved)
+    digests = [line for line in lines if line["op"] == "digest"]
+    check_digests(digests, programs.NUM_STEPS, len(NAMES))
     steps = [line for line in lines if line["op"] == "metric" and line["kind"] == "step"]
     assert len(steps) == len(SITES) * programs.NUM_STEPS
     assert all(line["values"]["wire_bytes"] > 0 for line in steps)
-    for process in processes:
-        _check_records([line for line in process.lines if line["op"] == "metric"])
+    for of_gateway in told:
+        _check_records([line for line in of_gateway if line["op"] == "metric"])
 
 
 def _check_records(lines: Sequence[Mapping[str, Any]]) -> None:
@@ -110,29 +100,14 @@ def test_a_lost_gateway_ends_its_ranks_and_is_suspected_by_the_others(tmp_path: 
     [programs.train, train_sharded, pytest.param(train_plain, marks=pytest.mark.exhaustive)],
     ids=lambda p: p.__name__,
 )
-def test_under_a_codec_that_rounds_sites_stay_equal(
-    tmp_path: Path, program: Callable[[Path, str], None]
-) -> None:
-    ranks_per_site = (2, 2)
-    with gateway_processes(tmp_path, "int4", ranks_per_site) as (processes, paths):
-        codes = run_ranks(tmp_path, paths, ranks_per_site, program, ["exchange.codec=int4"])
-        ended = [process.end() for process in processes]
-        lines = [line for process in processes for line in process.lines]
-    assert set(codes.values()) == {0}
-    assert ended == [0, 0]
-    finals = [
-        {key: bits(value) for key, value in each["final"].items()}
-        for each in results(tmp_path).values()
-    ]
-    assert all(each == finals[0] for each in finals)
-    by_step: dict[int, set[int]] = {}
-    for line in lines:
-        if line["op"] == "digest":
-            by_step.setdefault(line["step"], set()).add(line["combined"])
-    assert len(by_step) > programs.NUM_STEPS
-    assert all(len(each) == 1 for each in by_step.values())
+def test_under_a_codec_that_rounds_sites_stay_equal(tmp_path: Path, program: Program) -> None:
+    saved, told = run_with_gateways(tmp_path, "int4", program, (2, 2))
+    check_equal(saved)
+    digests = [line for lines in told for line in lines if line["op"] == "digest"]
+    check_digests(digests, max(line["step"] for line in digests), 4)
+    assert len({line["step"] for line in digests}) > programs.NUM_STEPS
     if program is programs.train:
-        _check_rounding(results(tmp_path)["site0-rank0"]["grads"][0])
+        _check_rounding(saved["site0-rank0"]["grads"][0])
 
 
 def _check_rounding(found: Sequence[torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from isthmus.sites.worker.api.joining import join
 from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import environment, results, run_ranks
+from tests.fakes.ranks import Program, environment, results, run_ranks
 from tests.sites import worker_programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,18 +65,9 @@ def test_outside_a_run_the_error_says_what_to_do() -> None:
 
 def test_a_nodes_gateways_divide_its_ranks(tmp_path: Path) -> None:
     whole = environment(tmp_path, 0, 0, [4], tmp_path / "gateway")
-    found = [
-        Environment.read(
-            {
-                **whole,
-                "ISTHMUS_GATEWAY": "/g2:/g3",
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": "4",
-            }
-        ).gateway.name
-        for rank in range(4)
-    ]
-    assert found == ["g2", "g2", "g3", "g3"]
+    whole |= {"ISTHMUS_GATEWAY": "/g2:/g3", "LOCAL_WORLD_SIZE": "4"}
+    found = [Environment.read({**whole, "LOCAL_RANK": str(rank)}).gateway for rank in range(4)]
+    assert [each.name for each in found] == ["g2", "g2", "g3", "g3"]
 
 
 def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
@@ -108,21 +100,21 @@ class TestAlone:
         assert ended.stdout.startswith("alone 0 1 ")
         assert ended.stderr == ""
 
+    def run_two(self, folder: Path, program: Program) -> list[Any]:
+        """Run two ranks of one site; return what each has saved."""
+        codes = run_ranks(folder, [folder / "no_gateway"], [2], program)
+        assert [*codes.values()] == [0, 0]
+        return [*results(folder).values()]
+
     def test_ranks_of_torchrun_train_together(self, tmp_path: Path) -> None:
-        nowhere = [tmp_path / "no_gateway"]
-        codes = run_ranks(tmp_path, nowhere, [2], worker_programs.train_alone)
-        assert set(codes.values()) == {0}
-        one, other = results(tmp_path).values()
+        one, other = self.run_two(tmp_path, worker_programs.train_alone)
         assert (one["place"], other["place"]) == (["alone", 0, 2], ["alone", 1, 2])
         assert torch.equal(one["weight"], other["weight"])
 
     def test_a_run_of_two_models_is_resumed_by_a_backward_pass_through_one(
         self, tmp_path: Path
     ) -> None:
-        nowhere = [tmp_path / "no_gateway"]
-        codes = run_ranks(tmp_path, nowhere, [2], worker_programs.resume_two_models)
-        assert set(codes.values()) == {0}
-        for grads, *others in results(tmp_path).values():
+        for grads, *others in self.run_two(tmp_path, worker_programs.resume_two_models):
             for found in others:
                 assert len(found) == len(grads)
                 assert all(map(torch.equal, found, grads))

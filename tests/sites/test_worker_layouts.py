@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from isthmus.orchestrator.core.parameter_digests import DigestComparison
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
-from tests.fakes.two_sites import gateway_processes
+from tests.fakes.two_sites import check_digests, check_equal, run, run_with_gateways
 from tests.sites import layout_programs as programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -38,25 +37,26 @@ PAIRS = [
 ]
 
 
-def write_plan(
-    folder: Path, layouts: tuple[str, ...], num_steps: int, *, is_tied: bool = False
-) -> None:
-    """Tell ranks what to do."""
-    plan = {"layouts": layouts, "num_steps": num_steps, "is_tied": is_tied}
-    (folder / "layouts.json").write_text(json.dumps(plan))
-
-
-def run(folder: Path, layouts: tuple[str, ...], num_steps: int, *, is_tied: bool) -> FakeGateways:
-    """Train with these layouts; every rank ends well."""
+def train(
+    folder: Path,
+    layouts: tuple[str, ...],
+    num_steps: int,
+    program: Program = programs.train,
+    *,
+    is_tied: bool = False,
+) -> tuple[dict[str, Any], FakeGateways]:
+    """Train with these layouts around fake gateways; all ranks have the same parameters."""
     write_plan(folder, layouts, num_steps, is_tied=is_tied)
     ranks = [programs.RANKS[each] for each in layouts]
-    job = ["exchange.bucket=64KiB"]
-    with FakeGateways(folder, ranks, verify_every=1) as gateways:
-        paths = [gateways.path(site) for site in range(len(ranks))]
-        codes = run_ranks(folder, paths, ranks, programs.train, job)
-    assert set(codes.values()) == {0}
-    assert gateways.problems == []
-    return gateways
+    saved, gateways = run(folder, program, ranks, job=["exchange.bucket=64KiB"])
+    check_digests([each[2] for each in gateways.digests], num_steps, sum(ranks))
+    return saved, gateways
+
+
+def write_plan(folder: Path, layouts: tuple[str, ...], num_steps: int, **more: object) -> None:
+    """Have ranks read what to do."""
+    plan = {"layouts": layouts, "num_steps": num_steps, "is_tied": False, **more}
+    (folder / "layouts.json").write_text(json.dumps(plan))
 
 
 @pytest.mark.parametrize("layouts", PAIRS)
@@ -81,10 +81,9 @@ def check_trains_as_one_process(
     tmp_path: Path, layouts: tuple[str, str], num_steps: int, *, is_tied: bool = False
 ) -> None:
     """Losses, norms and parameters are those of one process, at all ranks."""
-    gateways = run(tmp_path, layouts, num_steps, is_tied=is_tied)
+    saved, gateways = train(tmp_path, layouts, num_steps, is_tied=is_tied)
     wanted, norms = programs.reference([*layouts], num_steps, is_tied=is_tied)
     first = 0
-    saved = results(tmp_path)
     for each in saved.values():
         assert each["norms"] == pytest.approx(norms, rel=1e-5)
         assert each["norms"] == saved["site0-rank0"]["norms"], "the same bits"
@@ -100,7 +99,6 @@ def check_trains_as_one_process(
             losses = [each[first + place] * copies for each in wanted]
             assert found == pytest.approx(losses, rel=1e-5), (layout, place)
         first += programs.DATA_RANKS[layout]
-    check_digests(layouts, num_steps, [each[2] for each in gateways.digests])
     if "pp" in layouts:
         assert any(each["participants"] for each in gateways.reduced), "each stage has its own"
 
@@ -132,33 +130,25 @@ def test_under_a_codec_that_rounds_unlike_sites_stay_equal(
     tmp_path: Path, layouts: tuple[str, str]
 ) -> None:
     """With the gateways that ship."""
-    ranks = tuple(programs.RANKS[each] for each in layouts)
+    ranks = [programs.RANKS[each] for each in layouts]
     write_plan(tmp_path, layouts, num_steps=6)
-    job = ["exchange.bucket=64KiB", "exchange.codec=int8"]
-    with gateway_processes(tmp_path, "int8", ranks) as (processes, paths):
-        codes = run_ranks(tmp_path, paths, ranks, programs.train, job)
-        assert [process.end() for process in processes] == [0, 0]
-        lines = [line for process in processes for line in process.lines]
-    assert set(codes.values()) == {0}
-    norms = {tuple(each["norms"]) for each in results(tmp_path).values()}
-    assert len(norms) == 1, "the same bits on all ranks"
-    check_digests(layouts, 6, [line for line in lines if line["op"] == "digest"])
+    job = ["exchange.bucket=64KiB"]
+    saved, told = run_with_gateways(tmp_path, "int8", programs.train, ranks, job=job)
+    assert len({tuple(each["norms"]) for each in saved.values()}) == 1, "the same bits on all ranks"
+    check_digests(
+        [each for lines in told for each in lines if each["op"] == "digest"], 6, sum(ranks)
+    )
 
 
 def train_alike(folder: Path, codec: str, *, is_rank_major: bool) -> list[dict[str, Any]]:
     """Train at two sites of two ranks that shard alike; return what each rank saved."""
     folder.mkdir()
     (folder / "alike.json").write_text(json.dumps({"is_rank_major": is_rank_major}))
-    job = ["exchange.bucket=64KiB", f"exchange.codec={codec}"]
-    with gateway_processes(folder, codec, (2, 2)) as (processes, paths):
-        codes = run_ranks(folder, paths, [2, 2], programs.train_alike, job)
-        assert [process.end() for process in processes] == [0, 0]
-    assert set(codes.values()) == {0}
-    found = [*results(folder).values()]
-    for each in found:
-        assert each["norm"] == found[0]["norm"], "the same bits"
-        for name, value in found[0]["saved"].items():
-            assert torch.equal(each["saved"][name], value), name
+    job = ["exchange.bucket=64KiB"]
+    saved, _ = run_with_gateways(folder, codec, programs.train_alike, (2, 2), job=job)
+    check_equal(saved, "saved")
+    found = [*saved.values()]
+    assert all(each["norm"] == found[0]["norm"] for each in found), "the same bits"
     return found
 
 
@@ -181,22 +171,9 @@ def test_nothing_moves_inside_sites_that_shard_alike(tmp_path: Path, codec: str)
             torch.testing.assert_close(lies[0]["saved"][name], value, rtol=0.1, atol=0.02)
 
 
-def check_digests(
-    layouts: tuple[str, ...], num_steps: int, digests: Sequence[Mapping[str, Any]]
-) -> None:
-    """All ranks of all sites had the same parameters after every step."""
-    by_step: dict[int, list[int]] = {}
-    for digest in digests:
-        by_step.setdefault(digest["step"], []).append(digest["combined"])
-    assert sorted(by_step) == [*range(num_steps + 1)]
-    for step, each in by_step.items():
-        assert len(each) == sum(programs.RANKS[layout] for layout in layouts)
-        assert len(set(each)) == 1, f"digests of step {step} differ"
-
-
 def test_a_schedule_that_divides_gradients_itself_is_refused(tmp_path: Path) -> None:
     with FakeGateways(tmp_path, [4]) as gateways:
-        run_ranks(tmp_path, [gateways.path(0)], [4], programs.train_divided)
+        run_ranks(tmp_path, gateways.paths, [4], programs.train_divided)
     found = results(tmp_path)
     assert len(found) == 4
     for each in found.values():
@@ -216,47 +193,30 @@ def test_a_parameter_that_a_pipeline_does_not_use_holds_nobody_up(
     tmp_path: Path, layouts: tuple[str, str], program: Program
 ) -> None:
     """Though the script waits for other stages before the optimizer's step."""
-    write_plan(tmp_path, layouts, num_steps=2)
-    ranks = [programs.RANKS[each] for each in layouts]
-    with FakeGateways(tmp_path, ranks, verify_every=1) as gateways:
-        paths = [gateways.path(site) for site in range(2)]
-        codes = run_ranks(tmp_path, paths, ranks, program, ["exchange.bucket=64KiB"])
-    assert set(codes.values()) == {0}
-    for found in results(tmp_path).values():
+    saved, _ = train(tmp_path, layouts, 2, program)
+    for found in saved.values():
         for name, is_without in found.items():
             assert is_without == ("spare" in name), name
-    check_digests(layouts, 2, [each[2] for each in gateways.digests])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "program",
-    [
-        programs.train_routed,
-        programs.train_routed_replicas,
-        programs.train_routed_beside_shards,
-    ],
+    [programs.train_routed, programs.train_routed_replicas, programs.train_routed_beside_shards],
 )
 def test_experts_without_tokens_stay_as_they_are(tmp_path: Path, program: Program) -> None:
     """Those that one site uses are averaged; what nobody uses, no optimizer steps."""
-    ranks = [2, 1]
-    with FakeGateways(tmp_path, ranks) as gateways:
-        paths = [gateways.path(site) for site in range(2)]
-        codes = run_ranks(tmp_path, paths, ranks, program)
-    assert set(codes.values()) == {0}
-    wanted = programs.reference_routed(ranks)
-    for found in results(tmp_path).values():
+    saved, _ = run(tmp_path, program, [2, 1])
+    wanted = programs.reference_routed([2, 1])
+    for found in saved.values():
         for name, each in wanted.items():
             torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.exhaustive
 def test_a_rank_whose_experts_have_no_tokens_holds_nobody_up(tmp_path: Path) -> None:
-    with FakeGateways(tmp_path, [2, 1]) as gateways:
-        paths = [gateways.path(site) for site in range(2)]
-        codes = run_ranks(tmp_path, paths, [2, 1], programs.train_dealt)
-    assert set(codes.values()) == {0}
-    found = [*results(tmp_path).values()]
+    saved, _ = run(tmp_path, programs.train_dealt, [2, 1])
+    found = [*saved.values()]
     for each in found[1:]:
         for name, value in found[0].items():
             assert torch.equal(each[name], value), name
@@ -277,12 +237,9 @@ def test_a_flipped_bit_is_found_and_named(
 ) -> None:
     """At one rank of four under tensor parallelism, beside two sites of one rank."""
     ranks = [4, 1, 1]
-    plan = {"layouts": ["tp", "fsdp1", "fsdp1"], "rank": "site0-rank1", "parameter": parameter}
-    (tmp_path / "layouts.json").write_text(json.dumps(plan))
-    with FakeGateways(tmp_path, ranks, verify_every=1) as gateways:
-        paths = [gateways.path(site) for site in range(3)]
-        codes = run_ranks(tmp_path, paths, ranks, programs.flip_a_bit)
-    assert set(codes.values()) == {0}
+    flip = {"rank": "site0-rank1", "parameter": parameter}
+    write_plan(tmp_path, ("tp", "fsdp1", "fsdp1"), 0, **flip)
+    _, gateways = run(tmp_path, programs.flip_a_bit, ranks)
     comparison = DigestComparison(dict(zip(gateways.names, ranks, strict=True)))
     found = [
         comparison.report(

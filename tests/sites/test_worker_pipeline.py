@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -87,22 +88,29 @@ def test_what_a_device_still_computes_is_not_communication(start: Start) -> None
     assert times.crossings[0].start_s == 2.0
 
 
+def submit_one(exchange: BucketPipeline, *, tokens: float = 1.0) -> torch.futures.Future[Any]:
+    """Begin a round of one bucket, of NaN where it has no tokens."""
+    exchange.begin(tokens)
+    return exchange.submit([torch.full((3,), 1.0 if tokens else float("nan"))], layout=0)
+
+
+def expect(exchange: BucketPipeline, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        exchange.wait()
+
+
 def test_no_tokens_mean_no_gradient_even_of_nan(start: Start) -> None:
     exchange = start(AloneLink())
-    exchange.begin(0.0)
-    future = exchange.submit([torch.full((3,), float("nan"))], layout=0)
-    with pytest.raises(NoTokensError):
-        exchange.wait()
+    future = submit_one(exchange, tokens=0.0)
+    expect(exchange, NoTokensError, "no rank of any site has tokens")
     with pytest.raises(NoTokensError):
         future.wait()
 
 
 def test_a_link_that_never_answers_meets_the_deadline(start: Start) -> None:
     exchange = start(DeafLink(), deadline_s=0.05)
-    exchange.begin(1.0)
-    future = exchange.submit([torch.ones(3)], layout=0)
-    with pytest.raises(DeadlineExceededError, match="round 0: 0 of 1 buckets"):
-        exchange.wait()
+    future = submit_one(exchange)
+    expect(exchange, DeadlineExceededError, "round 0: 0 of 1 buckets")
     assert future.done(), "nothing that waits for it hangs"
     with pytest.raises(DeadlineExceededError):
         exchange.begin(1.0)
@@ -110,10 +118,8 @@ def test_a_link_that_never_answers_meets_the_deadline(start: Start) -> None:
 
 def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
     exchange = start(BrokenLink())
-    exchange.begin(1.0)
-    exchange.submit([torch.ones(3)], layout=0)
-    with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
-        exchange.wait()
+    submit_one(exchange)
+    expect(exchange, LocalProtocolError, "ZeroDivisionError: round 0")
     exchange.close()  # which is an error, too
     with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
         exchange.begin(1.0)
@@ -130,11 +136,9 @@ def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
     exchange = start(AloneLink(), transfer)
     if is_told:
         transfer.cause = lambda: exchange._open.fail(IsthmusError("the gateway ended"))
-    exchange.begin(1.0)
-    future = exchange.submit([torch.ones(3)], layout=0)
+    future = submit_one(exchange)
     expected = "the gateway ended" if is_told else "a collective inside the site failed"
-    with pytest.raises(IsthmusError, match=expected):
-        exchange.wait()
+    expect(exchange, IsthmusError, expected)
     with pytest.raises(IsthmusError, match=expected):
         future.wait()
 
@@ -144,21 +148,17 @@ def test_an_answer_that_was_not_asked_for_is_refused(
     start: Start, round_: int, bucket: int
 ) -> None:
     def answer(_: Reduce) -> Reduced:
-        return Reduced(
-            round=round_, bucket=bucket, weight=1.0, times=ReductionTimes(), wire_bytes=0
-        )
+        times = ReductionTimes()
+        return Reduced(round=round_, bucket=bucket, weight=1.0, times=times, wire_bytes=0)
 
     exchange = start(ScriptedLink(answer))
-    exchange.begin(1.0)
-    exchange.submit([torch.ones(3)], layout=0)
-    with pytest.raises(IsthmusError, match="not asked for"):
-        exchange.wait()
+    submit_one(exchange)
+    expect(exchange, IsthmusError, "not asked for")
 
 
 def test_a_round_begins_after_the_last_one(start: Start) -> None:
     exchange = start(DeafLink())
-    exchange.begin(1.0)
-    exchange.submit([torch.ones(3)], layout=0)
+    submit_one(exchange)
     with pytest.raises(ScriptError, match="before the previous one, a backward pass say"):
         exchange.begin(1.0)
 

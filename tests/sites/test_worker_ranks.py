@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,16 @@ import torch
 
 from isthmus.protos import metrics
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import results, run_ranks
-from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, run
+from tests.fakes.ranks import Program, results, run_ranks
+from tests.fakes.two_sites import (
+    NAMES,
+    SITES,
+    bits_of,
+    check_equal,
+    check_trained_as_one,
+    expected_grads,
+    run,
+)
 from tests.sites import worker_programs as programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -21,30 +28,13 @@ def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     # Rounds 0 to 2 made the models equal. DDP rebuilds one bucket into several after round 3, and
     # round 4 compares how sites did that.
     saved, gateways = run(tmp_path, programs.train, swap_from_round=5)
-    net = programs.build(seed=0)
-    initial = net.state_dict()
-    for name in NAMES:
-        found = saved[name]["initial"]
-        assert {key: bits(value) for key, value in found.items()} == {
-            key: bits(value) for key, value in initial.items()
-        }, "the first site's state, bit for bit"
-        assert {key: bits(value) for key, value in saved[name]["final"].items()} == {
-            key: bits(value) for key, value in saved[NAMES[0]]["final"].items()
-        }, "bit-identical after training"
+    check_trained_as_one(saved)
     assert [saved[name]["place"] for name in NAMES] == [
         [0, 1, 0, 4],
         [0, 3, 1, 4],
         [1, 3, 2, 4],
         [2, 3, 3, 4],
     ]
-    for step in range(programs.NUM_STEPS):
-        wanted = expected_grads(net, step, torch.float32)
-        found = saved[NAMES[0]]["grads"][step]
-        # Sums of four float32 numbers in another order.
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-        with torch.no_grad():
-            for each, grad in zip(net.parameters(), found, strict=True):
-                each.sub_(programs.LEARNING_RATE * grad)
     _check_reports(gateways)
 
 
@@ -69,26 +59,17 @@ def test_bfloat16_gradients_cross_as_float32(tmp_path: Path) -> None:
     wanted = expected_grads(net, 0, torch.bfloat16)
     # The reference rounds each sum to bf16, whose precision is 2^-8.
     torch.testing.assert_close(saved[NAMES[0]]["grads"][0], wanted, rtol=3e-2, atol=3e-2)
-    for name in NAMES[1:]:
-        assert _same(saved[name]["final"], saved[NAMES[0]]["final"])
+    check_equal(saved)
 
 
-def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return {key: bits(value) for key, value in one.items()} == {
-        key: bits(value) for key, value in other.items()
-    }
-
-
-def test_equal_models_are_only_compared(tmp_path: Path) -> None:
-    saved, gateways = run(tmp_path, programs.train_equal)
-    assert len(gateways.reduced) == 2, "the hash of one, and whether anybody has another"
-    assert all(_same(saved[name]["final"], programs.build(seed=7).state_dict()) for name in NAMES)
-
-
-def test_ranks_of_one_site_that_differ_are_made_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [programs.train_equal, programs.train_unequal_ranks])
+def test_all_ranks_get_the_first_ones_model(tmp_path: Path, program: Program) -> None:
     """Each decides with all others: one that went its own way would wait for a collective."""
-    saved, _ = run(tmp_path, programs.train_unequal_ranks)
-    assert all(_same(saved[name]["final"], programs.build(seed=7).state_dict()) for name in NAMES)
+    saved, gateways = run(tmp_path, program)
+    wanted = bits_of(programs.build(seed=7).state_dict())
+    assert all(bits_of(saved[name]["final"]) == wanted for name in NAMES)
+    if program is programs.train_equal:
+        assert len(gateways.reduced) == 2, "the hash of one, and whether anybody has another"
 
 
 def test_different_models_are_named(tmp_path: Path) -> None:
@@ -125,8 +106,7 @@ def test_what_the_gateway_says_ends_backward(
 
 def test_a_dead_rank_ends_all_others(tmp_path: Path) -> None:
     with FakeGateways(tmp_path, SITES) as gateways:
-        paths = [gateways.path(site) for site in range(len(SITES))]
-        codes = run_ranks(tmp_path, paths, SITES, programs.die_in_second_step)
+        codes = run_ranks(tmp_path, gateways.paths, SITES, programs.die_in_second_step)
     assert codes == {**dict.fromkeys(NAMES, 0), NAMES[-1]: 9}
     saved = results(tmp_path)
     assert saved[NAMES[0]]["text"] == "rank 2 of site1 ended"

@@ -35,17 +35,19 @@ Integers = npt.NDArray[np.int64]
 SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 12]
 
 
-def _axes(
-    draw: random.Random, dims: int, mesh: tuple[int, ...], place: tuple[int, ...]
-) -> list[Dealt | None]:
-    """Return what each axis of a mesh does; None: all ranks along it have the same."""
-    axes: list[Dealt | None] = []
+def _holding(
+    placements: int, shape: tuple[int, ...], mesh: tuple[int, ...], place: tuple[int, ...]
+) -> Holding:
+    """Return what the rank at a place of a mesh holds; `placements` is what each axis does."""
+    draw, dims = random.Random(placements), len(shape)
+    axes: list[Dealt] = []
     for size, rank in zip(mesh, place, strict=True):
         kind = draw.choice(["copy", "rows", "any", "strided"]) if dims else "copy"
         dim = 0 if kind == "rows" else draw.randrange(max(1, dims))
         pieces = draw.randint(1, 3) if kind == "strided" else 1
-        axes.append(None if kind == "copy" else Dealt(dim, size, rank, pieces))
-    return axes
+        if kind != "copy":
+            axes.append(Dealt(dim, size, rank, pieces))
+    return Holding.of(shape, axes)
 
 
 def _world(seed: int) -> tuple[tuple[int, ...], list[Holding]]:
@@ -54,11 +56,8 @@ def _world(seed: int) -> tuple[tuple[int, ...], list[Holding]]:
     shape = tuple(draw.choice(SIZES) for _ in range(draw.randint(0, 3)))
     mesh = tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 2)))
     placements = draw.getrandbits(32)
-    holdings = []
-    for place in itertools.product(*map(range, mesh)):
-        axes = _axes(random.Random(placements), len(shape), mesh, place)
-        holdings.append(Holding.of(shape, [each for each in axes if each is not None]))
-    return shape, holdings
+    places = itertools.product(*map(range, mesh))
+    return shape, [_holding(placements, shape, mesh, place) for place in places]
 
 
 def _local(whole: Integers, holding: Holding) -> Integers:
@@ -82,10 +81,8 @@ def test_runs_are_what_a_rank_holds_and_all_ranks_hold_all(seed: int) -> None:
     whole = np.arange(math.prod(shape)).reshape(shape)
     for each in holdings:
         runs = each.runs
-        numbers = [
-            np.arange(start, start + length)
-            for start, length in zip(runs.starts, runs.lengths, strict=True)
-        ]
+        pairs = zip(runs.starts, runs.lengths, strict=True)
+        numbers = [np.arange(start, start + length) for start, length in pairs]
         held = np.concatenate([whole.reshape(-1)[:0], *numbers])
         assert held.tolist() == _local(whole, each).tolist(), f"{seed=}"
         assert each.numel == len(held)
@@ -108,11 +105,8 @@ def test_every_element_arrives_and_comes_back(seed: int) -> None:
         parts.append(Part(_holders(holdings, ranks), start, stop))
         whole = 10_000 * (index + 1) + np.arange(numel)
         wholes.append(whole[start:stop])
-        local = {
-            rank: _local(whole.reshape(shape), each)
-            for rank, each in zip(ranks, holdings, strict=True)
-        }
-        locals_.append(local)
+        shaped, pairs = whole.reshape(shape), zip(ranks, holdings, strict=True)
+        locals_.append({rank: _local(shaped, each) for rank, each in pairs})
         first_rank = draw.choice([0, first_rank])
     bucket = np.concatenate(wholes)
     ranks_of_bucket = participants(tuple(parts))
@@ -125,10 +119,9 @@ def test_every_element_arrives_and_comes_back(seed: int) -> None:
         return
     size = routes[ranks_of_bucket[0]].shard_numel
     shards = {}
-    for index, rank in enumerate(ranks_of_bucket):
-        each = routes[rank]
+    for index, (rank, each) in enumerate(routes.items()):
         assert (each.numel, each.held_numel) == (len(bucket), len(held[rank])), f"{seed=}"
-        arriving = [_cut(held[source], _there(routes[source]), index) for source in ranks_of_bucket]
+        arriving = _arriving(routes, held, index)
         assert tuple(map(len, arriving)) == _there(each).received, f"{seed=}"
         shard = np.full(size, -1)
         shard[_numbers(_there(each).blocks)] = np.concatenate(arriving)
@@ -167,8 +160,7 @@ def test_gradients_that_parts_of_a_pipeline_share_are_added(seed: int) -> None:
         shared += gradient
         holdings = []
         for place in range(mesh):
-            axes = _axes(random.Random(placements), 2, (mesh,), (place,))
-            holdings.append(Holding.of(shape, [each for each in axes if each is not None]))
+            holdings.append(_holding(placements, shape, (mesh,), (place,)))
             locals_[0][first + place] = _local(gradient.reshape(shape), holdings[-1])
         groups += _holders(holdings, range(first, first + mesh)).groups
     locals_[1][0] = alone
@@ -177,13 +169,10 @@ def test_gradients_that_parts_of_a_pipeline_share_are_added(seed: int) -> None:
     bucket = np.concatenate([shared, alone])
     ranks = participants(parts)
     routes = {rank: route(parts, rank, is_gradient=True) for rank in ranks}
-    for index, rank in enumerate(ranks):
-        each = routes[rank]
+    held = {rank: _held(routes[rank], rank, locals_) for rank in ranks}
+    for index, each in enumerate(routes.values()):
         assert each.adds
-        arriving = [
-            _cut(_held(routes[source], source, locals_), _there(routes[source]), index)
-            for source in ranks
-        ]
+        arriving = _arriving(routes, held, index)
         shard = np.zeros(each.shard_numel, np.int64)
         np.add.at(shard, _numbers(_there(each).blocks), np.concatenate(arriving))
         wanted = bucket[index * len(shard) : (index + 1) * len(shard)]
@@ -243,9 +232,14 @@ def _held(each: Route, rank: int, locals_: list[dict[int, Integers]]) -> Integer
     return np.concatenate([np.zeros(0, np.int64), *pieces])
 
 
-def _cut(held: Integers, way: Way, index: int) -> Integers:
-    leaving = np.concatenate([held[:0], *(held[start:stop] for start, stop in way.spans)])
-    return np.split(leaving, np.cumsum(way.sent))[index]
+def _arriving(routes: dict[int, Route], held: dict[int, Integers], index: int) -> list[Integers]:
+    """Return what each rank sends to one of them, by its place among them."""
+    found = []
+    for rank, each in routes.items():
+        way, own = _there(each), held[rank]
+        leaving = np.concatenate([own[:0], *(own[start:stop] for start, stop in way.spans)])
+        found.append(np.split(leaving, np.cumsum(way.sent))[index])
+    return found
 
 
 def _numbers(blocks: list[Block] | tuple[Block, ...]) -> Integers:
@@ -258,12 +252,12 @@ def _numbers(blocks: list[Block] | tuple[Block, ...]) -> Integers:
 
 
 def test_columns_of_a_matrix_are_one_block() -> None:
-    holding = Holding.of((6, 8), [Dealt(1, 4, 1)])
-    assert blocks_of(holding.runs) == [Block(2, 2, 8, 6)]
-    rows = Holding.of((10, 3), [Dealt(0, 4, 2)])
-    assert blocks_of(rows.runs) == [Block(18, 9, 9, 1)]
-    last = Holding.of((5, 1), [Dealt(0, 4, 3)])
-    assert blocks_of(last.runs) == [], "as torch.chunk, which gives the last rank nothing"
+    for shape, dealt, blocks in [
+        ((6, 8), Dealt(1, 4, 1), [Block(2, 2, 8, 6)]),
+        ((10, 3), Dealt(0, 4, 2), [Block(18, 9, 9, 1)]),
+        ((5, 1), Dealt(0, 4, 3), []),  # as torch.chunk, which gives the last rank nothing
+    ]:
+        assert blocks_of(Holding.of(shape, [dealt]).runs) == blocks
 
 
 def test_what_no_rank_or_two_hold_is_named() -> None:

@@ -60,8 +60,15 @@ def test_losses_and_other_counts_leave_every_position_used_once(seed: int) -> No
             else:
                 used += part.tolist()
         assert DataPositions.from_json(ledger.to_json()) == ledger
+    check_used_once(used, ledger, seed)
+
+
+def check_used_once(used: list[int], ledger: DataPositions, seed: int = 0) -> list[int]:
+    """Each position was used, or is still to be handed out; return the latter."""
     unused = [each for hole in ledger.holes for each in hole]
-    assert sorted(used + unused) == list(range(ledger.next)), f"{seed=}"
+    assert len(set(used)) == len(used), f"{seed=}: twice"
+    assert sorted(used + unused) == list(range(ledger.next)), f"{seed=}: never"
+    return unused
 
 
 def shares(*ranks: int, batch: int = 6, rule: str = "keep") -> BatchShares:
@@ -106,6 +113,28 @@ def test_a_sampler_that_has_begun_cannot_be_resumed() -> None:
         sampler.resume(DataPositions(6), lambda: None)
 
 
+class Ranks:
+    """All ranks' samplers. Each fetches so many steps ahead as chance has it."""
+
+    def __init__(self, chance: random.Random, divided: BatchShares) -> None:
+        places = [(site, rank) for site, ranks in enumerate(divided.ranks) for rank in range(ranks)]
+        self._divided = divided
+        self.made = {place: self.make(*place) for place in places}
+        self._ahead = {place: chance.randint(0, NOTICE_STEPS - 2) for place in places}
+        self.drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in places}
+        self.used: list[int] = []
+
+    def make(self, site: int, rank: int) -> Sampler:
+        return Sampler(num_samples=10**6, shares=self._divided, site=site, rank=rank, seed=1)
+
+    def use(self, place: tuple[int, int], step: int) -> None:
+        """Use a rank's batch of a step, which it has drawn by then, and some more."""
+        drawn = self.drawn[place]
+        while len(drawn) <= step + (self._ahead[place] if step else 0):
+            drawn.append(self.made[place].draw().tolist())
+        self.used += drawn[step]
+
+
 @pytest.mark.parametrize("rule", ["keep", "shrink"])
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_lost_site_had_is_handed_out_to_the_others(seed: int, rule: str) -> None:
@@ -113,23 +142,14 @@ def test_what_a_lost_site_had_is_handed_out_to_the_others(seed: int, rule: str) 
     ranks = tuple(chance.randint(1, 3) for _ in range(3))
     divided = shares(*ranks, batch=chance.randint(sum(ranks), 40), rule=rule)
     lost, since = chance.randrange(3), chance.randint(0, 20)
-    places = [(site, rank) for site in range(3) for rank in range(ranks[site])]
-    made = {
-        (site, rank): Sampler(num_samples=10**6, shares=divided, site=site, rank=rank, seed=1)
-        for site, rank in places
-    }
-    ahead = {place: chance.randint(0, NOTICE_STEPS - 2) for place in places}
-    drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in places}
-    used: list[int] = []
+    run = Ranks(chance, divided)
     ledgers: set[DataPositions] = set()
     for step in range(since + 4 * NOTICE_STEPS):
         ledgers = set()
-        for place, sampler in made.items():
+        for place, sampler in run.made.items():
             if place[0] == lost and step >= since:
                 continue
-            while len(drawn[place]) <= step + (ahead[place] if step else 0):
-                drawn[place].append(sampler.draw().tolist())
-            used += drawn[place][step]
+            run.use(place, step)
             # A loss is known to some in its own round, to the others in the next.
             if step > since or (step == since and chance.random() < 0.5):
                 sampler.lose({lost: since})
@@ -138,10 +158,7 @@ def test_what_a_lost_site_had_is_handed_out_to_the_others(seed: int, rule: str) 
                 ledgers.add(sampler.used)
         assert len(ledgers) <= 1, f"{seed=} {step=}"
     (ledger,) = ledgers
-    unused = [each for hole in ledger.holes for each in hole]
-    assert len(set(used)) == len(used), f"{seed=}: twice"
-    assert sorted(used + unused) == list(range(ledger.next)), f"{seed=}: never"
-    assert unused == [], "handed out again by now"
+    assert check_used_once(run.used, ledger, seed) == [], "handed out again by now"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -154,38 +171,26 @@ def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
     retold = told + chance.randint(1, 9) if seed % 3 == 0 else -1
     again, last = told + NOTICE_STEPS + 1, told + 4 * NOTICE_STEPS
     gone = {0: since, **({2: since + 1} if seed % 2 else {})}
-    made = {
-        (site, rank): Sampler(num_samples=10**6, shares=divided, site=site, rank=rank, seed=1)
-        for site in range(3)
-        for rank in range(ranks[site])
-    }
-    ahead = {place: chance.randint(0, NOTICE_STEPS - 2) for place in made}
-    drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in made}
-    used: list[int] = []
-    ledger = DataPositions()
+    run, ledger = Ranks(chance, divided), DataPositions()
     for step in range(last):
         if step == again and step >= retold:
             for rank in range(ranks[0]):
-                made[0, rank] = joiner = Sampler(
-                    num_samples=10**6, shares=divided, site=0, rank=rank, seed=1
-                )
+                run.made[0, rank] = joiner = run.make(0, rank)
                 joiner.resume(ledger, lambda: None)
                 joiner.begin_without(set(gone) - {0})
-                drawn[0, rank] = [[]] * step
+                run.drawn[0, rank] = [[]] * step
         ledgers = set()
-        for place, sampler in made.items():
+        for place, sampler in run.made.items():
             is_back = place[0] == 0 and step >= again
             if step >= gone.get(place[0], last) and not is_back:
                 continue
-            while len(drawn[place]) <= step + (ahead[place] if step else 0):
-                drawn[place].append(sampler.draw().tolist())
-            used += drawn[place][step]
+            run.use(place, step)
             sampler.lose({} if step >= again else {at: d for at, d in gone.items() if d <= step})
             sampler.step()
             ledgers.add(sampler.used)
         assert len(ledgers) == 1, f"{seed=} {step=}"
         (ledger,) = ledgers
-        left = [each for place, each in made.items() if gone.get(place[0], last) > step]
+        left = [each for place, each in run.made.items() if gone.get(place[0], last) > step]
         if step in (told, retold):
             if step == retold:
                 for each in left:
@@ -195,8 +200,7 @@ def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
             )
             for each in left:
                 each.regain(0, again)
-    assert len(set(used)) == len(used), f"{seed=}: twice"
-    assert sorted(used) == list(range(ledger.next)), f"{seed=}: never"
+    assert check_used_once(run.used, ledger, seed) == []
 
 
 @pytest.mark.parametrize("rule", ["keep", "shrink"])
@@ -238,8 +242,7 @@ def test_a_site_that_follows_soon_after_its_loss_has_the_others_ledger(
             scales.add(divided.batch(heard[at].gone()).learning_rate_scale)
         assert len(scales) == 1, step
         assert len({made[at].used for at in present}) == 1, step
-    unused = [each for hole in made[0].used.holes for each in hole]
-    assert sorted([*used, *unused]) == list(range(made[0].used.next))
+    check_used_once(used, made[0].used)
 
 
 def test_batches_fetched_too_far_ahead_are_an_error() -> None:
@@ -279,14 +282,9 @@ def test_ranks_that_hear_of_a_loss_a_round_apart_agree_on_its_step() -> None:
 def test_shares_are_the_planners_and_stay_whole_without_a_site() -> None:
     divided = BatchShares(full=FullBatch(13, 6), rule="keep", ranks=(2, 1, 3), sequences=(3, 6, 4))
     for gone in (frozenset[int](), frozenset({0}), frozenset({0, 2})):
-        places = [
-            place
-            for site in range(3)
-            for rank in range(divided.ranks[site])
-            if site not in gone
-            for place in divided.of_rank(site, rank, gone)
-        ]
-        assert places == list(range(13))
+        left = [(site, rank) for site in {0, 1, 2} - gone for rank in range(divided.ranks[site])]
+        parts = [divided.of_rank(*place, gone) for place in sorted(left)]
+        assert [*itertools.chain(*parts)] == list(range(13))
     assert divided.of_site(1, frozenset()) == range(3, 9)
     even = shares(2, 1, batch=7)
     assert [even.of_rank(*place, frozenset()) for place in ((0, 0), (0, 1), (1, 0))] == [
@@ -301,11 +299,7 @@ def test_a_run_that_begins_with_some_sites_has_the_full_batch(
 ) -> None:
     """Whether a placement says how it is divided or not, and before and after a site is added."""
     divided = BatchShares(
-        full=FullBatch(24, 2),
-        rule=rule,
-        ranks=(1, 1, 2),
-        sequences=sequences,
-        later=frozenset({2}),
+        full=FullBatch(24, 2), rule=rule, ranks=(1, 1, 2), sequences=sequences, later=frozenset({2})
     )
     for gone in (frozenset({2}), frozenset[int](), frozenset({1})):
         batch = divided.batch(gone)

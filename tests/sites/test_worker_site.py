@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus.protos import metrics
@@ -57,17 +58,39 @@ def lone_site(
     return Site(context, link, owns_group=False)
 
 
-def step_alone() -> None:
-    """Train as a script does that has forgotten the others."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
+@pytest.fixture
+def link() -> RecordingLink:
+    return RecordingLink()
+
+
+@pytest.fixture
+def site(link: RecordingLink) -> Iterator[Site]:
+    """A site by itself."""
+    made = lone_site(link)
+    yield made
+    made.leave()
+
+
+def replica(*, bias: bool = True) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    model = DistributedDataParallel(nn.Linear(3, 1, bias=bias))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int = 1) -> None:
+    for _ in range(num_steps):
         torch.autograd.backward(model(torch.ones(2, 3)).sum())
         optimizer.step()
 
 
-def test_a_script_that_forgets_to_synchronise_is_told_of_while_it_trains_and_at_its_end() -> None:
-    link = RecordingLink()
+def step_alone() -> None:
+    """Train as a script does that has forgotten the others."""
+    model = nn.Linear(3, 1)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+
+
+def test_a_script_that_forgets_to_synchronise_is_told_of_while_it_trains_and_at_its_end(
+    link: RecordingLink,
+) -> None:
     site = lone_site(link, 2)
     step_alone()
     assert [kind for kind, _, _ in link.metrics] == [metrics.STEPPED_ALONE]
@@ -94,15 +117,12 @@ def test_a_hook_of_the_scripts_own_for_all_optimizers_runs_beside_ours() -> None
         lambda site: site.all_reduce([torch.ones(2)]),
         lambda site: site.broadcast([torch.ones(2)]),
         lambda site: site.average_gradients(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)),
-        lambda site: site.synchronize(
-            *(lambda model: (model, torch.optim.SGD(model.parameters(), lr=0.1)))(
-                nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
-            )
-        ),
+        lambda site: site.synchronize(*replica()),
     ],
 )
-def test_whatever_averages_over_sites_is_no_mistake(average: Callable[[Site], None]) -> None:
-    link = RecordingLink()
+def test_whatever_averages_over_sites_is_no_mistake(
+    link: RecordingLink, average: Callable[[Site], None]
+) -> None:
     site = lone_site(link, 2)
     average(site)
     step_alone()
@@ -117,9 +137,8 @@ def test_whatever_averages_over_sites_is_no_mistake(average: Callable[[Site], No
     ids=["one site", "on purpose", "exchange off"],
 )
 def test_where_nothing_has_to_cross_nothing_is_missed(
-    num_sites: int, averages: bool, schedule: str
+    link: RecordingLink, num_sites: int, averages: bool, schedule: str
 ) -> None:
-    link = RecordingLink()
     site = lone_site(link, num_sites, averages=averages, exchange=Exchange(schedule=schedule))
     step_alone()
     site.leave()
@@ -127,19 +146,15 @@ def test_where_nothing_has_to_cross_nothing_is_missed(
     assert not link.metrics
 
 
-def test_steps_are_counted_and_logged() -> None:
-    link = RecordingLink()
-    site = lone_site(link)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_steps_are_counted_and_logged(site: Site, link: RecordingLink) -> None:
+    model, optimizer = replica()
     with pytest.raises(RuntimeError, match="no completed optimizer step"):
         site.log(loss=1.0)
     site.synchronize(model, optimizer)
     with pytest.raises(RuntimeError, match="already"):
         site.synchronize(model, optimizer)
     for step in range(3):
-        torch.autograd.backward(model(torch.ones(2, 3)).sum())
-        optimizer.step()
+        train(model, optimizer)
         if step == 0:
             site.log(loss=torch.tensor(4.0))
             site.log(late=5)
@@ -153,29 +168,25 @@ def test_steps_are_counted_and_logged() -> None:
     assert link.has_left
 
 
-def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once() -> None:
-    link = RecordingLink()
-    site = lone_site(link)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
-    for optimizer in optimizers:
+def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once(
+    site: Site, link: RecordingLink
+) -> None:
+    model, former = replica()
+    for optimizer in (former, torch.optim.SGD(model.parameters(), lr=0.1)):
         site.synchronize(model, optimizer)
-        for _ in range(2):
-            torch.autograd.backward(model(torch.ones(2, 3)).sum())
-            optimizer.step()
-    optimizers[0].step()  # it counts no more
+        train(model, optimizer, 2)
+    former.step()  # it counts no more
     site.leave()
     steps = [step for kind, step, _ in link.metrics if kind == "step"]
     assert steps == [1, 2, 3, 4]
     assert link.steps_hashed == [0, 2, 4]
 
 
-def test_what_is_no_optimizer_is_refused() -> None:
-    site = lone_site(RecordingLink())
-    net = nn.Linear(3, 1)
+def test_what_is_no_optimizer_is_refused(site: Site) -> None:
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
-        site.synchronize(nn.parallel.DistributedDataParallel(net), "sgd")  # type: ignore[arg-type]
-    site.leave()
+        site.synchronize(replica()[0], "sgd")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got Linear"):
+        site.average_gradients(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -199,9 +210,8 @@ def test_what_is_no_optimizer_is_refused() -> None:
     ids=["no list", "a number", "integers", "sparse", "twice", "overlapping"],
 )
 def test_what_cannot_be_averaged_is_refused(
-    tensors: list[torch.Tensor], kind: type[Exception], said: str
+    site: Site, tensors: list[torch.Tensor], kind: type[Exception], said: str
 ) -> None:
-    site = lone_site(RecordingLink())
     with pytest.raises(kind, match=said):
         site.all_reduce(tensors)
     for wrong in (-1.0, float("nan")):
@@ -209,35 +219,26 @@ def test_what_cannot_be_averaged_is_refused(
             site.all_reduce([torch.ones(1)], tokens=wrong)
     with pytest.raises(TypeError, match=r"site\.broadcast: want a list of tensors, got a str"):
         site.broadcast("model")  # type: ignore[arg-type]
-    site.leave()
 
 
-def test_an_optimizer_with_a_closure_is_refused() -> None:
-    site = lone_site(RecordingLink())
+def test_an_optimizer_with_a_closure_is_refused(site: Site) -> None:
     optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
     site.average_gradients(optimizer)
     with pytest.raises(RuntimeError, match="with a closure"):
         optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
     with pytest.raises(RuntimeError, match="already"):
         site.average_gradients(optimizer)
-    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got Linear"):
-        site.average_gradients(nn.Linear(2, 2))  # type: ignore[arg-type]
-    site.leave()
 
 
-def test_without_synchronisation_no_round_is_made() -> None:
+def test_without_synchronisation_no_round_is_made(site: Site, link: RecordingLink) -> None:
     """Accumulated micro-batches cross once."""
-    link = RecordingLink()
-    site = lone_site(link)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1, bias=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = replica(bias=False)
     site.synchronize(model, optimizer)
     with model.no_sync():
         site.count_tokens(10)
         torch.autograd.backward(model(torch.ones(2, 3)).sum())
     site.count_tokens(7)
-    torch.autograd.backward(model(torch.ones(2, 3)).sum())
-    optimizer.step()
+    train(model, optimizer)
     site.leave()
     assert link.metrics[0][2]["tokens"] == 17.0
     assert link.metrics[0][2]["raw_bytes"] == 12.0
@@ -247,9 +248,8 @@ def test_without_synchronisation_no_round_is_made() -> None:
 
 
 def test_tensors_to_average_are_float32_whatever_the_default(
-    restored_default_dtype: None,
+    site: Site, restored_default_dtype: None
 ) -> None:
-    site = lone_site(RecordingLink())
     torch.set_default_dtype(torch.bfloat16)
     for sizes in [(2, 3), (0, 3), ()]:
         made = site.empty(*sizes)

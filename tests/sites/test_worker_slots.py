@@ -18,8 +18,7 @@ from isthmus.sites.worker.exchange.slots import SharedTensors
 from isthmus.sites.worker.exchange.tensor_average import TensorAverage
 from isthmus.topology.spec.job import Exchange as ExchangeWish
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
-from tests.fakes.ranks import results, run_ranks
-from tests.fakes.two_sites import bits, gateway_processes
+from tests.fakes.two_sites import bits, run_with_gateways
 from tests.sites import average_programs as programs
 
 BUCKET = 16
@@ -47,6 +46,11 @@ def average(
         yield TensorAverage(exchange, bucket_bytes=4 * BUCKET, exactness=exactness)
 
 
+def places(link: CountingLink) -> list[tuple[int, int, int]]:
+    """Return which shared tensor, from which element on, and how many, each bucket was."""
+    return [(each.region - FIRST_TENSOR_REGION, each.offset, each.numel) for each in link.requests]
+
+
 @pytest.mark.parametrize("tokens", [1.0, 3.0])
 def test_each_bucket_is_a_part_of_the_tensor(
     average: TensorAverage, shared: SharedTensors, link: CountingLink, tokens: float
@@ -56,11 +60,7 @@ def test_each_bucket_is_a_part_of_the_tensor(
     tensor.copy_(wanted)
     average.average([("a", tensor)], tokens)
     assert torch.equal(tensor, wanted)
-    assert [(each.region, each.offset, each.numel) for each in link.requests] == [
-        (FIRST_TENSOR_REGION, 0, BUCKET),
-        (FIRST_TENSOR_REGION, BUCKET, BUCKET),
-        (FIRST_TENSOR_REGION, 2 * BUCKET, 8),
-    ]
+    assert places(link) == [(0, 0, BUCKET), (0, BUCKET, BUCKET), (0, 2 * BUCKET, 8)]
     assert link.regions == [FIRST_TENSOR_REGION], "no other memory"
 
 
@@ -84,9 +84,7 @@ def test_neighbours_are_one_bucket_where_they_lie(
     first, second = whole[2:5], whole[5:11].view(2, 3)
     average.average([("a", first), ("b", second)], 1.0)
     assert torch.equal(whole, torch.arange(12.0))
-    assert [(each.region, each.offset, each.numel) for each in link.requests] == [
-        (FIRST_TENSOR_REGION, 2, 9)
-    ]
+    assert places(link) == [(0, 2, 9)]
 
 
 @pytest.mark.parametrize(
@@ -128,12 +126,8 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
     shared.forget()
     assert link.sizes[FIRST_TENSOR_REGION + 1] == 1, "what the gateway keeps of it"
     again, more = shared.empty(7), shared.empty(8)
-    places = [shared.find([each]) for each in (kept, again, more)]
-    assert [each and each.region for each in places] == [
-        FIRST_TENSOR_REGION,
-        FIRST_TENSOR_REGION + 1,
-        FIRST_TENSOR_REGION + 2,
-    ]
+    found = [shared.find([each]) for each in (kept, again, more)]
+    assert [each and each.region - FIRST_TENSOR_REGION for each in found] == [0, 1, 2]
     assert link.regions == [FIRST_TENSOR_REGION + index for index in (0, 1, 1, 1, 2)]
     assert [link.sizes[FIRST_TENSOR_REGION + index] for index in range(3)] == [5, 7, 8]
 
@@ -155,14 +149,10 @@ def test_bits_are_those_of_copied_tensors(
 
     With two ranks, it is an ordinary tensor.
     """
-    job = [f"exchange.codec={codec}", f"exchange.bucket={programs.BUCKET_BYTES}B"]
-    with gateway_processes(tmp_path, codec, ranks_per_site) as (processes, paths):
-        codes = run_ranks(tmp_path, paths, ranks_per_site, programs.averages_in_place, job)
-        ended = [process.end() for process in processes]
-    assert set(codes.values()) == {0}
-    assert ended == [0, 0]
-    found = results(tmp_path)
-    assert len(found) == sum(ranks_per_site)
+    job = [f"exchange.bucket={programs.BUCKET_BYTES}B"]
+    found, _ = run_with_gateways(
+        tmp_path, codec, programs.averages_in_place, ranks_per_site, job=job
+    )
     for name, saved in found.items():
         is_alone = ranks_per_site[int(name.removeprefix("site")[0])] == 1
         assert saved["lies_there"] == is_alone, name

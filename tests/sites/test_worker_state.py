@@ -34,28 +34,22 @@ def test_a_hash_is_of_bits(dtype: torch.dtype) -> None:
     assert hash_of(tensor) != hash_of(other)
 
 
-def test_a_hash_tells_negative_zero_and_scalars() -> None:
+def test_a_hash_tells_negative_zero_and_ignores_strides() -> None:
     assert hash_of(torch.tensor(0.0)) != hash_of(torch.tensor(-0.0))
-
-
-def test_a_hash_ignores_strides() -> None:
     image = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(1))
     assert hash_of(image) == hash_of(image.contiguous(memory_format=torch.channels_last))
 
 
 def test_a_large_models_digest_fits_in_a_message() -> None:
-    names = tuple(
-        f"transformer.layers.{index}.attention.projection.weight" for index in range(9999)
-    )
+    names = tuple(f"transformer.layers.{at}.attention.projection.weight" for at in range(9999))
     digest = ParameterHashes(names, tuple(range(2**64 - 9999, 2**64)))
     shown = digest.bounded()
     assert len(json.dumps([shown.names, shown.tensors])) <= CONTROL_MESSAGE_BYTES // 2
     assert shown.names[0].startswith(f"{names[0]} .. ")
     assert shown.names[-1].endswith(names[-1])
     changed = ParameterHashes(names, (*digest.tensors[:-1], 1)).bounded()
-    different = [
-        one for one, other in zip(shown.tensors, changed.tensors, strict=True) if one != other
-    ]
+    pairs = zip(shown.tensors, changed.tensors, strict=True)
+    different = [one for one, other in pairs if one != other]
     assert different == [shown.tensors[-1]], "only the last group"
     assert ParameterHashes(names[:3], (1, 2, 3)).bounded() == ParameterHashes(names[:3], (1, 2, 3))
 
@@ -75,10 +69,7 @@ def test_bytes_survive_as_numbers(size: int) -> None:
     assert float(numbers.max()) < 65536.0
     # What the exchange does to them, with three sites: a division whose error must not matter.
     received = (numbers / 3).mul_(3).round_()
-    parts = [
-        torch.zeros(size // 2, dtype=torch.uint8),
-        torch.zeros(size - size // 2, dtype=torch.uint8),
-    ]
+    parts = [torch.zeros(each, dtype=torch.uint8) for each in (size // 2, size - size // 2)]
     _write_back(received, parts)
     assert torch.equal(torch.cat(parts), data)
 

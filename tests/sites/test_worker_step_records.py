@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,25 +20,21 @@ from isthmus.sites.local.rank_messages import (
     Reduce,
     Reduced,
     ReductionTimes,
-    Region,
 )
-from isthmus.sites.worker.exchange.gateway_link import AloneLink, Link, SiteOnlyLink
+from isthmus.sites.worker.exchange.gateway_link import Link, SiteOnlyLink
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.step_records import MAX_BUCKETS, StepLog, timeline_of
-from tests.fakes.lone_exchanges import lone_exchange
+from tests.fakes.lone_exchanges import RecordingLink, lone_exchange
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-class Gateway(AloneLink):
+class Gateway(RecordingLink):
     """Answers as a gateway that had costs, and keeps what it is told."""
 
     def __init__(self) -> None:
         super().__init__()
         self.posted: list[int] = []
-        self.metrics: list[tuple[str, int, Mapping[str, float]]] = []
-        self.regions: list[int] = []
-        self.hashed: list[int] = []
         self.ends: list[str] = []
         self.on_failed: Callable[[IsthmusError], None] = lambda _: None
 
@@ -52,25 +49,15 @@ class Gateway(AloneLink):
 
     def reduce(self, request: Reduce) -> None:
         self.posted.append(request.bucket)
+        times = ReductionTimes(wait_s=0.5, encode_s=0.25, decode_s=0.125)
+        number, bucket, weight = request.round, request.bucket, request.weight
         self._on_reduced(
-            Reduced(
-                round=request.round,
-                bucket=request.bucket,
-                weight=request.weight,
-                times=ReductionTimes(wait_s=0.5, encode_s=0.25, decode_s=0.125),
-                wire_bytes=10,
-            )
+            Reduced(round=number, bucket=bucket, weight=weight, times=times, wire_bytes=10)
         )
 
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        assert not isinstance(message, Metric) or message.labels == {}
         super().send(message, descriptor)
-        if isinstance(message, Region):
-            self.regions.append(message.region)
-        elif isinstance(message, Metric):
-            assert message.labels == {}
-            self.metrics.append((message.kind, message.step, message.values))
-        elif isinstance(message, Digest):
-            self.hashed.append(message.step)
 
     def leave(self, *, has_averaged: bool = True) -> None:
         del has_averaged
@@ -78,6 +65,19 @@ class Gateway(AloneLink):
 
     def close(self) -> None:
         self.ends.append("close")
+
+
+def log_of(link: Link, *, every: int = 0, **options: Any) -> StepLog:  # noqa: ANN401 - of the log
+    return StepLog(link, sends=True, timeline_every=every, verify_every=0, **options)
+
+
+def hidden_s(link: Gateway, done: Round) -> float:
+    """Return how much of a step was hidden that was a round."""
+    log = log_of(link, now_s=lambda: -1.0)
+    log.end_step([done])
+    log.flush()
+    ((_, _, values),) = link.metrics
+    return values[metrics.HIDDEN_INTER_S]
 
 
 def one_round(link: Link, *, overlaps: bool, sizes: Sequence[int] = (5, 3, 2)) -> Round:
@@ -97,11 +97,7 @@ def test_a_serial_exchange_hands_over_at_the_end() -> None:
     assert [each.submitted_s for each in done.buckets] == [0.0, 1.0, 2.0]
     assert done.last_submit_s == 2.0
     assert min(each.start_s for each in done.buckets) > done.last_submit_s
-    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, now_s=lambda: -1.0)
-    log.end_step([done])
-    log.flush()
-    ((_, _, values),) = link.metrics
-    assert values[metrics.HIDDEN_INTER_S] == 0.0
+    assert hidden_s(link, done) == 0.0
 
 
 def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
@@ -115,16 +111,12 @@ def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
         done = exchange.wait()
     first, second = done.buckets
     assert first.reduced_s < second.submitted_s
-    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, now_s=lambda: -1.0)
-    log.end_step([done])
-    log.flush()
-    ((_, _, values),) = link.metrics
-    assert values[metrics.HIDDEN_INTER_S] >= first.reduced_s - first.start_s > 0.0
+    assert hidden_s(link, done) >= first.reduced_s - first.start_s > 0.0
 
 
 def test_costs_of_the_gateway_are_told() -> None:
     link = Gateway()
-    log = StepLog(link, sends=True, timeline_every=0, verify_every=0)
+    log = log_of(link)
     log.end_step([one_round(link, overlaps=True), one_round(link, overlaps=True)])
     log.flush()
     ((kind, step, values),) = link.metrics
@@ -137,7 +129,7 @@ def test_costs_of_the_gateway_are_told() -> None:
 def test_a_site_that_follows_has_no_tokens_and_no_data_of_its_own() -> None:
     """The others have its samples: neither do these count twice, nor are they the same data."""
     link = Gateway()
-    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, rejoins=True)
+    log = log_of(link, rejoins=True)
     done = one_round(link, overlaps=True)
     done.gradient_hash = 7
     log.end_step([done])
@@ -153,7 +145,7 @@ def test_a_site_by_itself_asks_nobody() -> None:
     gateway = Gateway()
     link = SiteOnlyLink(gateway)
     done = one_round(link, overlaps=True)
-    assert (gateway.posted, gateway.regions) == ([], [])
+    assert gateway.posted == []
     assert (done.weight, done.wire_bytes, done.raw_bytes) == (2.0, 0, 40)
     assert all(
         torch.equal(each.pieces[0], torch.ones_like(each.pieces[0])) for each in done.buckets
@@ -161,7 +153,7 @@ def test_a_site_by_itself_asks_nobody() -> None:
     link.send(Metric(kind="step", step=1, values={"loss": 1.0}, labels={}))
     assert gateway.metrics == [("step", 1, {"loss": 1.0})]
     link.send(Digest(step=2, combined=17, tensors=(17,), names=("weight",)))
-    assert gateway.hashed == [2]
+    assert gateway.steps_hashed == [2]
     link.leave()
     link.close()
     assert gateway.ends == ["leave", "close"]
@@ -179,7 +171,7 @@ def test_a_site_by_itself_hears_that_the_run_failed() -> None:
 @pytest.mark.parametrize(("every", "kept"), [(0, []), (4, [1, 2, 3, 4, 8]), (100, [1, 2, 3])])
 def test_which_steps_are_kept(every: int, kept: list[int]) -> None:
     link = Gateway()
-    log = StepLog(link, sends=True, timeline_every=every, verify_every=0)
+    log = log_of(link, every=every)
     for _ in range(9):
         log.end_step([])
     assert [step for kind, step, _ in link.metrics if kind == metrics.TIMELINE] == kept
@@ -198,15 +190,8 @@ def test_a_kept_step_s_records() -> None:
     assert [values[metrics.BUCKET_INDEX] for values in buckets] == [0, 1, 2, 3]
     assert {each.kind for each in rest} == {metrics.BUCKET}
     for values in buckets:
-        ordered = [
-            values[name]
-            for name in (
-                metrics.SUBMITTED_S,
-                metrics.POSTED_S,
-                metrics.REDUCED_S,
-                metrics.FINISHED_S,
-            )
-        ]
+        phases = (metrics.SUBMITTED_S, metrics.POSTED_S, metrics.REDUCED_S, metrics.FINISHED_S)
+        ordered = [values[name] for name in phases]
         assert ordered == sorted(ordered)
         assert (values[metrics.WIRE_BYTES], values[metrics.WAIT_S]) == (10.0, 0.5)
         assert (values[metrics.ENCODE_S], values[metrics.DECODE_S]) == (0.25, 0.125)

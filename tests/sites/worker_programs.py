@@ -121,17 +121,17 @@ def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
 
 def train_equal(folder: Path, name: str) -> None:
     """Start with the same model everywhere; no step."""
-    site = join_site()
-    net = build(seed=7)
-    site.synchronize(*_wrapped(net))
-    site.leave()
-    torch.save({"final": net.state_dict()}, folder / f"{name}.pt")
+    _synchronize_only(folder, name, is_equal=True)
 
 
 def train_unequal_ranks(folder: Path, name: str) -> None:
     """The first ranks of all sites have the same model, the others do not; no step."""
+    _synchronize_only(folder, name, is_equal=False)
+
+
+def _synchronize_only(folder: Path, name: str, *, is_equal: bool) -> None:
     site = join_site()
-    net = build(seed=7 if site.rank == 0 else 8)
+    net = build(seed=7 if is_equal or site.rank == 0 else 8)
     model = DistributedDataParallel(net, init_sync=False)
     site.synchronize(model, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
     site.leave()
@@ -148,56 +148,49 @@ def train_other_model(folder: Path, name: str) -> None:
 
 def backward_until_error(folder: Path, name: str) -> None:
     """Train until something raises; note what."""
-    site = join_site()
-    model, optimizer = _wrapped(build(seed=0))
-    site.synchronize(model, optimizer)
-
-    def steps() -> None:
-        for step in range(1_000_000):
-            backward(loss_of(model, step, site.global_rank, 0, torch.float32))
-            optimizer.step()
-
-    note_error(folder, name, steps)
+    _train_until_error(folder, name, 1_000_000)
 
 
 def die_in_second_step(folder: Path, name: str) -> None:
     """The last rank ends without a word; the others note what they hear."""
-    site = join_site()
-    model, optimizer = _wrapped(build(seed=0))
-    site.synchronize(model, optimizer)
 
-    def steps() -> None:
-        for step in range(100):
-            if step == 1 and site.global_rank == site.global_world_size - 1:
-                os._exit(9)
-            backward(loss_of(model, step, site.global_rank, 0, torch.float32))
-            optimizer.step()
+    def die(site: Site, step: int) -> None:
+        if step == 1 and site.global_rank == site.global_world_size - 1:
+            os._exit(9)
 
-    note_error(folder, name, steps)
+    _train_until_error(folder, name, 100, die)
 
 
 def forget_tokens(folder: Path, name: str) -> None:
     """Count tokens for the first step only."""
+    _train_until_error(
+        folder, name, 2, lambda site, step: site.count_tokens(5) if step == 0 else None
+    )
+    wait_for_all_ranks()
+
+
+def _train_until_error(
+    folder: Path,
+    name: str,
+    num_steps: int,
+    before_step: Callable[[Site, int], None] = lambda *_: None,
+) -> None:
     site = join_site()
     model, optimizer = _wrapped(build(seed=0))
     site.synchronize(model, optimizer)
 
     def steps() -> None:
-        site.count_tokens(5)
-        for step in range(2):
+        for step in range(num_steps):
+            before_step(site, step)
             backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
     note_error(folder, name, steps)
-    wait_for_all_ranks()
 
 
 def train_alone(folder: Path, name: str) -> None:
     """Train a step as torchrun's ranks do, outside a run; each starts with other parameters."""
-    for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
-        del os.environ[each]
-    _init_process_group()
-    site = isthmus.join(alone=True)
+    site = _join_alone()
     net = build(seed=site.global_rank)
     model, optimizer = _wrapped(net)
     site.synchronize(model, optimizer)
@@ -210,10 +203,7 @@ def train_alone(folder: Path, name: str) -> None:
 
 def resume_two_models(folder: Path, name: str) -> None:
     """Resume after a backward pass through two models; the next goes through one of them."""
-    for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
-        del os.environ[each]
-    _init_process_group()
-    site = isthmus.join(alone=True)
+    site = _join_alone()
     pairs = [_wrapped(build(seed)) for seed in (0, 1)]
     site.synchronize([model for model, _ in pairs], [optimizer for _, optimizer in pairs])
 
@@ -243,6 +233,14 @@ def join_site() -> Site:
     """Join; torch.distributed is initialised before, from a file, which needs no port."""
     _init_process_group()
     return isthmus.join()
+
+
+def _join_alone() -> Site:
+    """Join as torchrun's ranks do, outside a run."""
+    for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
+        del os.environ[each]
+    _init_process_group()
+    return isthmus.join(alone=True)
 
 
 def _init_process_group() -> None:
