@@ -34,6 +34,11 @@ def exchange(link: CountingLink, process_group: None) -> Iterator[BucketPipeline
         yield exchange
 
 
+def average_of(exchange: BucketPipeline, codec: str) -> TensorAverage:
+    exactness = Exactness(ExchangeWish(codec=codec))
+    return TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_packing_loses_nothing_and_fills_every_bucket_but_the_last(seed: int) -> None:
     draw = random.Random(seed)
@@ -55,8 +60,7 @@ def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
     exchange: BucketPipeline, link: CountingLink
 ) -> None:
     """A list's residual belongs to a bucket's number; memory has none."""
-    exactness = Exactness(ExchangeWish(codec="int8"))
-    average = TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
+    average = average_of(exchange, "int8")
     lists = [[("a", torch.ones(2, 5))], [("b", torch.ones(3, 3)), ("c", torch.ones(2))]]
     for index in (0, 1, 0):
         average.average(lists[index], 2.0)
@@ -88,10 +92,8 @@ def test_only_so_much_is_under_way(exchange: BucketPipeline, link: CountingLink)
 
 
 def test_no_tokens_at_all_are_an_error(exchange: BucketPipeline) -> None:
-    exactness = Exactness(ExchangeWish(codec="fp32"))
-    average = TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
     with pytest.raises(NoTokensError):
-        average.average([("a", torch.full((3,), float("nan")))], 0.0)
+        average_of(exchange, "fp32").average([("a", torch.full((3,), float("nan")))], 0.0)
 
 
 def expected(call: int) -> list[torch.Tensor]:
@@ -131,9 +133,9 @@ def test_averages_are_those_of_one_process(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 def test_broadcast_gives_everybody_the_first_ranks_bits(tmp_path: Path) -> None:
     saved, gateways = run(tmp_path, programs.broadcasts)
-    found = {name: [bits(each) for each in saved[name]["tensors"]] for name in NAMES}
+    found = [[bits(each) for each in saved[name]["tensors"]] for name in NAMES]
     assert saved[NAMES[0]]["tensors"][1].tolist() == [0, 1, 2, 3, 4]
-    assert all(each == found[NAMES[0]] for each in found.values())
+    assert all(each == found[0] for each in found)
     rounds = [each["round"] for each in gateways.reduced]
     assert rounds == [*range(5)], "the first's hash, who differs, and bytes; then the first two"
 

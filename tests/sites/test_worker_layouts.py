@@ -18,22 +18,41 @@ from tests.sites import layout_programs as programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
-LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp"]
-DEFAULT = {("fsdp3", "tp")}
-PAIRS = [
-    pytest.param(pair, marks=[] if pair in DEFAULT else [pytest.mark.exhaustive], id="-".join(pair))
-    for pair in [
-        *itertools.combinations_with_replacement(LAYOUTS, 2),
-        ("pp4", "pp6"),
-        ("interleaved", "fsdp2"),
-        ("recomputed", "tp"),
-        ("offloaded", "tp"),
-        ("moe", "fsdp2"),
-        ("lone-tp", "ddp"),
-        ("lone", "tp"),
-        ("lone-pp", "lone"),
-        ("fsdp2", "lone-pp"),
-    ]
+QUICK = ("fsdp3", "tp")
+
+
+def case(*layouts: str, is_tied: bool = False) -> Any:  # noqa: ANN401 - a parameter set of pytest
+    """Return layouts, steps, and whether pipelines' stages share a parameter."""
+    num_steps = 6 if layouts == QUICK else 20 if is_tied else 30
+    marks = [] if layouts == QUICK else [pytest.mark.exhaustive]
+    name = "-".join([*layouts, *(["tied"] if is_tied else [])])
+    return pytest.param(layouts, num_steps, is_tied, marks=marks, id=name)
+
+
+CASES = [
+    *itertools.starmap(
+        case,
+        itertools.combinations_with_replacement(["fsdp3", "tp", "hsdp", "ep", "pp", "ddp"], 2),
+    ),
+    case("pp4", "pp6"),
+    case("interleaved", "fsdp2"),
+    case("recomputed", "tp"),
+    case("offloaded", "tp"),
+    case("moe", "fsdp2"),
+    case("lone-tp", "ddp"),
+    case("lone", "tp"),
+    case("lone-pp", "lone"),
+    case("fsdp2", "lone-pp"),
+    # Each stage has some of a shared parameter's gradient.
+    case("pp", "fsdp3", is_tied=True),
+    case("tp", "interleaved", is_tied=True),
+    case("pp-sum", "ddp", is_tied=True),
+    case("pp", "pp4", is_tied=True),
+    # Losses that are sums, and means.
+    case("ep-sum", "tp-sum"),
+    case("fsdp3-sum", "pp"),
+    case("hsdp", "pp-sum"),
+    case("ddp-sum", "ep-sum"),
 ]
 
 
@@ -59,26 +78,9 @@ def write_plan(folder: Path, layouts: tuple[str, ...], num_steps: int, **more: o
     (folder / "layouts.json").write_text(json.dumps(plan))
 
 
-@pytest.mark.parametrize("layouts", PAIRS)
-def test_two_layouts_train_as_one_process(tmp_path: Path, layouts: tuple[str, str]) -> None:
-    check_trains_as_one_process(tmp_path, layouts, 6 if layouts in DEFAULT else 30)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "layouts",
-    [("pp", "fsdp3"), ("tp", "interleaved"), ("pp-sum", "ddp"), ("pp", "pp4")],
-    ids="-".join,
-)
-def test_a_parameter_that_stages_share_trains_as_one(
-    tmp_path: Path, layouts: tuple[str, str]
-) -> None:
-    """Each stage has some of its gradient."""
-    check_trains_as_one_process(tmp_path, layouts, 20, is_tied=True)
-
-
-def check_trains_as_one_process(
-    tmp_path: Path, layouts: tuple[str, str], num_steps: int, *, is_tied: bool = False
+@pytest.mark.parametrize(("layouts", "num_steps", "is_tied"), CASES)
+def test_two_layouts_train_as_one_process(
+    tmp_path: Path, layouts: tuple[str, str], num_steps: int, *, is_tied: bool
 ) -> None:
     """Losses, norms and parameters are those of one process, at all ranks."""
     saved, gateways = train(tmp_path, layouts, num_steps, is_tied=is_tied)
@@ -103,26 +105,12 @@ def check_trains_as_one_process(
         assert any(each["participants"] for each in gateways.reduced), "each stage has its own"
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "layouts",
-    [("ep-sum", "tp-sum"), ("fsdp3-sum", "pp"), ("hsdp", "pp-sum"), ("ddp-sum", "ep-sum")],
-    ids="-".join,
-)
-def test_sums_and_means_of_losses_train_as_one_process(
-    tmp_path: Path, layouts: tuple[str, str]
-) -> None:
-    test_two_layouts_train_as_one_process(tmp_path, layouts)
-
-
-INT8 = [("ddp", "pp"), ("fsdp3", "pp"), ("tp", "ep"), ("hsdp", "pp")]
-
-
 @pytest.mark.parametrize(
     "layouts",
     [
-        pytest.param(each, marks=[pytest.mark.exhaustive] if index else [])
-        for index, each in enumerate(INT8)
+        ("ddp", "pp"),
+        *(pytest.param((each, "pp"), marks=pytest.mark.exhaustive) for each in ("fsdp3", "hsdp")),
+        pytest.param(("tp", "ep"), marks=pytest.mark.exhaustive),
     ],
     ids="-".join,
 )

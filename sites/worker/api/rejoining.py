@@ -132,17 +132,17 @@ class Rejoining:
             IsthmusError: the gateway has ended, or it is the state of another model.
         """
         pipeline = self._averaging.pipeline
-        while (told := self._members.own_entry(_ASK_EVERY_S)) is None:
+        while (admitted := self._members.own_entry(_ASK_EVERY_S)) is None:
             pipeline.check()
-        entered = entry.take(Path(told.state))
+        entered = entry.take(Path(admitted.state))
         if adopt is not None:
             adopt(entered.lists)
-        present = set(told.sites) - set(told.follows)
+        present = set(admitted.sites) - set(admitted.follows)
         sites = self._context.welcome.sites
         self._missing_sites.begin_without(
             at for at, name in enumerate(sites) if name not in present
         )
-        pipeline.num_rounds = told.from_round
+        pipeline.num_rounds = admitted.from_round
         self._members.note_state()
         self._taken_at = entered.step
         return entered

@@ -193,7 +193,11 @@ class Synchronisation:
         return norm
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which no gradient crosses: `Site.no_sync`."""
+        """Return a context in which no gradient crosses: `Site.no_sync`.
+
+        For models of DistributedDataParallel it is their `no_sync`, for those of `fully_shard`
+        `set_requires_gradient_sync`. With `average_gradients` no backward pass sends gradients.
+        """
         if self._now.hook is not None:
             return self._now.hook.no_sync()
         if not self._now.optimizers:
