@@ -60,7 +60,6 @@ class Daemons:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
             )
         self._running.append(process)
         return process
