@@ -23,11 +23,11 @@ from isthmus.orchestrator.cli.options import (
     all_of,
     emulator_option,
     home_option,
-    json_option,
     name_option,
     set_option,
     timeout_option,
     topology_argument,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
@@ -139,7 +139,7 @@ _how_options = all_of(
     name_option,
     timeout_option("10min", "A combination that takes longer has failed."),
     home_option,
-    json_option,
+    with_output,
 )
 """How it is measured."""
 
@@ -149,7 +149,6 @@ _how_options = all_of(
 @_what_options
 @_how_options
 @condition_options
-@click.pass_obj
 def command(
     output: Output,
     topology_path: Path,

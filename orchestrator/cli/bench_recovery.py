@@ -17,10 +17,10 @@ from isthmus.orchestrator.cli.options import (
     DURATION,
     home_option,
     job_argument,
-    json_option,
     name_option,
     set_option,
     timeout_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_pair
@@ -63,8 +63,7 @@ from isthmus.orchestrator.run_folder.home import new_run_id
 @name_option
 @timeout_option("10min", "A single run that takes longer has failed.")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     job: Path,

@@ -20,11 +20,11 @@ from isthmus.orchestrator.cli.options import (
     emulator_option,
     home_option,
     job_argument,
-    json_option,
     name_option,
     set_option,
     sweep_option,
     timeout_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_pair
@@ -82,8 +82,7 @@ _question_options = all_of(
 @click.option("--resume", is_flag=True, help="Go on with the benchmark of that --name.")
 @timeout_option("30min", "A single run that takes longer has failed.")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     job: Path,

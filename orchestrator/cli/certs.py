@@ -22,7 +22,14 @@ from isthmus.orchestrator.certificates import (
     renew,
     site_files,
 )
-from isthmus.orchestrator.cli.options import ADDRESS, FILE, FOLDER, json_option, topology_argument
+from isthmus.orchestrator.cli.options import (
+    ADDRESS,
+    FILE,
+    FOLDER,
+    json_option,
+    topology_argument,
+    with_output,
+)
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.documents import load_topology_file
@@ -54,8 +61,7 @@ def command() -> None:
     "--domain", default="isthmus.internal", help="Domain of the identities in certificates."
 )
 @days_option
-@json_option
-@click.pass_obj
+@with_output
 def init_command(
     output: Output, topology_path: Path, folder: Path, domain: str, days: float
 ) -> int:
@@ -72,8 +78,7 @@ def init_command(
 @folder_option
 @days_option
 @click.option("--force", is_flag=True, help="Replace keys and certificates that are there.")
-@json_option
-@click.pass_obj
+@with_output
 def issue_command(
     output: Output, names: tuple[str, ...], folder: Path, days: float, force: bool
 ) -> int:
@@ -91,8 +96,7 @@ def issue_command(
     default=float(WARN_DAYS),
     help="Without a NAME: renew those that end within so many days.",
 )
-@json_option
-@click.pass_obj
+@with_output
 def renew_command(
     output: Output, names: tuple[str, ...], folder: Path, days: float, within_days: float
 ) -> int:
@@ -122,8 +126,7 @@ def renew_command(
     help="How long the token is valid.",
 )
 @click.option("--out", type=FILE, help="Write the token here. [SITE.token]")
-@json_option
-@click.pass_obj
+@with_output
 def token_command(
     output: Output,
     site: str,
@@ -160,8 +163,7 @@ def token_command(
 
 @command.command("show")
 @folder_option
-@json_option
-@click.pass_obj
+@with_output
 def show_command(output: Output, folder: Path) -> int:
     """Show certificates, the one that ends first first."""
     return _result(output, certificates_in(folder))

@@ -12,7 +12,7 @@ import click
 
 from isthmus.orchestrator.cli.checkpoint_choice import named_checkpoints, newest_good_checkpoint
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import home_option, json_option, out_option
+from isthmus.orchestrator.cli.options import home_option, json_option, out_option, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import home_folder
 from isthmus.protos.checkpoint.manifest import Manifest
@@ -34,8 +34,7 @@ def command() -> None:
 @command.command("list")
 @choice_argument
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def list_command(output: Output, choice: str, home: Path | None) -> int:
     """List the checkpoints of RUN, by default the latest, newest first; see verify."""
     _, found = named_checkpoints(choice, home_folder(home))
@@ -47,8 +46,7 @@ def list_command(output: Output, choice: str, home: Path | None) -> int:
 @command.command("verify")
 @choice_argument
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def verify_command(output: Output, choice: str, home: Path | None) -> int:
     """Read all files of RUN's checkpoints, by default the latest run's, and compare digests."""
     _, found = named_checkpoints(choice, home_folder(home))
@@ -70,8 +68,7 @@ def verify_command(output: Output, choice: str, home: Path | None) -> int:
 @out_option("Write it here. [RUN-step-N.safetensors]")
 @click.option("--force", is_flag=True, help="Overwrite the file that is there.")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def export_command(
     output: Output, choice: str, out: Path | None, force: bool, home: Path | None
 ) -> int:

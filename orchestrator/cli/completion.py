@@ -6,14 +6,13 @@ import click
 from click.shell_completion import get_completion_class
 
 from isthmus.orchestrator.cli.main import COMPLETE_VARIABLE, PROGRAM, cli
-from isthmus.orchestrator.cli.options import json_option
+from isthmus.orchestrator.cli.options import with_output
 from isthmus.orchestrator.cli.output import Output
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@json_option
-@click.pass_obj
+@with_output
 def command(output: Output, shell: str) -> int:
     """Print the completion script of SHELL.
 

@@ -11,9 +11,9 @@ from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     FILE,
     home_option,
-    json_option,
     set_option,
     topology_argument,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.doctor.examination import Examined, all_findings, examined_of
@@ -41,8 +41,7 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 )
 @set_option
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     topology_path: Path,

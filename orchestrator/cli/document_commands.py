@@ -15,10 +15,10 @@ from isthmus.orchestrator.cli.options import (
     FILE,
     PATH,
     job_argument,
-    json_option,
     out_option,
     set_option,
     topology_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.doctor.document_checks import is_all_here, pair_problems
@@ -42,8 +42,7 @@ from isthmus.topology.spec.world import Topology
     help="Print the JSON Schema of this kind of file instead.",
 )
 @set_option
-@json_option
-@click.pass_obj
+@with_output
 def validate(
     output: Output, files: tuple[Path, ...], schema: str | None, overrides: tuple[str, ...]
 ) -> int:
@@ -153,8 +152,7 @@ def _warnings(entry: dict[str, Any], topology: Topology, problems: Sequence[Prob
 @topology_option
 @out_option("Write the plan here, for `isthmus launch JOB --plan FILE`.")
 @click.option("--diff", "other", type=FILE, help="Say how the plan differs from this one.")
-@json_option
-@click.pass_obj
+@with_output
 def plan(
     output: Output,
     job: Path,

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import home_option, json_option, set_option, topology_argument
+from isthmus.orchestrator.cli.options import home_option, set_option, topology_argument, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.up import bring_down, described
 from isthmus.orchestrator.documents import load_topology_file
@@ -19,8 +19,7 @@ from isthmus.orchestrator.run_folder.home import home_folder
 @topology_argument
 @set_option
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output, topology_path: Path, overrides: tuple[str, ...], home: Path | None
 ) -> int:

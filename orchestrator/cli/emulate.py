@@ -16,9 +16,9 @@ from isthmus.orchestrator.cli.options import (
     emulator_option,
     faults_option,
     home_option,
-    json_option,
     seed_option,
     set_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import home_folder, is_folder_name
@@ -62,8 +62,7 @@ _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "
 @click.option("--quick", is_flag=True, help="With --check: measure few settings.")
 @click.option("--clean", is_flag=True, help="Remove what dead emulations left behind.")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     arguments: tuple[str, ...],

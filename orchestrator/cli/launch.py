@@ -20,11 +20,11 @@ from isthmus.orchestrator.cli.options import (
     faults_option,
     home_option,
     job_argument,
-    json_option,
     seed_option,
     set_option,
     timeout_option,
     topology_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.run_submission import submit
@@ -88,8 +88,7 @@ class _ScriptCommand(click.Command):
 )
 @timeout_option(None, "Stop following after this long, as 90s; the run goes on.")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     job: Path,

@@ -85,6 +85,11 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def with_output(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --json, and call the command with its Output first."""
+    return json_option(click.pass_obj(function))
+
+
 def timeout_option(default: str | None, help_text: str) -> Decorator:
     """Declare --timeout, given to the command as `timeout_s`."""
     return click.option("--timeout", "timeout_s", type=DURATION, default=default, help=help_text)
@@ -190,7 +195,7 @@ seed_option: Decorator = click.option(
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare what every command about one run takes, RUN, --coordinator, --home, --json.
 
-    It is called with `choice`.
+    It is called with its Output, and with `choice`.
     """
 
     @functools.wraps(function)
@@ -199,4 +204,4 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, choice=RunChoice(**own), **given)
 
     run_argument = click.argument("run_id", metavar="[RUN]", required=False, default="")
-    return all_of(run_argument, coordinator_option(), home_option, json_option)(chosen)
+    return all_of(run_argument, coordinator_option(), home_option, with_output)(chosen)

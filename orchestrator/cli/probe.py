@@ -19,9 +19,9 @@ from isthmus.orchestrator.cli.options import (
     coordinator_option,
     emulation_options,
     home_option,
-    json_option,
     set_option,
     topology_argument,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
@@ -83,8 +83,7 @@ def _connections(text: str) -> tuple[int, ...]:
 @click.option("--write", is_flag=True, help="Write the figures into TOPOLOGY; comments stay.")
 @set_option
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     topology_path: Path,

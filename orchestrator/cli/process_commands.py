@@ -20,8 +20,8 @@ from isthmus.orchestrator.cli.options import (
     FILE,
     FOLDER,
     PATH,
-    json_option,
     set_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
@@ -55,8 +55,7 @@ from isthmus.topology.spec.suggest import did_you_mean, one_of
     "sites stop when the next coordinator tells them.",
 )
 @set_option
-@json_option
-@click.pass_obj
+@with_output
 def coordinator(
     output: Output,
     topology: Path | None,
@@ -106,8 +105,7 @@ def coordinator(
     "Once for each, the agent's own first.",
 )
 @set_option
-@json_option
-@click.pass_obj
+@with_output
 def agent(
     output: Output,
     site: str,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.options import coordinator_option, home_option, json_option
+from isthmus.orchestrator.cli.options import coordinator_option, home_option, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import run_view
 from isthmus.orchestrator.client.coordinator_client import Client
@@ -20,8 +20,7 @@ from isthmus.protos.control.v1 import control_pb2
 @click.command("queue")
 @coordinator_option()
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(output: Output, coordinator: str | None, home: Path | None) -> int:
     """List the runs that go on, then those that wait, in the order in which they will begin.
 

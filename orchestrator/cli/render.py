@@ -16,6 +16,7 @@ from isthmus.orchestrator.cli.options import (
     json_option,
     set_option,
     topology_argument,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_topology_file, protect, read_text
@@ -66,8 +67,7 @@ def command() -> None:
 @out_option
 @coordinator_option
 @set_option
-@json_option
-@click.pass_obj
+@with_output
 def slurm_command(
     output: Output,
     topology_path: Path,
@@ -123,8 +123,7 @@ def slurm_command(
     help="What Kubernetes calls an accelerator; '': nothing. [what its name suggests: nvidia.com/gpu, ...]",
 )
 @set_option
-@json_option
-@click.pass_obj
+@with_output
 def kubernetes_command(
     output: Output,
     topology_path: Path,

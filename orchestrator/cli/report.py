@@ -12,8 +12,8 @@ from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     coordinator_option,
     home_option,
-    json_option,
     out_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
@@ -37,8 +37,7 @@ REPORT = "report.html"
 )
 @coordinator_option()
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     names: tuple[str, ...],

@@ -37,7 +37,6 @@ _RATE_S = 1.0
 @run_options
 @click.option("--watch", is_flag=True, help="Show it until it has ended.")
 @click.option("--all", "every", is_flag=True, help="List all runs, newest first.")
-@click.pass_obj
 def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
     """Show RUN, by default the latest. The exit status is 0 whatever the run's is: see wait."""
     if every:
@@ -88,7 +87,6 @@ def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
     type=click.IntRange(1, 1_000_000),
     help="Only the last lines, this many of each source.",
 )
-@click.pass_obj
 def logs(
     output: Output,
     choice: RunChoice,
@@ -108,7 +106,6 @@ def logs(
 @click.command("events")
 @run_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.pass_obj
 def events(output: Output, choice: RunChoice, follow: bool) -> int:
     """Print the events of RUN, by default the latest, in their order."""
     with reading(choice) as reader:
@@ -139,7 +136,6 @@ def _print_each(
 @click.command("wait")
 @run_options
 @timeout_option(None, "Exit with 5 after this long, as 90s.")
-@click.pass_obj
 def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
     """Wait until RUN, by default the latest, has ended; its outcome is the exit status."""
     from isthmus.orchestrator.cli.display import NoteLines, finish
@@ -162,7 +158,6 @@ def _latest_step(run: control_pb2.Run) -> int:
 @run_options
 @click.option("--checkpoint", is_flag=True, help="Have all sites write a checkpoint first.")
 @timeout_option("2min", "Stop it after this long with the last checkpoint there is.")
-@click.pass_obj
 def cancel(output: Output, choice: RunChoice, checkpoint: bool, timeout_s: float) -> int:
     """Stop RUN, by default the latest, at all sites. A run that has ended stays as it is."""
     with reading(choice) as reader:

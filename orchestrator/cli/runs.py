@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import RUN_NAME, Parsed, home_option, json_option
+from isthmus.orchestrator.cli.options import RUN_NAME, Parsed, home_option, json_option, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import run_line
 from isthmus.orchestrator.client.run_reader import TERMINAL, known_run
@@ -87,8 +87,7 @@ def command() -> None:
 
 @command.command("list")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def list_runs(output: Output, home: Path | None) -> int:
     """List the runs that this machine keeps, newest first, and what they take on its disk."""
     place = home_folder(home)
@@ -109,8 +108,7 @@ _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="A run, too, of which nobody knows whether it goes on.")
 @_yes
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def remove_runs(
     output: Output, run_ids: tuple[str, ...], force: bool, yes: bool, home: Path | None
 ) -> int:
@@ -140,8 +138,7 @@ def remove_runs(
 @click.option("--keep", type=click.IntRange(min=0), help="All but the newest so many.")
 @_yes
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def prune(
     output: Output, older_than: float | None, keep: int | None, yes: bool, home: Path | None
 ) -> int:

@@ -22,10 +22,10 @@ from isthmus.orchestrator.cli.options import (
     faults_option,
     home_option,
     job_argument,
-    json_option,
     name_option,
     set_option,
     sweep_option,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_pair
@@ -236,8 +236,7 @@ def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) ->
 @name_option
 @click.option("--out", type=FOLDER, help="Folder of what is kept. [HOME/bench/NAME]")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     /,

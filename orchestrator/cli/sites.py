@@ -30,7 +30,6 @@ def command() -> None:
 @run_options
 @click.option("--checkpoint", is_flag=True, help="Have all sites write a checkpoint first.")
 @timeout_option("2min", "Drop it after this long with the last checkpoint there is.")
-@click.pass_obj
 def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout_s: float) -> int:
     """Have RUN, by default the latest, go on without SITE, which is not started again.
 
@@ -46,7 +45,6 @@ def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout
 @command.command("add")
 @site_argument
 @run_options
-@click.pass_obj
 def add(output: Output, choice: RunChoice, site: str) -> int:
     """Have SITE take part in RUN, by default the latest.
 

@@ -10,7 +10,14 @@ from typing import Any, get_args
 import click
 
 from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.options import PATH, RATE, json_option, out_option, set_option
+from isthmus.orchestrator.cli.options import (
+    PATH,
+    RATE,
+    json_option,
+    out_option,
+    set_option,
+    with_output,
+)
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
 from isthmus.topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
@@ -30,8 +37,7 @@ TABLE_WIDTH = 120
     help="Which case to start from; `isthmus topology presets` says what they are.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
-@json_option
-@click.pass_obj
+@with_output
 def init(output: Output, folder: Path, preset: str, force: bool) -> int:
     """Write a commented topology.yaml and job.yaml into DIR; they run as they are."""
     texts = {folder / TOPOLOGY: topology_yaml(preset), folder / JOB: job_yaml(preset)}
@@ -77,8 +83,7 @@ def topology() -> None:
     type=click.IntRange(1, 128),
     help="Accelerators of every node. [cpu: 1, else 8]",
 )
-@json_option
-@click.pass_obj
+@with_output
 def import_command(
     output: Output,
     file: Path,
@@ -124,8 +129,7 @@ def import_command(
 
 
 @topology.command("presets")
-@json_option
-@click.pass_obj
+@with_output
 def presets_command(output: Output) -> int:
     """List what `isthmus init --preset` starts from."""
     _print(output, {"preset": list(PRESETS), "": list(PRESETS.values())})
@@ -133,8 +137,7 @@ def presets_command(output: Output) -> int:
 
 
 @topology.command("accelerators")
-@json_option
-@click.pass_obj
+@with_output
 def accelerators_command(output: Output) -> int:
     """List the accelerators that a topology may name, their figures, and who says so."""
     from isthmus.topology.catalogue.accelerators import catalogue
@@ -170,8 +173,7 @@ def accelerators_command(output: Output) -> int:
 @topology.command("show")
 @click.argument("file", type=PATH)
 @set_option
-@json_option
-@click.pass_obj
+@with_output
 def show_command(output: Output, file: Path, overrides: tuple[str, ...]) -> int:
     """Show the sites and links of FILE as they are used: names followed, round trips derived."""
     from isthmus.orchestrator.documents import load_topology_file

@@ -20,7 +20,6 @@ TRACE = "trace.json"
 @click.command("trace")
 @run_options
 @out_option(f"Write this file. [{TRACE} in the run's folder]")
-@click.pass_obj
 def command(
     output: Output,
     choice: RunChoice,

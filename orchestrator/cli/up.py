@@ -15,10 +15,10 @@ import click
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     home_option,
-    json_option,
     set_option,
     timeout_option,
     topology_argument,
+    with_output,
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_topology_file, protect
@@ -57,8 +57,7 @@ so long at most."""
 @set_option
 @timeout_option("2min", "How long all may take to join.")
 @home_option
-@json_option
-@click.pass_obj
+@with_output
 def command(
     output: Output,
     topology_path: Path,

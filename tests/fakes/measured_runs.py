@@ -6,7 +6,7 @@ Their metrics are written as a real run's would be, from a pace by site.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,44 +75,70 @@ class Told:
 
 
 @dataclass
-class MeasuredRuns:
-    """A `Launch` that keeps what it was given."""
+class FakeLaunch:
+    """A `Launch` that keeps what it was given, and writes the metrics that a subclass makes."""
 
-    step_s: Callable[[Pair], float] = pace
     fails: Mapping[str, Failed] = field(default_factory=dict)
-    """How the runs of a site alone end, or of `all`."""
+    """How runs end, by their `name`."""
     interrupt_at: int = -1
     """The run, from 0, during which Ctrl-C is pressed."""
     pairs: list[Pair] = field(default_factory=list)
 
-    @property
-    def names(self) -> list[str]:
-        """What ran, in order: a site, or `all`."""
-        return [_name(pair) for pair in self.pairs]
+    def name(self, pair: Pair) -> str:
+        """Return what a run is called in `fails`."""
+        raise NotImplementedError
 
-    def __call__(self, pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()) -> Ended:
+    def emulated(self, pair: Pair) -> str:
+        """Return what emulates its WAN."""
+        raise NotImplementedError
+
+    def records(self, pair: Pair) -> list[dict[str, Any]]:
+        """Return the lines of its metrics.jsonl."""
+        raise NotImplementedError
+
+    def __call__(self, pair: Pair, home: Path, run_id: str, **_: object) -> Ended:
         """Write the run's metrics; or fail, or be interrupted."""
         self.pairs.append(pair)
         if len(self.pairs) - 1 == self.interrupt_at:
             raise KeyboardInterrupt
-        if (failed := self.fails.get(_name(pair))) is not None:
-            return Ended("relay", failed)
+        if (failed := self.fails.get(self.name(pair))) is not None:
+            return Ended(self.emulated(pair), failed)
         folder = home / "runs" / run_id
         folder.mkdir(parents=True)
+        lines = (f"{json.dumps(each)}\n" for each in self.records(pair))
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        return Ended(self.emulated(pair))
+
+
+@dataclass
+class MeasuredRuns(FakeLaunch):
+    """Runs of the trainer, named by the site that is alone, or `all`."""
+
+    step_s: Callable[[Pair], float] = pace
+
+    @property
+    def names(self) -> list[str]:
+        """What ran, in order: a site, or `all`."""
+        return [self.name(pair) for pair in self.pairs]
+
+    def name(self, pair: Pair) -> str:
+        """Return the site that is alone, or `all`."""
+        sites = pair.topology.sites
+        return sites[0].name if len(sites) == 1 else "all"
+
+    def emulated(self, pair: Pair) -> str:
+        """Return `none` for a site alone."""
+        return "none" if len(pair.topology.sites) == 1 else "relay"
+
+    def records(self, pair: Pair) -> list[dict[str, Any]]:
+        """Return each site's steps, and each link's bytes."""
         sites = [site.name for site in pair.topology.sites]
         tokens = pair.job.trainer.global_batch * pair.job.trainer.model.context / len(sites)
-        records = [
+        steps = [
             step_record(site, step, step_s=self.step_s(pair), tokens=tokens, wire_bytes=1e6)
             for step in range(1, pair.job.trainer.steps + 1)
             for site in sites
         ]
-        records += [
+        return steps + [
             link_record(link.source, link.target, sent_bytes=1e7) for link in pair.topology.links
         ]
-        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
-        return Ended("none" if len(sites) == 1 else "relay")
-
-
-def _name(pair: Pair) -> str:
-    sites = pair.topology.sites
-    return sites[0].name if len(sites) == 1 else "all"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -155,9 +154,7 @@ def test_a_failed_run_is_told_its_like_are_left_and_the_others_kept(tmp_path: Pa
 
 def test_a_run_that_made_too_few_steps_has_failed(tmp_path: Path) -> None:
     class Short(MeasuredRuns):
-        def __call__(
-            self, pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()
-        ) -> Ended:
+        def __call__(self, pair: Pair, home: Path, run_id: str, **_: object) -> Ended:
             trainer = dataclasses.replace(pair.job.trainer, steps=2)
             job = dataclasses.replace(pair.job, trainer=trainer)
             return super().__call__(dataclasses.replace(pair, job=job), home, run_id)
@@ -171,9 +168,7 @@ def test_a_run_that_made_too_few_steps_has_failed(tmp_path: Path) -> None:
 
 def test_metrics_that_cannot_be_read_fail_the_run(tmp_path: Path) -> None:
     class Torn(MeasuredRuns):
-        def __call__(
-            self, pair: Pair, home: Path, run_id: str, *, faults: Sequence[str] = ()
-        ) -> Ended:
+        def __call__(self, pair: Pair, home: Path, run_id: str, **_: object) -> Ended:
             ended = super().__call__(pair, home, run_id)
             path = home / "runs" / run_id / "metrics.jsonl"
             path.write_text(path.read_text() + '{"site": ')
