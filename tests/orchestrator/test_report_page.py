@@ -341,8 +341,11 @@ def test_a_sweep_is_drawn_over_both_axes(tmp_path: Path) -> None:
     assert "RANK_KILLED" in text
     written = markdown([], [bench])
     assert "| 5ms | 1Gbit/s | fp32 |" in written
-    assert "+1.9%" in text
-    assert "+1.9%" in written
+    result = bench.settings[0].result
+    assert result is not None
+    assert result.predicted is not None
+    for shown in (text, written):
+        assert f"{result.predicted.deviation:+.1%}" in shown
 
 
 def test_a_benchmark_of_one_setting(tmp_path: Path) -> None:

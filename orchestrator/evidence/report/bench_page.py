@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.bench.bench_tables import (
     link_columns,
+    scaling_tables,
     setting_columns,
     split_columns,
 )
@@ -60,18 +61,10 @@ AXES = (
 
 def asked(bench: Bench) -> str:
     """Return what was measured, and how."""
-    question = bench.question
-    results = [setting.result for setting in bench.settings if setting.result]
-    schedules = ", ".join(sorted({result.schedule for result in results}))
-    emulators = ", ".join(sorted({result.emulator for result in results}))
-    shared = ", and all sites share this machine" if question.compute == "real" else ""
-    return (
-        f"job {bench.job.name} on {bench.topology.name} · compute is {question.compute}{shared} · "
-        + (f"exchange: {schedules} · WAN emulator: {emulators} · " if results else "")
-        + f"{_plural(question.repeats, 'repeat')} of {_plural(question.steps, 'step')}, after "
-        f"{question.warmup_steps} to warm up · "
-        f"{_plural(len(bench.settings), 'setting')}"
-    )
+    how = scaling_tables(bench).how
+    settings = f"{len(bench.settings)} setting{'' if len(bench.settings) == 1 else 's'}"
+    job = f"job {bench.job.name} on {bench.topology.name}"
+    return " · ".join(filter(None, (job, *how, settings)))
 
 
 def headline(bench: Bench) -> list[tuple[str, str, str]]:
@@ -142,10 +135,6 @@ def _egress(result: Result) -> str:
 def within(interval: Interval) -> str:
     """Return `± 0.4 points`; empty where one repeat says nothing about it."""
     return "" if interval.half_width is None else f"± {interval.half_width * 100:.2g} points"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 _MAX_BARS = 40
