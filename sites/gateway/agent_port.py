@@ -32,27 +32,27 @@ _DROPPABLE = frozenset({"metric"})
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The agent knows where the peers listen."""
+    """The agent's command to dial the peers, with their addresses."""
 
     peers: tuple[Peer, ...]
     sites: tuple[str, ...] | None = None
-    """The sites of these peers, where not all sites take part."""
+    """Sites whose gateways `peers` lists. None: all sites of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The epoch will change: begin no new round."""
+    """The membership or plan will change: begin no new round, and report progress."""
 
     epoch: int
     stops: bool
-    """Let no chunk move either: a site is lost, or a link that chunks need."""
+    """Also stop all chunks, because a site or a link that they need is lost."""
     reduction: CodedPlan | None = None
-    """The trees to come, if this gateway can have them; None: it is not known yet."""
+    """The plan of the new epoch, to open its links early. None: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The new epoch: `Epoch` of topology/spec/epoch.py, but for its form."""
+    """The command to begin a new epoch: the wire form of `Epoch` (topology/spec/epoch.py)."""
 
     epoch: int
     from_round: int
@@ -61,14 +61,14 @@ class Resume:
     codecs: tuple[str, ...]
     handovers: tuple[Handover, ...] = ()
     enters: tuple[str, ...] = ()
-    """Members that come back. Others begin the epoch with the round that their ranks mark."""
+    """Members that rejoin. The others begin the epoch with the round that their ranks mark."""
     follows: tuple[str, ...] = ()
-    """Members that only get the results, until they are level with the others."""
+    """Members that are catching up: they get results and contribute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The change does not come."""
+    """The announced change is called off: go on in the old epoch."""
 
     epoch: int
 
@@ -91,7 +91,7 @@ class AgentWriter:
         self._thread.start()
 
     def write(self, message: Mapping[str, Any]) -> None:
-        """Queue one line; once the agent has gone, lines are lost."""
+        """Queue one line. It is lost if the agent has ended."""
         if self._broken:
             return
         line = json.dumps(message).encode() + b"\n"
@@ -105,7 +105,7 @@ class AgentWriter:
             _log.warning("the agent reads too slowly: %d lines dropped", self._num_dropped)
 
     def close(self) -> None:
-        """Write what is queued, and stop."""
+        """Write the queued lines, and stop the thread."""
         if self._broken:
             return
         try:
@@ -126,10 +126,10 @@ class AgentWriter:
 
 
 def read_configuration(stream: IOBase) -> GatewayConfig | None:
-    """Return what the first line says; None when there is none.
+    """Return the configuration in the first line; None if stdin ends before.
 
     Raises:
-        LocalProtocolError: it is not a configuration, and why.
+        LocalProtocolError: the line is not a valid configuration.
     """
     fields = next(_messages(stream), None)
     if fields is None:
@@ -140,10 +140,10 @@ def read_configuration(stream: IOBase) -> GatewayConfig | None:
 
 
 def read_commands(stream: IOBase) -> Iterator[Command]:
-    """Yield the later lines until the agent closes stdin.
+    """Yield the commands after the configuration until the agent closes stdin.
 
     Raises:
-        LocalProtocolError: a line is not a command, and why.
+        LocalProtocolError: a line is not a valid command.
     """
     for fields in _messages(stream):
         op = fields.pop("op")

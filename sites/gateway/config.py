@@ -1,4 +1,4 @@
-"""What a gateway is told by its agent first: its configuration."""
+"""The configuration of a gateway: the first message that its agent sends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from isthmus.topology.spec.world import PortRange
 from isthmus.topology.trees.channels import FLOWS_MAX
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
-"""What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is
-the limit."""
+"""Largest chunk, in float32 bytes, that fits a frame with any codec. 1 to 4 MiB is best; 8 MiB
+where no link is the bottleneck."""
 
 HELD_BYTES = 512 << 20
 
 GatewayId = tuple[int, int]
-"""Index of a site, and the number of a gateway there: one gateway of the run."""
+"""One gateway of the run: (index of its site, its number within the site)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class StallLimits:
 
     least_s: float
     rounds: int
-    """Others wait for so many median rounds at least; 0: rounds do not count."""
+    """Limit in multiples of the median round time; 0: use only the limits in seconds."""
     first_s: float
-    """Others wait for so long at least while a run is in its first rounds."""
+    """Lower limit during the first rounds of a run, when ranks compile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +41,20 @@ class PeerLink:
     bytes_per_s: float
     rtt_s: float
     max_flows: int = FLOWS_MAX
-    """TCP connections at most, where the job leaves their number open."""
+    """Upper limit on TCP connections when the job does not fix their number."""
     is_shared: bool = False
-    """A share of the bandwidth was set: never more than `bytes_per_s` is sent, so that others
-    keep the rest."""
+    """The operator gave this run a share of the link: `bytes_per_s` is never exceeded."""
     congestion: str = ""
-    """The congestion control of its connections, by Linux's name; empty: BBR where it may be
-    chosen, else this host's."""
+    """TCP congestion control, by Linux's name. Empty: BBR if this process may choose it, else the
+    host's default."""
     dials_in: bool = False
-    """The site cannot be dialled: it dials this one, for both directions."""
+    """The peer accepts no connections. It dials this site, and both directions use its
+    connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """Everything that a gateway needs to know before its peers' addresses."""
+    """Everything that a gateway needs before it gets its peers' addresses."""
 
     run_id: str
     generation: int
@@ -66,54 +66,54 @@ class GatewayConfig:
     """All sites, in the order in which contributions are summed."""
     gateways_per_site: tuple[int, ...]
     ranks_per_gateway: tuple[int, ...]
-    """The number of ranks that one gateway serves, for each site: gateway 0 has the first ones."""
+    """Ranks per gateway, by site. Gateway 0 serves the first ranks of its site."""
     plan: ReductionPlan
     codecs: tuple[str, ...]
-    """The codec of each of the plan's trees; a gather has one."""
+    """Codec names, one per tree of the plan. A gather has one."""
     error_feedback: bool
-    """Whether what a codec loses of a gradient is added to the next one."""
+    """Whether the residual of a lossy codec is added to the next gradient."""
     chunk_bytes: int
     channels_per_link: int | None
-    """TCP connections to each gateway: exactly so many; None: as many as it takes."""
+    """TCP connections to each peer gateway. None: chosen and adapted at run time."""
     window_bytes: int | None
     verify_every: int
     bind_host: str
-    """Empty: the address of `interface`."""
+    """Address to listen on. Empty: the address of `interface`."""
     interface: str = ""
     told_host: str = ""
-    """Where others dial; empty: what is bound."""
+    """Host that peers dial, if it differs from the bound address (NAT). Empty: the bound
+    address."""
     ports: PortRange | None = None
-    """What may be bound; None: any port."""
+    """Ports that this gateway may bind. None: any free port."""
     listens: bool = True
-    """False: this gateway cannot be dialled, and dials for both directions."""
+    """False: this gateway accepts no connections; it dials its peers for both directions."""
     socket_path: str
-    """Where its ranks reach this gateway."""
+    """Path of the Unix socket on which this gateway's ranks connect."""
     state_folder: str = ""
-    """The node's, where the state lies that a site takes over when it enters."""
+    """Folder of this node for the training state that a rejoining site copies from the others."""
     fetches_state: bool = True
-    """Whether this gateway fetches it, for all gateways of its node."""
+    """Whether this gateway fetches that state on behalf of all gateways of its node."""
     return_share: float = 1.0
-    """The share of each link that such a state may take."""
+    """Share of a link's bandwidth that the transfer of such a state may use."""
     links: tuple[PeerLink, ...]
-    """To each neighbour, in the sending direction; where plans may be switched, to each site that
-    this one could have for a neighbour."""
+    """Outgoing links to the neighbours in the plan, or, if the plan may be switched, to every site
+    that can become one."""
     non_finite: str = "carry"
-    """One of isthmus.topology.spec.job.NON_FINITE."""
+    """How NaN and infinity in gradients are handled: one of topology.spec.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
-    """Bytes of peers' frames that may wait here to be summed, as far as links are kept busy."""
+    """Memory limit for peers' frames that wait to be summed. More is used if links would idle."""
     pipeline_bytes: int = 0
-    """float32 bytes that have to be able to be without a result, or links would wait for
-    results."""
+    """float32 bytes that must be in flight (sent, no result yet) to keep the links busy."""
     peer_lost_s: float
     """Silence after which a peer counts as lost."""
     rank_wait_s: float
-    """How long a rank may wait here to hear which plan carries its round."""
+    """Deadline for a rank that waits to learn which plan its round uses."""
     keepalive_time_s: float
     keepalive_timeout_s: float
     stall: StallLimits | None = None
-    """When a rank that does not come is told of; None: never."""
+    """When a late rank is reported to the agent. None: never."""
     probe: Probe | None = None
-    """The gateway measures its links, and serves no ranks; None: it does not."""
+    """Set if this gateway only measures its links and serves no ranks."""
 
     def __post_init__(self) -> None:
         if not 4 <= self.chunk_bytes <= CHUNK_BYTES_MAX:
@@ -150,8 +150,8 @@ class GatewayConfig:
     def _check_way(
         self, path: str, root: int, way: Mapping[int, int], members: Sequence[int]
     ) -> None:
-        """Check that following `way` from any of some sites leads to the root."""
-        # A site that is its own root, too, would have a parent all the same.
+        """Check that the edges in `way` lead from every member to the root."""
+        # The second test rejects a root that also has a parent.
         if {root, *way} != set(members) or len(way) != len(members) - 1:
             raise ConfigError(f"{path}: want each of {len(members)} sites once")
         for site in way:
@@ -163,14 +163,14 @@ class GatewayConfig:
 
     @property
     def site_index(self) -> int:
-        """This site's place among `sites`."""
+        """Index of this site in `sites`."""
         return self.sites.index(self.site)
 
     def index_of(self, site: str) -> int:
-        """Return a site's place among `sites`.
+        """Return the index of `site` in `sites`.
 
         Raises:
-            ConfigError: it is none of them.
+            ConfigError: the run has no such site.
         """
         if site not in self.sites:
             raise ConfigError(f"{site!r} is not one of {', '.join(self.sites)}")
@@ -178,7 +178,7 @@ class GatewayConfig:
 
     @property
     def ranks_per_site(self) -> tuple[int, ...]:
-        """Ranks of each site, all gateways together."""
+        """Number of ranks of each site, over all its gateways."""
         return tuple(
             gateways * ranks
             for gateways, ranks in zip(self.gateways_per_site, self.ranks_per_gateway, strict=True)
@@ -186,5 +186,5 @@ class GatewayConfig:
 
     @property
     def chunk_numel(self) -> int:
-        """float32 elements of a chunk, at most."""
+        """Largest number of float32 elements in a chunk."""
         return self.chunk_bytes // 4

@@ -1,4 +1,4 @@
-"""A gateway as a whole: starts its parts, passes on what they report, and ends them in order."""
+"""A gateway: owns its parts, routes events between them, and shuts them down in order."""
 
 from __future__ import annotations
 
@@ -45,44 +45,44 @@ _log = logging.getLogger(__name__)
 
 _METRICS_EVERY_S: Final = 0.5
 _FAREWELL_S: Final = 2.0
-"""Peers may take so long to hear that this gateway ends."""
+"""Time allowed to tell peers that this gateway ends."""
 _LAST_WORDS_S: Final = 0.25
-"""The wait for what ranks said just before the agent saw them end."""
+"""Wait for last messages of ranks that the agent already saw end."""
 _THREADS_MAX = 4
 _OPEN_SHARE: Final = 1 / 3
-"""Share of `peer_lost_s` that the first answer over a link for other trees may take. The attempt
-that is under way then may take as much again.
+"""Share of `peer_lost_s` within which a link for new trees must answer first. An attempt that has
+begun by then may take as long again.
 
-The coordinator waits for `peer_lost_s` in all, and ranks elsewhere wait meanwhile. So a link that
-cannot be had is reported before that, by name."""
+The coordinator waits `peer_lost_s` in all while ranks elsewhere stand still. So a link that cannot
+be opened is reported, by name, before that."""
 
 Write = Callable[[Mapping[str, Any]], None]
 """Sends one message to the agent; may be called from any thread."""
 
 
 class EndingGateway:
-    """What all gateways have in common: the first failure ends them, or the agent does."""
+    """Base of all gateways: ends at the first failure, or when the agent says so."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         self._config = config
         self._write = write
         self._lock = threading.Lock()
         self.failure: Failure | None = None
-        """What ended the gateway, if it failed."""
+        """The first failure. None while the gateway has not failed."""
         self._finished = threading.Event()
-        """This site is done: what happens to peers now is no failure of it."""
+        """Set once this site is done: a peer that ends afterwards is no failure."""
         self._ended = threading.Event()
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Wait for a failure or `stop`; return whether it came."""
+        """Wait for a failure or `stop`; return False after `timeout_s` without either."""
         return self._ended.wait(timeout_s)
 
     def stop(self) -> None:
-        """The agent wants no more: end."""
+        """End without a failure: the agent asked for it."""
         self._ended.set()
 
     def fail(self, failure: Failure) -> None:
-        """Keep the first failure, and end."""
+        """Record the failure, unless there was one before, and end."""
         with self._lock:
             if self.failure is not None or self._finished.is_set() or self._ended.is_set():
                 _log.info("after the end: %s: %s", failure.code, failure.message)
@@ -103,9 +103,10 @@ class Gateway(EndingGateway):
             config, self._pool, on_reduced=self._reduced, on_failure=self.fail
         )
         self._stalls: StallWatch | None = None
-        """There once all ranks have joined, where stalls are told of."""
+        """Watches for late ranks. None until all ranks have joined, or if stalls are not
+        reported."""
         self._watching = threading.Lock()
-        """Guards what `_stalls` knows."""
+        """Guards `_stalls`."""
         self._server = ExchangeServer(config, self)
         rates = bytes_per_s_to(config)
         self._state = StateServer(Path(config.state_folder), self._server.site_of, rates)
@@ -113,7 +114,7 @@ class Gateway(EndingGateway):
         for name, handler, read in self._state.methods:
             self._server.carry(name, handler, read)
         self._fetch: StateFetch | None = None
-        """What fetches the state, where this site enters the run."""
+        """Fetches the others' training state while this site rejoins; else None."""
         self._links = PeerLinks(
             config,
             on_change=self._executor.connect,
@@ -124,27 +125,27 @@ class Gateway(EndingGateway):
             server=self._server,
         )
         self._left: SiteLeftError | None = None
-        """Why ranks get no results any more, where the site leaves a run that goes on."""
+        """Set once this site leaves a run that goes on: the error that its ranks get."""
         self._connecting: threading.Thread | None = None
         self._preparing = threading.Lock()
-        """Held while links are opened for trees to come: a second change would count on those that
-        the first is still opening, and closes again."""
+        """Held while links for a new plan are opened. Otherwise a second change would rely on links
+        that the first is still opening and may close again."""
 
     def start(self) -> None:
-        """Listen for ranks and peers, and say where."""
+        """Listen for ranks and peers, and report the addresses to the agent."""
         self._pool.start()
         self._local.start()
         told = self._server.start()
         self._write({"op": "listening", "host": told.host, "port": told.port})
 
     def connect(self, peers: tuple[Peer, ...], sites: Collection[str] | None = None) -> None:
-        """Begin to dial every gateway of the neighbouring sites; the agent is told when all answer.
+        """Begin to dial the neighbouring gateways; report to the agent when all have answered.
 
-        Called again, it only takes other addresses: the next `resume` may need them.
+        A later call only updates addresses, which the next `resume` may need.
 
         Args:
-            peers: Where gateways listen.
-            sites: Whose these are; None: of all sites.
+            peers: addresses of the gateways.
+            sites: the sites that `peers` covers; None: all.
 
         Raises:
             LocalProtocolError: a gateway is missing from `peers`.
@@ -164,10 +165,10 @@ class Gateway(EndingGateway):
         self._connecting.start()
 
     def settle(self, command: Settle) -> None:
-        """Hold new rounds, and stop all chunks if so asked. The agent is told how far it has got.
+        """Hold new rounds, stop all chunks if asked, and report progress to the agent.
 
-        Waits for the chunks that are being worked on, but not for links that trees to come need:
-        rounds go on until these are there. If they cannot be had, the agent is told why.
+        Waits for chunks that a thread is working on. If the new plan needs links, rounds go on
+        until these are open; if they cannot be opened, the reason is reported instead.
         """
         if command.reduction is None:
             self._settle(command.epoch, stops=command.stops)
@@ -184,11 +185,11 @@ class Gateway(EndingGateway):
             self._links.drop_before(epoch)
         settled = self._executor.settle(epoch, stops=stops)
         if stops:
-            self._links.drop_before(epoch)  # what was made meanwhile
+            self._links.drop_before(epoch)  # frames queued meanwhile
         self._tell_settled(epoch, settled)
 
     def _settle_for(self, epoch: int, reduction: CodedPlan) -> None:
-        """Open the links that other trees need, and settle for them; or say why not."""
+        """Open the links of a new plan, then pause and report; or report why that failed."""
         why = fixed = ""
         try:
             with self._preparing:
@@ -206,7 +207,7 @@ class Gateway(EndingGateway):
             self._tell_settled(epoch, settled, why, codecs_fixed=bool(fixed))
 
     def _connect(self, plan: ReductionPlan) -> str:
-        """Open the links that a plan needs beside those there are; return why not, or nothing."""
+        """Open the links that `plan` needs and that do not exist; return why it failed, or ""."""
         added = self._links.add(plan.neighbours(self._config.site_index))
         failures = self._links.open(added.values(), _OPEN_SHARE * self._config.peer_lost_s)
         if failures:
@@ -230,17 +231,17 @@ class Gateway(EndingGateway):
         )
 
     def cancel(self, epoch: int) -> None:
-        """The change does not come."""
+        """Go on in the current epoch: the announced change is called off."""
         self._executor.cancel(epoch)
 
     def resume(self, command: Resume) -> None:
-        """Go on in a new epoch; the agent is told.
+        """Go on in a new epoch, and report it to the agent.
 
-        New links are opened in the background, and those that no epoch needs any more are closed.
-        A site that is no member any more leaves, once the rounds before are complete.
+        New links are opened in the background; links that no epoch needs are closed. If this site
+        is no longer a member, it leaves once the earlier rounds are complete.
 
         Raises:
-            LocalProtocolError: it cannot be an epoch of this run.
+            LocalProtocolError: the command describes no valid epoch of this run.
         """
         config = self._config
         try:
@@ -268,7 +269,7 @@ class Gateway(EndingGateway):
         if follows and config.site in command.enters:
             if self._fetch is None:
                 self._take_state(told)
-        else:  # Ranks hear of it before it can let any round begin.
+        else:  # Ranks must know the members before any round can begin.
             self._local.tell_members(told)
         executor = self._executor
         awaits_entry = bool(command.enters) and not follows
@@ -288,7 +289,7 @@ class Gateway(EndingGateway):
             self._tell_resumed(command.epoch, begun)
 
     def _take_state(self, told: Members) -> None:
-        """Fetch the state with which this site enters, in the background, then tell the ranks."""
+        """Fetch the training state for a rejoin in the background, then tell the ranks."""
         config = self._config
         donors = [
             donor(config, peer, functools.partial(self._links.peer, at))
@@ -307,7 +308,7 @@ class Gateway(EndingGateway):
                 else:
                     fetch.wait_for_other()
             except Exception as error:  # noqa: BLE001 - a thread's root: ends the gateway
-                _log.exception("the others' state has not come")
+                _log.exception("the training state of the other sites could not be fetched")
                 self.fail(failure_of(error, config.site))
                 return
             values = {
@@ -315,14 +316,14 @@ class Gateway(EndingGateway):
                 FETCH_S: time.monotonic() - begun_s,
                 AGAIN: float(fetch.num_again),
             }
-            _log.info("the others' state has come: %s", values)
+            _log.info("fetched the training state of the other sites: %s", values)
             self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
             self._local.tell_members(told)
 
         threading.Thread(target=take, name="take-state", daemon=True).start()
 
     def close(self) -> None:
-        """Take leave of ranks, peers and agent, and end every thread. Idempotent."""
+        """Say goodbye to ranks, peers and agent, and end every thread. Idempotent."""
         self._ended.set()
         if self._fetch is not None:
             self._fetch.close()
@@ -354,47 +355,47 @@ class Gateway(EndingGateway):
     # ---------------------------------------------------------------- what others report
 
     def receive(self, sender: GatewayId, frame: Frame) -> None:
-        """Take a peer's frame over."""
+        """Accept a frame from a peer."""
         self.greeted(sender)
         self._executor.receive(sender, frame)
 
     def greeted(self, sender: GatewayId) -> None:
-        """A peer has asked whether this gateway lives."""
+        """Note that a peer's heartbeat has reached this gateway."""
         link = self._links.all.get(sender)
         if link is not None:
             link.reached()
 
     def peer_left(self, sender: GatewayId) -> None:
-        """A peer has finished."""
+        """Note that a peer has finished its run."""
         link = self._links.all.get(sender)
         if link is not None:
             link.peer_left()
 
     def peer_ended(self, sender: GatewayId, why: str) -> None:
-        """A peer ends, and its run has not."""
+        """Handle a peer that ends before its run has."""
         self._links.ended(sender, why)
 
     def joined(self, ranks: list[int]) -> None:
-        """All local ranks are there."""
+        """All local ranks have connected."""
         config = self._config
         if config.stall is not None:
             self._stalls = StallWatch(ranks, config.stall, config.peer_lost_s, time.monotonic())
         self._write({"op": "joined", "ranks": ranks})
 
     def handed(self, rank: int, round_: int) -> None:
-        """A rank's script has handed a bucket over."""
+        """A rank's script has submitted a bucket."""
         if self._stalls is not None:
             with self._watching:
                 self._stalls.handed(rank, round_, time.monotonic())
 
     def saving(self, rank: int) -> None:
-        """A rank waits for what is being saved."""
+        """A rank waits for a checkpoint that is being saved."""
         if self._stalls is not None:
             with self._watching:
                 self._stalls.saving(rank, time.monotonic())
 
     def state_progress(self, rank: int, told: StateProgress) -> None:
-        """A rank writes its part of the state that others take over, or cannot."""
+        """A rank reports progress or failure in writing its part of the state for others."""
         self._state.note(rank, told)
 
     def rank_left(self, rank: int) -> None:
@@ -411,7 +412,7 @@ class Gateway(EndingGateway):
         self._local.reduced(rank, reduced)
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
-        """A rank's part of a bucket is there."""
+        """Start the reduction of a rank's part of a bucket."""
         if self._stalls is not None:
             with self._watching:
                 self._stalls.posted(rank, time.monotonic())
@@ -422,7 +423,7 @@ class Gateway(EndingGateway):
             self._leave(error)
 
     def _leave(self, why: SiteLeftError) -> None:
-        """Tell the agent once nothing of the last round is missing at any local rank."""
+        """Report that this site has left, once every local rank has all its results."""
         with self._lock:
             is_first, self._left = self._left is None, why
 
@@ -438,24 +439,24 @@ class Gateway(EndingGateway):
         self._write({"op": "resumed", "epoch": epoch, "round": round_, "behind": behind})
 
     def keep_residuals(self, rank: int, path: Path) -> None:
-        """Copy the residuals of a rank's shards, and have them written meanwhile."""
+        """Copy the residuals of a rank's shards; write the copy in the background."""
         residual = self._executor.residuals_of(rank)
         threading.Thread(
             target=self._write_residuals, args=(path, residual), name="residuals", daemon=True
         ).start()
 
     def restore_residuals(self, path: Path) -> None:
-        """Go on with the residuals that a file has."""
+        """Load residuals from a checkpoint's file."""
         self._executor.restore(read_residuals(path, self._config.chunk_numel))
 
     def _write_residuals(self, path: Path, residual: KeptResiduals) -> None:
         try:
             write_residuals(path, residual, self._config.chunk_numel)
-        except OSError as error:  # the rank waits in vain, and says so
+        except OSError as error:  # the rank's wait times out, and it reports that
             _log.warning("residuals cannot be written: %s", error)
 
     def passed(self, message: dict[str, Any]) -> None:
-        """A rank has something for the agent."""
+        """Pass a rank's message on to the agent."""
         self._write(message)
 
     def left(self) -> None:
@@ -465,14 +466,14 @@ class Gateway(EndingGateway):
     # ---------------------------------------------------------------- links
 
     def _drain(self) -> None:
-        """Have everything acknowledged that peers still need."""
+        """Wait until peers have acknowledged every frame that they still need."""
         deadline_s = time.monotonic() + self._config.peer_lost_s
         for link in self._links.all.values():
             if not link.drain(deadline_s):
                 _log.warning("%s has not acknowledged everything", link.peer)
 
     def _open_links(self, links: list[Link]) -> None:
-        """Greet all peers; once all have answered, report what the links carry until the end."""
+        """Greet all peers; then report the links' traffic until the gateway ends."""
         self._open_more(links)
         if self._ended.is_set():
             return
@@ -482,7 +483,7 @@ class Gateway(EndingGateway):
             self._report_stalls()
 
     def _report_stalls(self) -> None:
-        """Say which ranks have not moved for too long, when that changes."""
+        """Report which ranks have not moved for too long, whenever that changes."""
         stalls = self._stalls
         if stalls is None:
             return
@@ -509,7 +510,7 @@ class Gateway(EndingGateway):
             self.fail(failure)
 
     def _tell_opinion(self, site: int, opinion: Opinion | None) -> None:
-        """Tell the agent what is thought of a site, unless it makes no difference any more."""
+        """Report that a site is suspected (None: reachable again), unless this site is done."""
         if self._finished.is_set() or self._ended.is_set():
             return
         line: dict[str, Any] = {"op": "reached", "site": self._config.sites[site]}
@@ -518,7 +519,7 @@ class Gateway(EndingGateway):
         self._write(line)
 
     def _report_links(self) -> None:
-        """Write the totals of each directed link, to all gateways of the peer's site together."""
+        """Report the totals of each outgoing link, summed over the gateways of the peer site."""
         for figures in self._config.links:
             totals = [link.totals() for link in self._links.to(figures.site)]
             if not totals:

@@ -4,17 +4,17 @@ A job that names a number has exactly that many. Otherwise a link begins with wh
 (`topology/trees/channels.py`), and `ChannelGrowth` adds some where packets are lost by chance. It
 also has the pace (`rate.py`) and the window (`window.py`) follow what the kernel counts.
 
-Where packets are lost at random, a connection carries what its congestion control believes in, and
-not what the link could. CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
-Reno's 1.2 / sqrt(loss) (RFC 9438, section 5.2), however wide the link is. Several connections carry
-so much each. BBR does not take a lost packet for a full queue, and needs no help. Where a queue
-overflowed, more connections would only have it overflow again.
+With random loss, congestion control and not the link limits a connection. CUBIC's window is on
+average 1.054 (RTT / loss)^0.75 packets, and at least Reno's 1.2 / sqrt(loss) (RFC 9438, section
+5.2), however wide the link is. Each of several connections carries that much. BBR does not take a
+lost packet for a full queue, and needs no help. If a queue overflowed, more connections would only
+overflow it again.
 
 A connection that sends nothing loses half its window in each time-out, down to ten packets (RFC
 2861; Linux, tcp_cwnd_restart). Once it sends again, it doubles the window in each round trip. BBR
 keeps it.
 
-Where a setting of the kernel would help more than anything done here, the log says so, once.
+If a kernel setting would help more, the log says so once.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from isthmus.topology.trees.channels import first_channels
 _log = logging.getLogger(__name__)
 
 CHANNELS_MAX = 64
-"""Connections of one link at most, whatever its topology allows."""
+"""Upper limit on connections of one link, whatever its topology allows."""
 _LOOK_S = 0.05
-"""How often it looks how long packets take."""
+"""Interval between two samples of the kernel's counters."""
 _PAUSES_MIN = 5
-"""Fewer pauses say nothing of how long they are."""
+"""Minimum number of pauses from which their average length is estimated."""
 _WORTH_S = 0.05
-"""The log mentions what a pause costs from here on."""
+"""A pause that costs at least this much is mentioned in the log."""
 
 
 def channels_for(loss: float, bytes_per_s: float, rtt_s: float, most: int) -> int:
@@ -66,7 +66,7 @@ def channels_for(loss: float, bytes_per_s: float, rtt_s: float, most: int) -> in
 
 
 def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections: int) -> float:
-    """Return the time that a link is not full when its connections start slowly after a pause."""
+    """Return the time lost to slow start after a pause of `idle_s`."""
     full_bytes = bytes_per_s * rtt_s
     halvings = min(int(idle_s / (rtt_s + RTO_MIN_S)), 64)
     window_bytes = full_bytes / 2**halvings
@@ -81,7 +81,7 @@ def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections
 
 
 class ChannelGrowth:
-    """Opens and sets up the connections of one link. `begin`, then `run` on a thread."""
+    """Opens and configures the TCP connections of one link. `begin`, then `run` on a thread."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class ChannelGrowth:
         streams: Streams,
         num_senders: int = 1,
     ) -> None:
-        """`wanted` is how many connections the job says; None: as many as it takes.
+        """`wanted` is the number of connections that the job fixes; None: adaptive.
 
-        `num_senders` gateways send over the link side by side, each its part.
+        `num_senders` gateways share the link in this direction.
         """
         self._wanted = wanted
         self._link = link
@@ -105,9 +105,9 @@ class ChannelGrowth:
         self._window = LinkWindow(outbox.window_bytes, link.rtt_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
         self._connections: tuple[socket.socket, ...] = ()
-        """Those of the latest look."""
+        """The connections at the latest sample."""
         self._told_bytes_per_s = math.nan
-        """Each connection's share of the pace, as it was told last."""
+        """Pacing rate per connection that was last set."""
         self._has_advised_bbr = self._has_advised_idle = False
 
     def begin(self) -> None:
@@ -115,40 +115,40 @@ class ChannelGrowth:
         self._grow_for(self._link.bytes_per_s)
 
     def _grow_for(self, bytes_per_s: float) -> None:
-        """Have as many connections as fill a link of that rate."""
+        """Open as many connections as fill a link of that rate."""
         rtt_s, buffer_bytes = self._link.rtt_s, send_buffer_bytes()
         self._streams.grow(
             first_channels(self._wanted, self._most, bytes_per_s, rtt_s, buffer_bytes)
         )
 
     def set_up(self, connection: socket.socket) -> None:
-        """Have a new connection follow what the link asks for, at its share of the pace."""
+        """Configure a new connection: congestion control, and its share of the pace."""
         share_bytes_per_s = math.nan
-        # Meanwhile the link's thread may have told all connections a newer one.
+        # Meanwhile the link's thread may have set a newer pace on all connections.
         while share_bytes_per_s != (newest_bytes_per_s := self._share_bytes_per_s()):
             share_bytes_per_s = newest_bytes_per_s
             set_up((connection,), self._link, share_bytes_per_s)
 
     def _tell_pace(self) -> None:
-        """Tell all connections their share of the pace, if it has changed."""
+        """Set each connection's share of the pace, if it has changed."""
         share_bytes_per_s = self._share_bytes_per_s()
         if share_bytes_per_s != self._told_bytes_per_s:
             self._told_bytes_per_s = share_bytes_per_s
             set_up(self._streams.connections, self._link, share_bytes_per_s)
 
     def _share_bytes_per_s(self) -> float:
-        """Return each connection's share of the pace. Those without a frame need none."""
+        """Return the pace per connection that carries frames."""
         return self._pace.bytes_per_s / min(self._streams.num_streams, self._outbox.num_in_flight)
 
     def run(self) -> None:
-        """Follow the link, by what the kernel counts, until the link is over."""
+        """Adapt the link to the kernel's counters until it ends."""
         while not self._outbox.closed.wait(_LOOK_S) and not self._outbox.is_over:
             self._look()
 
     def _look(self) -> None:
         connections = self._streams.connections
         if connections != self._connections or self._outbox.is_empty:
-            # What connections that are new to the count have carried was not carried just now.
+            # Traffic of connections that are new in this sample is not recent traffic.
             self._connections = connections
             self._pace.rest()
             self._window.losses.rest()
@@ -156,10 +156,10 @@ class ChannelGrowth:
             self._follow_path(connections)
 
     def _follow_path(self, connections: tuple[socket.socket, ...]) -> None:
-        """Have as much on the way as keeps the link full and leaves others their part."""
+        """Set window and pace: the link is full, and competing flows get their part."""
         found = segments_of(connections)
         if found.is_local or not found.rtt_s:
-            return  # of an emulated link on this host the kernel sees nothing
+            return  # the kernel sees nothing of an emulated link on this host
         now_s, totals = time.monotonic(), self._outbox.totals()
         is_other_pace = found.delivered > 0 and self._pace.follow(
             found.delivered, found.segment_bytes, now_s, found.rtt_s
@@ -180,7 +180,7 @@ class ChannelGrowth:
             now_s,
             is_measured=self._pace.is_measured,
         )
-        if not self._link.is_shared:  # a share is all the run's
+        if not self._link.is_shared:  # with a share, there is nothing to probe for
             self._outbox.limit(window_bytes)
         if is_other_pace:
             self._grow_for(self._pace.most_bytes_per_s)
@@ -192,7 +192,7 @@ class ChannelGrowth:
             begin_bbr_anew(connections, totals.idle_rtt_s or self._link.rtt_s)
 
     def _follow_losses(self, congestion_control: str, now_s: float) -> None:
-        """Open more connections, if packets lost by chance hold those back that there are."""
+        """Open more connections if random loss limits the existing ones."""
         pace, losses = self._pace, self._window.losses
         if is_bbr(congestion_control) or not pace.is_slow or not losses.is_lossy(now_s):
             return
@@ -220,7 +220,7 @@ class ChannelGrowth:
         )
 
     def _advise_idle(self, congestion_control: str, totals: LinkTotals) -> None:
-        """Log what pauses between steps cost, where the kernel could keep connections warm."""
+        """Log the cost of pauses between steps if a kernel setting would avoid it."""
         if self._has_advised_idle or not congestion_control or is_bbr(congestion_control):
             return
         link = self._link

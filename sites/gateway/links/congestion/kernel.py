@@ -1,12 +1,12 @@
-"""What the kernel knows of TCP connections, and what it is told about them.
+"""Reads and sets the kernel's state of TCP connections (Linux).
 
-It is
+The kernel is
 
-- told what to follow on a connection, and how fast it may send (`set_up`);
+- told a connection's congestion control and pace (`set_up`);
 - asked how many segments were sent, sent again and delivered, and for round trips (`segments_of`);
 - asked how many bytes have crossed, either way (`traffic_of`);
-- told to have BBR begin anew, in a link's pauses (`use_pauses`) or on a link that is faster than
-  described (`connections.py`).
+- told to restart BBR, in a link's pauses (`use_pauses`) or on a link that is faster than described
+  (`connections.py`).
 
 Connections are the event loop's (`frame_calls.py`), which may close them meanwhile. Then they are
 left out.
@@ -44,19 +44,18 @@ _MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
 _DELIVERED_AT: Final = 192
 _INFO_BYTES: Final = 160
-"""Linux 4.6."""
+"""Length of `tcp_info` up to the fields that are read first; Linux 4.6 has them."""
 _INFO_WITH_DELIVERED_BYTES: Final = 196
-"""Linux 4.18."""
+"""Length of `tcp_info` up to `tcpi_delivered`; Linux 4.18 has it."""
 _NAME_BYTES: Final = 16
 _SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
 _UNSENT_BYTES: Final = 256 << 10
-"""What may lie in a connection's send buffer beyond its window. More would be in the way of frames
-that are to leave earlier."""
+"""Unsent bytes in a connection's send buffer. More would delay frames with a higher priority."""
 _PREFERRED: Final = "bbr"
 _LOCAL_RTT_S: Final = 0.001
-"""A link that is said to be shorter can be this host's own; a longer one is an emulated one."""
+"""A loopback link described with a longer round trip is an emulated one."""
 _EVERYWHERE: Final = b"reno"
-"""Every Linux has it, and lets everybody use it."""
+"""Congestion control that every Linux offers to every user."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _SEND_BUFFER_MAX = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
@@ -64,11 +63,12 @@ _PAYLOAD_SHARE: Final = 0.75
 """Share of a send buffer's limit that is payload; the rest is the kernel's bookkeeping. Measured:
 0.6 to 0.85."""
 _LONGER: Final = 2.0
-"""BBR keeps twice a round trip on the way. It has to know where the round trip has become longer
-than that."""
+"""BBR keeps twice a round trip in flight. If the path's round trip grew beyond this factor, BBR
+must find out by itself."""
 
 _PAUSES_EVERY_S = 2.0
-"""Several times in BBR's ten seconds, and in the five of its third version."""
+"""Interval of restarts: several within the ten seconds after which BBR (five for BBRv3) drains its
+queue."""
 _PAUSES_LOOK_S = 0.1
 
 Answer = TypeVar("Answer")
@@ -77,27 +77,27 @@ Connections = Iterable[socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What the kernel has counted, over some open connections."""
+    """The kernel's segment counters, summed over some open connections."""
 
     sent: int = 0
-    """Segments with data; those that were sent again count again."""
+    """Segments with data, retransmissions included."""
     sent_again: int = 0
     congestion_control: str = ""
-    """The algorithm of the connections, by Linux's name; empty where there is no connection."""
+    """Congestion control of the connections, by Linux's name; empty without a connection."""
     rtt_s: float = 0.0
-    """The longest one, smoothed, of connections with something on the way; 0: there are none."""
+    """Longest smoothed round trip of connections with bytes in flight; 0: none has any."""
     shortest_rtt_s: float = math.inf
-    """The shortest of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
+    """Shortest round trip of any packet in the last minutes (Linux, tcp_min_rtt_wlen)."""
     is_local: bool = False
-    """Some connection stays on this host."""
+    """Whether a connection is a loopback one."""
     delivered: int = 0
-    """Segments that have arrived, also behind a lost one; 0: the kernel does not count them."""
+    """Segments that have arrived, also out of order; 0: the kernel does not count them."""
     segment_bytes: int = 0
-    """Most bytes of data in one segment."""
+    """Largest payload of a segment."""
 
 
 def segments_of(connections: Connections) -> Segments:
-    """Count the segments of some connections."""
+    """Sum the kernel's counters over `connections`."""
     found = _ask(connections, _segments)
     return Segments(
         sum(each.sent for each in found),
@@ -112,10 +112,10 @@ def segments_of(connections: Connections) -> Segments:
 
 
 def traffic_of(connection: socket.socket, unwritten_bytes: int) -> Traffic:
-    """Return what has crossed a connection; what is to be written yet counts as left.
+    """Return the bytes acknowledged and left on a connection; `unwritten_bytes` count as left.
 
     Raises:
-        OSError: it has ended.
+        OSError: the connection has ended.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     (left_bytes,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
@@ -125,33 +125,30 @@ def traffic_of(connection: socket.socket, unwritten_bytes: int) -> Traffic:
 
 
 def set_up(connections: Connections, link: PeerLink, pace_bytes_per_s: float) -> None:
-    """Have a link's connections follow what it asks for, or BBR where it may be chosen.
+    """Set the congestion control that a link asks for (default BBR, if allowed) and the pace.
 
-    Each sends at most `pace_bytes_per_s`. That has the kernel spread packets over time without BBR,
-    too. A frame is written to its connection at once, and TCP would send as much of it at once as
-    its window permits. In routers whose queues hold less than a round trip carries, such bursts are
-    lost.
+    Each connection sends at most `pace_bytes_per_s`, also without BBR. Unpaced, TCP would send as
+    much of a frame at once as its window permits, and routers with short queues drop such bursts.
 
-    Connections that stay on this host are an emulated link's and left alone, unless the link is
-    said to be as short as they are. From those BBR is taken: it sends by a timer, which spares no
-    queue there, and a transfer takes up to twice as long.
+    Loopback connections that emulate a longer link are not changed. On real loopback links BBR is
+    replaced: its timer spares no queue there, and transfers take up to twice as long.
     """
     _ask(connections, functools.partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
 
 
 def begin_bbr_anew(connections: Connections, rtt_s: float) -> int:
-    """Have BBR begin anew on connections that follow it; return on how many.
+    """Restart BBR on connections that use it; return on how many.
 
-    It then takes the shortest round trip that the kernel has seen for just measured, keeps its
-    window, and looks for the link's rate as on a new connection. Where the path has become more
-    than twice as long as that, by `rtt_s`, which was measured lately, BBR is left to find out.
+    BBR then counts the kernel's shortest round trip as just measured, keeps its window, and probes
+    the link's rate as on a new connection. If the recent `rtt_s` is more than twice that, the path
+    has changed and BBR is left to find out.
     """
     begin = functools.partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())
     return sum(_ask(connections, begin))
 
 
 def send_buffer_bytes() -> int | None:
-    """Return what one connection can have on the way at most, by this host's settings."""
+    """Return this host's limit on bytes in flight per connection; None: unknown."""
     try:
         most = int(_SEND_BUFFER_MAX.read_text().split()[2])
     except (OSError, ValueError, IndexError):
@@ -168,7 +165,7 @@ def starts_slowly_after_idle() -> bool:
 
 
 def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: float) -> None:
-    """Have BBR begin anew in one link's pauses, until the link is over: it then makes none itself.
+    """Restart BBR in a link's pauses until the link ends, so that BBR makes no pause itself.
 
     BBR lets a connection run dry where it has seen no shorter round trip for ten seconds. It then
     sends four packets a round trip at most, for a fifth of a second and one round trip more, so
@@ -176,10 +173,10 @@ def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: fl
     draft-ietf-ccwg-bbr, section 5.3.4). If that falls into the last parts of a backward pass, all
     sites wait for it.
 
-    A link that has just had everything acknowledged has no queue of its own, and steps leave such
-    moments. But Linux takes them for what they are only if the ten seconds end in one.
+    A link whose frames are all acknowledged has no queue of its own, and steps leave such moments.
+    Linux uses them only if the ten seconds end in one.
 
-    `connections` returns those that there are now; `rtt_s` is the configured round trip, until one
+    `connections` returns the open connections; `rtt_s` is the configured round trip, used until one
     is measured.
     """
     used_s = time.monotonic()
@@ -193,7 +190,7 @@ def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: fl
 
 
 def is_bbr(congestion_control: str) -> bool:
-    """Whether an algorithm, by Linux's name, goes by what it measures instead of by losses."""
+    """Whether a congestion control, by Linux's name, is a version of BBR."""
     return congestion_control.startswith("bbr")
 
 
@@ -242,7 +239,7 @@ def _set_up(connection: socket.socket, link: PeerLink, pace_bytes_per_s: float) 
             _choose(connection, wanted.encode())
         except OSError as error:  # not loaded, or not allowed to this process
             level = logging.WARNING if link.congestion else logging.DEBUG
-            _log.log(level, "TCP to site %s cannot follow %s: %s", link.site, wanted, error)
+            _log.log(level, "TCP to site %s cannot use %s: %s", link.site, wanted, error)
     rate = struct.pack("=Q", int(pace_bytes_per_s))
     connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
@@ -256,7 +253,7 @@ def _is_local(connection: socket.socket) -> bool:
 def _begin_bbr_anew(connection: socket.socket, rtt_s: float, allowed: frozenset[str]) -> bool:
     name = _congestion_control(connection)
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    # What may not be chosen may not be left either: there would be no way back.
+    # Do not leave an algorithm that could not be chosen again.
     if not name.startswith("bbr") or name not in allowed or len(info) < _INFO_BYTES:
         return False
     shortest_s = 1e-6 * struct.unpack_from("=I", info, _MIN_RTT_US_AT)[0]

@@ -1,9 +1,9 @@
 """Which packets a link loses by chance, and which because a queue was full. Pure.
 
-Where packets wait long, a router's queue may be full, and what is lost then is lost there. A queue
-that holds less than six tenths of what the link holds is never seen as full, so its losses pass for
-chance. A queue that was not empty since the connections began seems shorter than it is. Until it
-was, many packets that are lost at once are a full queue's, too.
+When packets wait long, a router's queue may be full, and losses count as the queue's. A queue that
+holds less than six tenths of a BDP is never seen as full, so its losses pass for chance. A queue
+that was never empty since the connections began seems shorter than it is. Until it was, many losses
+at once also count as a full queue's.
 
 All times are in seconds.
 """
@@ -14,36 +14,35 @@ import math
 
 _MANY = 3
 _MANY_SHARE = 0.05
-"""A queue that overflows loses many packets at once. As long as nobody knows how short round trips
-are while it is empty, more than so many between two looks, and than such a share of those sent,
-were lost there."""
+"""An overflowing queue loses many packets at once. Until the round trip over an empty queue is
+known, a sample with more lost packets, and a larger share of those sent, counts as an overflow."""
 _LOOKS = 4
-"""So many looks that find packets lost, and no full queue since the first of them, are chance: the
-link loses packets by itself."""
+"""After this many samples with losses and without a full queue, the link counts as lossy by
+itself."""
 _ROOM_S = 1.0
-"""A loss becomes known when the queue that overflowed has drained already. So a loss counts as
-chance only if no queue was full for so long before."""
+"""A loss becomes known when the queue has already drained. So it counts as chance only if no queue
+was full for this long before."""
 _LASTS_S = 10.0
-"""How long a link counts as one that loses packets by itself."""
+"""How long a link counts as lossy after its latest random loss."""
 _SENT_MAX = 200_000
-"""So many segments tell how many are lost by chance. What came before counts less and less."""
+"""Number of segments over which the loss rate is averaged; older ones count less and less."""
 
 
 class ChanceLosses:
-    """The losses of one link."""
+    """Tells random losses of one link from those of a full queue, and estimates their rate."""
 
     def __init__(self) -> None:
         self.overflowed_s = -math.inf
-        """When packets were lost in a full queue, the last time."""
+        """When packets were last lost in a full queue."""
         self._counts: tuple[int, int] | None = None
-        """Segments sent, and sent again, at the latest look; None: the link was at rest."""
+        """Segments sent and retransmitted, at the latest sample; None: the link was idle."""
         self._full_s = -math.inf
-        """When the queue may have been full, the last time."""
+        """When the queue may last have been full."""
         self._num_looks = 0
-        """How many looks since then found packets lost."""
+        """Samples with losses since then."""
         self._until_s = -math.inf
         self._num_sent = self._num_lost = 0
-        """Segments sent while no queue was full, and losses among them."""
+        """Segments sent while no queue was full, and random losses among them."""
 
     def is_lossy(self, now_s: float) -> bool:
         """Return whether the link loses packets by itself, and not because a queue is full."""
@@ -51,29 +50,29 @@ class ChanceLosses:
 
     @property
     def share(self) -> float:
-        """The share of packets that the link loses by chance, and rather less than that.
+        """A low estimate of the share of packets that the link loses by chance.
 
-        Several that are lost between two looks count as one, as they do for a connection. Of few
-        losses as much is taken off as chance makes of them.
+        Several losses in one sample count as one, as they do for a connection. Few losses are
+        reduced by their statistical error.
         """
         lost = self._num_lost
         return (lost - math.sqrt(lost)) / self._num_sent if lost else 0.0
 
     def rest(self) -> None:
-        """Nothing is on the way, or what is counted is not what was counted before."""
+        """Forget the latest sample: nothing is in flight, or other connections are counted."""
         self._counts = None
 
     def follow(
         self, sent: int, sent_again: int, now_s: float, *, is_full: bool, knows_empty: bool
     ) -> bool:
-        """Look at a link with frames on the way; return whether a full queue lost packets.
+        """Take a sample of a link with frames in flight; return whether a full queue lost packets.
 
         Args:
-            sent: segments sent up to now; those that were sent again count again.
-            sent_again: of them.
+            sent: segments sent up to now, retransmissions included.
+            sent_again: retransmitted segments up to now.
             now_s: monotonic.
-            is_full: whether a router's queue may be full, by how long round trips are.
-            knows_empty: whether it is known how long they are while it is empty.
+            is_full: whether round trips are so long that a router's queue may be full.
+            knows_empty: whether the round trip over an empty queue is known.
         """
         before, self._counts = self._counts or (sent, sent_again), (sent, sent_again)
         num_sent, num_lost = sent - before[0], sent_again - before[1]

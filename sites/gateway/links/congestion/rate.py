@@ -1,14 +1,13 @@
-"""What is measured of the link to one peer, and how fast its frames may leave. Pure.
+"""Measures the link to one peer, and decides how fast frames may leave. Pure.
 
-- `IdleRoundTrip`: the round trip while nothing else is on the way;
-- `WayBack`: how long acknowledgements wait in queues;
-- `LimitedRate`: what the link carries, for the coordinator, which plans trees by it;
-- `Pace`: how fast TCP may send, by what the kernel says has arrived.
+- `IdleRoundTrip`: the round trip while nothing else is in flight;
+- `WayBack`: queueing delay of acknowledgements;
+- `LimitedRate`: the link's bandwidth, for the coordinator's planner;
+- `Pace`: TCP's pacing rate, from the kernel's count of delivered segments.
 
-TCP decides how much is on the way and how fast it leaves (`kernel.py`), but no faster than `Pace`
-says. A gateway hands TCP frames as fast as it takes them, up to a window. `window_bytes` is the
-widest one. That is a limit of memory, far beyond what a link holds. `window.py` has the narrower
-one, which leaves others their part.
+TCP decides how much is in flight and how fast it leaves (`kernel.py`), up to the rate of `Pace`. A
+gateway hands TCP frames up to a window. `window_bytes` is the widest window: a limit of memory, far
+beyond a link's BDP. `window.py` has the narrower one, which leaves competing flows their part.
 
 All times are monotonic seconds.
 """
@@ -24,42 +23,41 @@ from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 
 _WINDOW_MIN_BYTES = 32 << 20
 _WINDOW_BDP = 4
-"""The window in bandwidth-delay products: a router's queue can hold as much as the link, and a
-connection that repairs a loss has another round trip on the way."""
+"""Widest window in bandwidth-delay products: a router's queue can hold one BDP, and a connection
+that repairs a loss has another one in flight."""
 _FEW_FRAMES = 4
 _IDLE_ROUND_TRIPS = 8
-"""The idle round trip is the shortest of this many latest ones that found the link idle."""
+"""The idle round trip is the shortest of this many latest ones measured on the idle link."""
 
 WARM_ROUND_TRIPS = 8
-"""After a pause, connections start slowly for so many round trips: ten packets, doubled in each,
-are 2 MB in the last of them."""
+"""Round trips of slow start after a pause: ten packets, doubled in each, are 2 MB in the last."""
 
 _HEADROOM = 1.25
-"""As BBR has it, where it looks whether a link has become faster."""
+"""Pace as a multiple of the believed rate; BBR probes for more bandwidth with the same factor."""
 _SLOW = 0.8
-"""A link that carries less than this part of what it can carries clearly less."""
+"""A link that carries less than this part of its best rate counts as slow."""
 _FASTER = 1.1
-"""A link that carries so many times what it is believed to carry is taken for a faster one."""
+"""A measurement this many times above the believed rate means that the link is faster."""
 _SEARCH = 1.6
-"""A faster link is believed to carry so many times what was measured, so that the pace, with its
-headroom, is twice that."""
+"""While searching, the believed rate is this multiple of the measured one, so that the pace, with
+its headroom, is twice that."""
 _DRIFT = 1e-4
-"""Seconds that two clocks may drift apart in a second."""
+"""Drift between two clocks, in seconds per second."""
 _CLOCK_S = 0.5
-"""An acknowledgement that seems to have waited so much longer than packets do did not: a clock
+"""An acknowledgement that seems to have waited this much longer than packets did not wait: a clock
 stood still."""
 _LATELY_S = 0.15
-"""Acknowledgements that came in so many seconds are the latest ones."""
+"""Age up to which an acknowledgement counts as recent."""
 _ENOUGH_S = 0.25
-"""A rate is measured over so much time. In less, a busy processor could be what is measured."""
+"""Shortest time over which a rate is measured. Over less, a busy processor distorts it."""
 _MEASUREMENTS = 4
-"""A link is found to be slow by so many of them. One may be that of a loss that is being mended."""
+"""Measurements that must agree before a link counts as slow. A single one may be due to a loss."""
 _SEARCH_S = 5.0
-"""A search ends after so long, though nothing was measured: only short bursts are sent."""
+"""A search without a measurement ends after this time: only short bursts are sent."""
 
 
 def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
-    """Return how many bytes to a peer may be unacknowledged at most."""
+    """Return the upper limit on unacknowledged bytes to a peer."""
     if config.window_bytes is not None:
         return config.window_bytes
     frames_bytes = _FEW_FRAMES * (config.chunk_bytes + HEADER_BYTES)
@@ -67,7 +65,7 @@ def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
 
 
 class IdleRoundTrip:
-    """The round trip of a link on which nothing else is on the way, from greetings."""
+    """The round trip of a link while idle, measured by greetings."""
 
     def __init__(self, rtt_s: float) -> None:
         """Begin with the described round trip."""
@@ -76,12 +74,12 @@ class IdleRoundTrip:
 
     @property
     def shortest_s(self) -> float:
-        """The shortest one: it has waited in no queue."""
+        """The shortest round trip, which waited in no queue."""
         return min(self._rtts_s)
 
     @property
     def median_s(self) -> float | None:
-        """The median of the latest greetings that found the link idle; None before the first.
+        """Median of the latest round trips on the idle link; None before the first.
 
         The median of two is the shorter one: the other may have had to connect, which takes two or
         three round trips.
@@ -89,9 +87,9 @@ class IdleRoundTrip:
         return median_low(self._rtts_s) if self._is_measured else None
 
     def note(self, rtt_s: float, *, is_idle: bool) -> None:
-        """A greeting was answered. One that waited in a queue can only be too long."""
+        """Take a greeting's round trip; unless the link was idle, only a shorter one counts."""
         if is_idle and not self._is_measured:
-            # Replaced at once: whoever asks for the round trip meanwhile holds no lock.
+            # Replaced as a whole: readers hold no lock.
             self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
             self._is_measured = True
         elif is_idle or rtt_s < self.shortest_s:
@@ -99,21 +97,21 @@ class IdleRoundTrip:
 
 
 class WayBack:
-    """How long acknowledgements wait in queues on their way back, whatever the peer's clock says.
+    """Queueing delay of acknowledgements on their way back, without synchronised clocks.
 
-    An acknowledgement says when it left. How long it took is known from that, but for what the two
-    clocks differ by. That is the same for all. So the quickest one waited in no queue, and what
-    another took longer is what it waited.
+    An acknowledgement carries the time at which it left. Its travel time is known up to the offset
+    of the two clocks, which is the same for all. So the quickest one waited in no queue, and any
+    excess over it is queueing delay.
     """
 
     def __init__(self) -> None:
         self._shortest_s = math.inf
         self._noted_s = 0.0
         self._lately: deque[tuple[float, float]] = deque()
-        """When each of the latest acknowledgements came, and how long it took."""
+        """The recent acknowledgements: (arrival time, travel time including the clock offset)."""
 
     def note(self, left_s: float, now_s: float) -> None:
-        """An acknowledgement came that left at `left_s` by the peer's clock."""
+        """Record an acknowledgement that left at `left_s` by the peer's clock."""
         took_s = now_s - left_s
         drifted_s = self._shortest_s + _DRIFT * (now_s - self._noted_s)
         self._shortest_s, self._noted_s = min(drifted_s, took_s), now_s
@@ -122,11 +120,11 @@ class WayBack:
         self._lately.append((now_s, took_s))
 
     def waited_s(self, now_s: float, longer_s: float) -> float:
-        """Return how long the latest acknowledgements waited; 0 if none came lately.
+        """Return the queueing delay of recent acknowledgements; 0 without any.
 
-        Round trips are now longer than the shortest one by `longer_s`. Nothing can have waited much
-        longer than that on its way back. If something seems to have, the peer's clock stood still:
-        its machine was suspended, or moved. Then the measuring begins anew.
+        Round trips are now longer than the shortest one by `longer_s`, which bounds the delay. A
+        much larger estimate means that the peer's clock stood still (its machine was suspended or
+        moved). Then the measurement restarts.
         """
         took_s = [took_s for came_s, took_s in self._lately if came_s >= now_s - _LATELY_S]
         if not took_s:
@@ -139,12 +137,12 @@ class WayBack:
 
 
 class LimitedRate:
-    """Adds up what a link carried while it was the limit, and not a sender with nothing to send.
+    """Measures a link's bandwidth from times in which the link, and not the sender, was the limit.
 
-    A frame that left a round trip before the acknowledgement of the one before it was at the link
-    when that one was through. From then until its own acknowledgement, the link had something to
-    carry all the time. So what passes between two such acknowledgements is what the link carries.
-    After a pause the first round trips do not count: connections start slowly, and plans know that.
+    If a frame left at least a round trip before its predecessor was acknowledged, the link had work
+    all the time between the two acknowledgements. The bytes acknowledged in that time give the
+    bandwidth. After a pause the first round trips do not count: connections start slowly, and plans
+    know that.
     """
 
     def __init__(self) -> None:
@@ -152,10 +150,10 @@ class LimitedRate:
         self.limited_s = 0.0
         self._warm_s = 0.0
         self._acknowledged_s = 0.0
-        """The latest."""
+        """When the latest frame was acknowledged."""
 
     def begin(self, now_s: float, rtt_s: float) -> None:
-        """A frame leaves, and nothing else is on the way."""
+        """A frame leaves while nothing else is in flight."""
         self._warm_s = now_s + WARM_ROUND_TRIPS * rtt_s
 
     def arrive(self, size_bytes: int, left_s: float, now_s: float, rtt_s: float) -> None:
@@ -167,20 +165,20 @@ class LimitedRate:
 
 
 class Pace:
-    """How fast frames may leave: somewhat faster than their link is believed to carry them.
+    """Pacing rate of a link: somewhat above its believed bandwidth.
 
     TCP knows a link's rate once the link has been full for some round trips. Before that, and
     whenever it begins anew, BBR sends 2.9 times as fast as its window suggests (Linux,
     bbr_high_gain). A short burst is over before BBR knows better. What routers cannot queue of it
     is lost, and to send that again takes longer than the burst.
 
-    A link is believed to carry what is described, or the most that was measured. Where a link turns
-    out to be faster than that, frames leave at twice the measured rate until the next measurement,
-    and so on until it finds no more. Without a limit BBR would lose thousands of packets meanwhile.
+    The believed bandwidth is the described one, or the highest measured. If a link turns out to be
+    faster, frames leave at twice the measured rate until the next measurement, and so on until it
+    finds no more. Without a limit BBR would lose thousands of packets meanwhile.
 
-    Where a run has only a share of a link, frames never leave faster than the share.
+    If the run has only a share of a link, frames never leave faster than the share.
 
-    Where several gateways send over one link side by side, each begins with its part.
+    If several gateways send over one link, each begins with its part.
     """
 
     def __init__(
@@ -190,40 +188,40 @@ class Pace:
         self._is_shared = is_shared
         bytes_per_s /= num_senders
         self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
-        """What all connections together may send."""
+        """Pace of all connections together."""
         self.believed_bytes_per_s = bytes_per_s
-        """What the link is believed to carry."""
+        """Believed bandwidth of the link."""
         self.is_searching = False
-        """Whether the link turned out to be faster in the latest measurement."""
+        """Whether the latest measurement found the link faster than believed."""
         self._searching_since_s = 0.0
         self.most_bytes_per_s = bytes_per_s
-        """What is described, or the most that was measured."""
+        """The described bandwidth, or the highest measured."""
         self.carried = 1.0
-        """What the link carried in the latest measurement, as a part of `most_bytes_per_s`."""
+        """Latest measurement divided by `most_bytes_per_s`."""
         self._lately: deque[float] = deque(maxlen=_MEASUREMENTS)
-        """The same of the latest ones."""
+        """The last few values of `carried`."""
         self.is_measured = False
-        """Whether anything was measured; else the belief is the description."""
+        """Whether any rate was measured; before, the believed rate is the described one."""
         self._delivered = 0
-        """Segments delivered, at the latest look."""
+        """Segments delivered, at the latest sample."""
         self._looked_s: float | None = None
-        """When the latest look was; None: the link was at rest."""
+        """When the latest sample was taken; None: the link was idle."""
         self._warm_s = 0.0
-        """What arrives from then on left after the rest."""
+        """From this time on, arrivals were sent after the pause, and may be measured."""
         self._carried_bytes, self._spent_s = 0, 0.0
 
     @property
     def is_slow(self) -> bool:
-        """Whether the link has carried clearly less than it can for some time."""
+        """Whether the link has carried clearly less than its best rate for some time."""
         lately = self._lately
         return len(lately) == _MEASUREMENTS and sum(lately) < _SLOW * _MEASUREMENTS
 
     def rest(self) -> None:
-        """Nothing is on the way, or what is counted is not what was counted before."""
+        """Forget the latest sample: nothing is in flight, or other connections are counted."""
         self._looked_s = None
 
     def follow(self, delivered: int, segment_bytes: int, now_s: float, rtt_s: float) -> bool:
-        """Look at a link with frames on the way; return whether the pace changes.
+        """Take a sample of a link with frames in flight; return whether the pace changes.
 
         Args:
             delivered: segments that have arrived at the peer up to now, in whatever order.
@@ -242,7 +240,7 @@ class Pace:
     def _measured(
         self, delivered: int, segment_bytes: int, now_s: float, rtt_s: float
     ) -> float | None:
-        """Return what has arrived in a second, if there is enough to tell; as `follow`."""
+        """Return the measured bytes per second; None: too early to tell. Arguments as `follow`."""
         looked_s, self._looked_s = self._looked_s, now_s
         arrived, self._delivered = delivered - self._delivered, delivered
         if looked_s is None:
@@ -259,7 +257,7 @@ class Pace:
         return measured
 
     def _learn(self, measured: float, now_s: float, rtt_s: float) -> None:
-        """Go by a measurement from now on."""
+        """Update the believed rate and the pace from a measurement."""
         self.is_measured = True
         self.carried = min(1.0, measured / self.most_bytes_per_s)
         self._lately.append(self.carried)

@@ -1,26 +1,24 @@
-"""How many bytes of frames may be on the way to a peer, so that others keep their part. Pure.
+"""The window of bytes in flight to a peer, which leaves competing flows their part. Pure.
 
-TCP decides how much is on the way, up to this window. Without a window BBR keeps twice what the
-link holds (rate times round trip) on the way, whatever is lost. CUBIC takes a lost packet for a
-full queue and slows down. So where the router's queue holds no more than the link, nothing is left
-to a CUBIC flow of somebody else.
+TCP decides how much is in flight, up to this window. Without a window BBR keeps two BDP (rate times
+round trip) in flight, whatever is lost, while CUBIC slows down at each loss. So if the router's
+queue holds at most one BDP, a competing CUBIC flow gets nothing.
 
-Flows that wait in one queue divide the link by how much each has on the way. So there are two
-widths:
+Flows in one queue share the link in proportion to their bytes in flight. So there are two widths:
 
-- beside others, somewhat less than the link holds: the others fill the queue, and come to about
-  as much. Who gets less than half of the link beside them has more on the way, little by little;
-- alone, somewhat more, so that the link is never idle.
+- with competing flows, somewhat less than one BDP: the others fill the queue, and get about as
+  much. If we get less than half of the link, the window grows little by little;
+- on a link without them, somewhat more, so that it is never idle.
 
-Which it is, round trips tell. One's own frames make packets wait a little. Where packets wait
-longer, others are in the queue. Who is carried at nearly the link's rate is alone all the same.
+Round trips tell which it is. Our own frames make packets wait a little. If packets wait longer,
+others are in the queue, unless we are carried at nearly the link's rate.
 
-Some others do not slow down when the queue overflows. Beside them, and where packets are lost by
-chance, there is no limit but memory.
+Some flows ignore loss (BBR). Against them, and where packets are lost by chance, only memory limits
+the window.
 
 A round trip passes two queues. Only the one towards the peer counts here. The one on the way back
 is full whenever the peer sends as much, which in an all-reduce is most of the time. Frames whose
-acknowledgement waits there have left the way towards the peer, so alone they do not count.
+acknowledgement waits there have passed the link, so without competing flows they do not count.
 
 A frame counts until it is acknowledged as a whole. It leaves only if all of it fits.
 
@@ -35,79 +33,78 @@ from dataclasses import dataclass
 from isthmus.sites.gateway.links.congestion.losses import ChanceLosses
 
 _OWN_QUEUE = 0.2
-"""Up to so much longer than the idle one, as a part of that, one's own frames explain a round trip.
-Where the link holds less than five frames it is more: the last packet of a frame waits for those
-before it, as long as the link takes for the frame."""
+"""Excess of a round trip over the idle one, as a part of it, that our own frames explain. It is
+more if one BDP is less than five frames: the last packet of a frame waits until the link has
+carried the frame."""
 _GRADUALLY = 0.25
-"""From so much more on, packets of others are in the queue too. The window goes from one width to
-the other between them."""
+"""Further excess from which packets of others are certainly in the queue. In between, the window
+goes from one width to the other."""
 _FOLLOWS = 0.03
 _NEAR = 0.01
-"""In each look the window goes by the part _FOLLOWS of the way to the width that the look asks for,
-and all of it from _NEAR on. What a window does to a queue is seen a round trip later. One that
-follows each look fills the queue, takes it for that of others, lets it run empty, and so on."""
+"""In each sample the window covers the part _FOLLOWS of the distance to its target, and all of it
+below _NEAR. Its effect on the queue is seen a round trip later. Without damping the window would
+oscillate: fill the queue, take it for that of others, let it run empty."""
 _FULL = 1.6
-"""From this multiple on, the queue may be full, and packets may be lost there."""
+"""Multiple of the idle round trip from which the queue may be full and lose packets."""
 _JITTER_S = 0.003
-"""So much is taken off a round trip first: it varies by so much without a queue."""
+"""Variation of round trips without a queue; subtracted first."""
 _VARIES = 1.2
-"""Where round trips vary by themselves, the shortest says too little of an empty queue. So the
-description is believed up to so many times that."""
+"""If round trips vary by themselves, the shortest one is no good measure of an empty queue. So the
+described round trip is used, up to this multiple of the shortest."""
 _ALONE = 0.85
-"""Who is carried at this part of the believed rate is alone on the link, or nearly."""
+"""Part of the believed rate from which the link counts as free of competing flows."""
 _FAIR = 0.45
-"""Beside others, this part of the believed rate is enough: half of the link, but for headers and
-the beginnings of rounds."""
+"""Fair part of the believed rate with competing flows: half of the link, less headers and the
+beginnings of rounds."""
 _LEAVES = 0.85
-"""Beside others, the window begins with this part of what the link holds. CUBIC takes back three
-tenths of its own whenever the queue overflows. So who keeps as much on the way as the link holds
-has more than others have on average."""
+"""With competing flows the window begins with this part of one BDP. CUBIC gives up three tenths of
+its window at each overflow, so a full BDP would be more than the others have on average."""
 _WIDEST = 6.0
-"""Beside others, the window is at most so many times as wide as it begins."""
+"""With competing flows, largest window as a multiple of its initial width."""
 _WIDENS = 0.05
-"""In each look the window beside others changes by this part of what the link holds, times what is
-missing. Once one is alone, it goes back to how it began by this part in each look."""
+"""Step per sample of the window with competing flows, as a part of one BDP, times the missing
+share. Once they are gone, the window returns to its initial width by this part per sample."""
 _STARVED = 0.4
 _OFTEN = 0.4
 _AVERAGED = 0.03
 _LOSS_IGNORED_S = 30.0
-"""Beside others who slow down when the queue overflows, one gets more than _STARVED of the link.
-Where one gets less, and a full queue loses packets in a part of _OFTEN of the looks, some others do
-not slow down, as BBR does not. That counts for so long. Each look is _AVERAGED of that part, so it
-takes a second at least."""
+"""Against flows that slow down at an overflow, we get more than _STARVED of the link. If we get
+less, and a full queue loses packets in a share _OFTEN of the samples, some flow ignores loss, as
+BBR does. That verdict holds this long. Each sample has the weight _AVERAGED, so it takes at least a
+second."""
 _SLACK = 0.3
 _SLACK_FRAMES = 2
-"""Alone, the window is wider than what the link holds by this part of that, and by so many frames.
-For of a frame all counts, also what has arrived already, until the whole is acknowledged."""
+"""Without competing flows, the window is wider than one BDP by this part of it, and by this many
+frames. A frame counts in full until it is acknowledged, even if most of it has arrived."""
 _FEW_FRAMES = 3.0
 _OVERFLOWED_S = 10.0
-"""A queue often holds as much as its link. Where that is less than so many frames, two more than
-the link holds overflow it. So it is one more for so long after a queue overflowed."""
+"""A queue often holds one BDP. If that is only a few frames, two frames beyond a BDP overflow it.
+So the slack is one frame for this long after an overflow."""
 _RTT_MIN_S = 0.01
-"""The shortest round trip by which the window goes. On shorter links gateways take as long to
-acknowledge a frame as packets take."""
+"""Shortest round trip that the window assumes. On shorter links, gateways take as long to
+acknowledge a frame as packets take to travel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What is known of the connections to a peer while something is on the way."""
+    """A sample of the connections to a peer while frames are in flight."""
 
     rtt_s: float
-    """The round trip now, without what acknowledgements wait on their way back."""
+    """Current round trip, less the queueing delay of acknowledgements."""
     shortest_rtt_s: float
-    """The shortest of the last minutes: that of a packet which waited in no queue."""
+    """Shortest round trip of the last minutes, which waited in no queue."""
     sent_again: int
-    """Segments sent again, up to now."""
+    """Retransmitted segments up to now."""
     carried: float
-    """What the link carried lately, as a part of the most that it is known to carry."""
+    """Recent rate as a part of the highest known rate."""
     sent: int
-    """Segments sent, up to now; those that were sent again count again."""
+    """Segments sent up to now, retransmissions included."""
     back_s: float
-    """How long acknowledgements wait on their way back."""
+    """Queueing delay of acknowledgements."""
 
 
 class LinkWindow:
-    """The window of one link."""
+    """The adaptive window of one link."""
 
     def __init__(self, most_bytes: int, rtt_s: float) -> None:
         """The window is never wider than `most_bytes`, a limit of memory.
@@ -119,13 +116,13 @@ class LinkWindow:
         self._rtt_s = rtt_s
         self.losses = ChanceLosses()
         self._free = 1.0
-        """Alone 1, beside others 0, and in between on the way from one to the other."""
+        """1 on a link without competing flows, 0 with them; between the two while changing over."""
         self._width = 1.0
-        """Beside others, the window as a multiple of what it begins with."""
+        """Window with competing flows, as a multiple of its initial width."""
         self._starved = 0.0
-        """The part of the latest looks that found too little carried, and a full queue's losses."""
+        """Averaged share of samples with too low a rate and losses of a full queue."""
         self._loss_ignored_until_s = -math.inf
-        """Until then others count as not slowing down."""
+        """Until this time, competing flows count as ignoring loss."""
 
     def follow(
         self,
@@ -136,11 +133,11 @@ class LinkWindow:
         *,
         is_measured: bool = True,
     ) -> int:
-        """Look at the link; return its window from now on.
+        """Take a sample; return the link's window in bytes.
 
         Args:
-            path: as it is now.
-            bytes_per_s: what the link is believed to carry.
+            path: the sample.
+            bytes_per_s: the believed bandwidth.
             frame_bytes: length of the longest frame.
             now_s: monotonic.
             is_measured: whether `bytes_per_s` was measured. Before that there is no limit.
@@ -164,7 +161,7 @@ class LinkWindow:
         is_open = (
             not is_measured or self.losses.is_lossy(now_s) or now_s < self._loss_ignored_until_s
         )
-        # What follows a lost packet counts as on the way until that one, sent again, has arrived.
+        # After a loss, later packets count as in flight until the retransmission has arrived.
         if is_open or held_bytes >= self._most_bytes:
             return self._most_bytes
         num_back = bytes_per_s * path.back_s / frame_bytes
