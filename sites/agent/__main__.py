@@ -1,6 +1,6 @@
 """`python -m isthmus.sites.agent`: the command line of a site's agent.
 
-People start `isthmus agent`, which reads the topology and hands over what an agent needs of it.
+Operators start `isthmus agent`, which reads the topology and passes on the site's part of it.
 Everything else comes with a run's spec.
 """
 
@@ -59,15 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = f"{error.filename}: " if error.filename else ""
         return _failed(options, "FILE_ERROR", f"{path}{error.strerror or error}")
     except Exception:
-        log.exception("the agent has ended by a mistake of its own")
-        return _failed(options, "INTERNAL", "the agent has ended by a mistake of its own")
+        log.exception("the agent ended because of a bug")
+        return _failed(options, "INTERNAL", "the agent ended because of a bug")
     if options.json:
         print(success(COMMAND, {"site": options.site}, status))  # noqa: T201
     return status
 
 
 def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
-    """Check what the operator gave, then serve."""
+    """Check the operator's options, then serve."""
     if options.proxy:
         os.environ.setdefault(PROXY, options.proxy)
     require_protected(options.coordinator.rpartition(":")[0])
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
         require_protected(address)
     require_training_part()
     save_s = save_within_s(os.environ)
-    # The longer figures come with a run's spec.
+    # Longer timeouts come with a run's spec.
     within_s = options.detect_within
     detection = Detection(
         detect_within_s=within_s,
@@ -118,7 +118,7 @@ def _hello(site: str, topology_hash: str) -> Hello:
 
 
 def _failed(options: argparse.Namespace, code: str, message: str) -> int:
-    """Print what went wrong, for people or for programs; return the exit status."""
+    """Print an error as text or JSON; return the exit status."""
     entry = CATALOGUE[code]
     if options.json:
         print(failure(COMMAND, code, message))  # noqa: T201

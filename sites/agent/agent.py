@@ -39,34 +39,34 @@ from isthmus.sites.agent.site_processes import Place
 from isthmus.topology.spec.timeouts import Timeouts
 
 _LEAVE_S = 2.0
-"""Time for the coordinator to take the last messages."""
+"""Time for the coordinator to receive the last messages."""
 
 _JOIN_WITHIN_S = 60.0
 _AFTER_LEASE_S = 10.0
-"""From the end of the lease of the agent before to this one's next attempt, and some more."""
+"""Margin beyond the previous agent's lease: time to the next attempt to join, and a reserve."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """Where the coordinator is, and what this agent tells it of itself."""
+    """The coordinator's address, and this agent's introduction to it."""
 
     coordinator: str
     """host:port."""
     hello: Hello
     timeouts: Timeouts
     join_within_s: float
-    """How long it keeps dialling, at its start and after it has lost an idle session."""
+    """How long the agent keeps dialling, at its start and after it has lost an idle session."""
 
 
 def join_within_s(lease_s: float) -> float:
-    """Return how long an agent keeps dialling: for longer than one before it holds the site."""
+    """Return how long an agent keeps dialling: longer than a previous agent holds the site."""
     return max(_JOIN_WITHIN_S, lease_s + _AFTER_LEASE_S)
 
 
 class Agent:
-    """One site's agent."""
+    """The agent of a site: joins the coordinator and serves its runs."""
 
     def __init__(
         self,
@@ -82,20 +82,19 @@ class Agent:
         self._run: SiteRun | None = None
         self._executing: asyncio.Task[None] | None = None
         self._generation = 0
-        """The latest run's that was to be prepared here: it may be older than its coordinator."""
+        """Generation of the latest run prepared here; it may be older than the coordinator."""
         self._alone_s = 0.0
-        """How long the latest run, or the agent without one, goes on without a coordinator."""
+        """How long the latest run, or an idle agent, goes on without a coordinator."""
 
     async def serve(self) -> int:
-        """Work until a signal asks for the end; return that as an exit status.
+        """Serve runs until SIGTERM or SIGINT; return the exit status.
 
-        0 when it was idle, 128 and the signal's number when a run was stopped for it.
+        0 if the agent was idle, 128 plus the signal's number if a run was stopped for it.
 
         Raises:
             UnreachableError: no coordinator in time.
-            RefusedError: the coordinator will not have this agent.
-            SessionLostError: a run was going on, and no coordinator came for as long as it goes
-                on without one; it has been ended.
+            RefusedError: the coordinator refused this agent for good.
+            SessionLostError: a run was ended because no coordinator came back in time.
         """
         settings = self._settings
         options = channel_options(settings.timeouts)
@@ -166,20 +165,20 @@ class Agent:
         if self._run is not None:
             self._alone_s = self._run.coordinator_s
         elif not self._session.outbox.numbered:
-            self._alone_s = welcome.coordinator_within_s  # the run's end has been told
+            self._alone_s = welcome.coordinator_within_s  # the run's end has been reported
         return max(welcome.lease_s, self._alone_s)
 
     def _report_run(self) -> RunReport | None:
-        """Return what a coordinator is told of the run that goes on here, if one does."""
+        """Return a report of the run in progress for a coordinator; None: no run."""
         if self._run is None:
             return None
         return self._run.report()
 
     async def _fence(self, serving: asyncio.Task[None]) -> bool:
-        """The session is lost: end the run, which has gone on without a coordinator long enough.
+        """End the run after the loss of the session, and all its time without a coordinator.
 
         Raises:
-            IsthmusError: there was a run, or no coordinator will have this agent.
+            IsthmusError: there was a run, or the coordinator refused this agent for good.
         """
         error = serving.exception()
         assert error is not None, "a session ends with an error"
@@ -210,7 +209,7 @@ class Agent:
                 await asyncio.wait([self._executing])
 
     async def _end_run(self) -> None:
-        """Wait for the end of a run that was told to end; tell it if nobody has."""
+        """Stop the run if that has not happened, and wait for its end."""
         if self._executing is not None:
             assert self._run is not None
             self._run.stop(0.0)
@@ -218,7 +217,7 @@ class Agent:
             await executing
 
     def _forget_ended_run(self) -> None:
-        """Let go of a run that has ended; what went wrong inside the agent itself is raised."""
+        """Forget a run that has ended; raise an error of the agent itself."""
         if self._executing is not None and self._executing.done():
             executing, self._executing, self._run = self._executing, None, None
             executing.result()
@@ -275,7 +274,7 @@ class Agent:
             log.info("stopping run %s: %s", stop.run_id, stop.reason)
             self._run.stop(max(0.0, stop.grace_s))
         else:
-            # It has ended, or never came here: what Stop asks for is so already.
+            # The run has ended, or never came here: there is nothing to stop.
             self._put_ended(SiteEnded(run_id=stop.run_id, generation=stop.generation))
 
     def _refuse(self, prepare: Prepare, code: str, message: str) -> None:
@@ -295,7 +294,7 @@ class Agent:
 
 @contextmanager
 def _signals() -> Iterator[asyncio.Future[signal.Signals]]:
-    """Give a future that the first SIGTERM or SIGINT completes."""
+    """Yield a future that the first SIGTERM or SIGINT completes."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[signal.Signals] = loop.create_future()
 

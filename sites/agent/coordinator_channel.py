@@ -1,4 +1,4 @@
-"""The agent's channel to the coordinator, made anew once the agent's certificate was renewed."""
+"""The agent's channel to the coordinator, reopened when the agent's certificate is renewed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorChannel:
-    """A channel to one address. Whoever makes it closes it."""
+    """A gRPC channel to the coordinator's address. The creator closes it."""
 
     def __init__(self, security: Security, address: str, options: Options) -> None:
-        """Open it.
+        """Open the channel.
 
         Raises:
-            CertificateError: the own files cannot be used.
+            CertificateError: this agent's own files cannot be used.
         """
         self._security = security
         self._address = address
@@ -33,21 +33,21 @@ class CoordinatorChannel:
 
     @property
     def stub(self) -> CoordinatorAsyncStub:
-        """The coordinator's calls."""
+        """The stub of the coordinator's service."""
         return CoordinatorStub(self._channel)  # type: ignore[return-value]
 
     async def refresh(self) -> None:
-        """Use the files as they are now, if they have changed; where they are no good, the old."""
+        """Reload changed certificate files; if they are not valid, keep the old ones."""
         try:
             version = self._security.version()
             if version == self._made_of:
                 return
             channel = self._security.aio_channel(self._address, self._options, COORDINATOR)
         except IsthmusError as error:
-            log.warning("%s: the certificate from before is used", error)
+            log.warning("%s: keeping the previous certificate", error)
             return
         old, self._channel, self._made_of = self._channel, channel, version
-        log.info("the certificate was renewed: it is used from now on")
+        log.info("the certificate was renewed, and is now in use")
         await old.close()
 
     async def close(self) -> None:

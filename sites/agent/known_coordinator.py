@@ -1,4 +1,4 @@
-"""The coordinator that an agent has served, kept in its folder: no older one commands it."""
+"""Remembers in a file which coordinator an agent served, so that no older one commands it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class KnownCoordinator:
-    """The journal of the coordinator served last, and the highest generation heard of from it."""
+    """The journal of the last coordinator, and the highest generation seen from it."""
 
     def __init__(self, folder: Path, site: str) -> None:
-        """Read what an earlier agent of the site has left in `folder`, if it can be read."""
+        """Read the file that an earlier agent of the site left in `folder`, if valid."""
         self.journal = ""
         self.generation = 0
         self._path = folder / f"agent-{site}.json"
@@ -25,14 +25,14 @@ class KnownCoordinator:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("%s: %s: whom this site has served is not known", self._path, error)
+            log.warning("%s: %s: the previous coordinator is not known", self._path, error)
 
     def meet(self, journal: str, generation: int, *, is_running: bool) -> None:
-        """Note a coordinator that welcomes this agent.
+        """Check and record a coordinator that welcomes this agent.
 
         Raises:
-            StaleGenerationError: a newer one of the same journal was there before, or a run goes on
-                here, which a coordinator with another journal does not know.
+            StaleGenerationError: a newer coordinator of the same journal came before, or a run is
+                in progress that a coordinator with another journal does not know.
         """
         if journal == self.journal:
             if generation < self.generation:
@@ -54,5 +54,5 @@ class KnownCoordinator:
         try:
             scratch.write_text(text, encoding="utf-8")
             scratch.replace(self._path)
-        except OSError as error:  # it protects from what is rare; a run is not worth it
+        except OSError as error:  # a protection against a rare case, not worth a run
             log.warning("%s: %s", self._path, error.strerror)

@@ -1,4 +1,4 @@
-"""The checkpoint that all sites write before this one ends, where there is time for one."""
+"""Has all sites write a last checkpoint before this one ends, if time permits."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ async def save_before_end(
     within_s: float,
     ended: asyncio.Event,
 ) -> str:
-    """Have all sites write a checkpoint, and wait for it. No store holds this up for longer.
+    """Have all sites write a checkpoint, and wait; return in time even if the store hangs.
 
     Args:
-        store: The run's.
-        latest_step: That any rank here is known to have taken.
-        step_times_s: Of the latest steps.
-        within_s: So long it may take.
+        store: URL of the run's checkpoint store.
+        latest_step: Latest step known of any rank here.
+        step_times_s: Durations of the latest steps.
+        within_s: Time limit.
         ended: Set once the run is over anyway.
 
     Returns:
-        Why there is none; empty: it is written.
+        Why no checkpoint was written; empty if it was.
     """
     shortest_s = min(step_times_s, default=0.0)
     ahead = steps_ahead(store, shortest_s)
@@ -59,7 +59,7 @@ async def save_before_end(
                 try:
                     if await _in_thread(saved_step, store, step, latest_step) is not None:
                         return ""
-                except OSError as error:  # the next look may do better
+                except OSError as error:  # try again at the next poll
                     why = f"that of step {step} cannot be seen: {one_line(str(error))}"
                 await asyncio.sleep(_LOOK_S)
             return "the run was over before"
@@ -68,7 +68,7 @@ async def save_before_end(
 
 
 async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Return what a call returns that may never return, and so must not hold up the process's end.
+    """Run a call that may hang on a thread that does not delay the process's end.
 
     asyncio.to_thread would not do: the interpreter waits for its threads.
     """
@@ -89,7 +89,7 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
             result = call(*arguments)
         except Exception as error:  # noqa: BLE001 - a thread's root: who waits gets it
             failed = error
-        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(settle, result, failed)
 
     threading.Thread(target=run, name="store", daemon=True).start()

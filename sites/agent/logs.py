@@ -1,7 +1,7 @@
-"""Ships a run's log lines to the coordinator, without ever holding up the run.
+"""Ships a run's log lines to the coordinator, without ever delaying the run.
 
-The files on disk are the buffer (`sites/node/log_files.py`): nothing is read before what was read
-is shipped.
+The files on disk are the buffer (`sites/node/log_files.py`): lines are read only once the previous
+ones have been shipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isthmus.protos.limits import LOG_BATCH_BYTES
 from isthmus.sites.node.log_files import KEEP_BYTES, Lines
 
 RATE_BYTES_PER_S = 1 << 20
-"""What all sources of a site together may write."""
+"""Limit on the log bytes shipped per site, over all sources."""
 TICK_S = 0.2
 _OWN_LINES = 1000
 """Lines of the agent's own log that are kept between two ticks, at most."""
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnLines(logging.Handler):
-    """Keeps the agent's own log records for shipping.
+    """Keeps the agent's own log records to be shipped.
 
     The oldest go first when there are too many.
     """
@@ -42,7 +42,7 @@ class OwnLines(logging.Handler):
         self._lines.append(self.format(record))
 
     def take(self) -> list[str]:
-        """Return what came in since the last call, a line each."""
+        """Return the records since the last call, one line per record."""
         taken, self._lines = self._lines, deque(maxlen=_OWN_LINES)
         return [line for text in taken for line in text.splitlines()]
 
@@ -51,10 +51,10 @@ class Reader(Protocol):
     """Reads the log files of a node (`isthmus.sites.node.node.Node`)."""
 
     async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
-        """Return new lines, and how many bytes they were: at most the budget."""
+        """Return new lines and their size in bytes, at most the budget."""
 
     async def read_log_ends(self, first: Sequence[str]) -> Lines:
-        """Return the end of every source, `first` those that matter most."""
+        """Return the last lines of every source, sources in `first` before others."""
 
 
 class LogShipper:
@@ -70,10 +70,10 @@ class LogShipper:
         own: OwnLines,
         readers: Callable[[], Sequence[Reader]],
     ) -> None:
-        """`ship` sends one request, and raises IsthmusError when it did not arrive.
+        """`ship` sends one request, and raises IsthmusError if it did not arrive.
 
-        `readers` returns the site's nodes as far as there are any yet; it is asked every tick. The
-        agent's `own` lines are another source.
+        `readers` returns the site's nodes that exist so far; it is called every tick. The agent's
+        `own` lines are another source.
         """
         self._ship = ship
         self._run_id = run_id
@@ -93,15 +93,16 @@ class LogShipper:
             refill = self._allowance_bytes + TICK_S * RATE_BYTES_PER_S
             self._allowance_bytes = min(refill, RATE_BYTES_PER_S)
             if not self._pending:
-                # What was read is not read again: it is kept even if this task is cancelled.
+                # Lines are read only once, so keep the collecting task even if this one is
+                # cancelled.
                 self._collecting = asyncio.create_task(self._collect(), name="collect-logs")
                 await asyncio.shield(self._collecting)
             await self._send()
 
     async def finish(self, deadline_s: float, first: Iterable[str] = ()) -> None:
-        """Ship the end of every source, those that matter most first, when `run` has ended.
+        """Ship the last lines of every source, those of `first` before others, after `run`.
 
-        What does not arrive by `deadline_s`, on time.monotonic's clock, stays in the site's files.
+        Lines that do not arrive by `deadline_s` (monotonic) stay in the site's files.
         """
         if self._collecting is not None:
             await self._collecting
@@ -116,7 +117,7 @@ class LogShipper:
                 await asyncio.sleep(min(TICK_S, max(0.0, deadline_s - time.monotonic())))
 
     async def _collect(self) -> None:
-        """Read what the allowance permits, a fair share of each node."""
+        """Read lines within the byte budget, a fair share of each node."""
         self._add("agent", self._own.take())
         readers = self._readers()
         for place, reader in enumerate(readers):
@@ -150,7 +151,7 @@ class LogShipper:
             )
 
     async def _send(self) -> None:
-        """Ship what is pending; a batch that did not arrive stays first in line."""
+        """Ship pending lines; a batch that did not arrive stays first in line."""
         while self._pending:
             request, count = self._batch()
             try:
@@ -173,7 +174,7 @@ class LogShipper:
 
 
 def _latest(lines: list[LogLine]) -> list[LogLine]:
-    """Return the last KEEP_BYTES of lines that wait: the end of a source is to arrive in time."""
+    """Return the last KEEP_BYTES of waiting lines, so that the end of a source arrives in time."""
     room = KEEP_BYTES
     for place in range(len(lines) - 1, -1, -1):
         room -= lines[place].ByteSize()

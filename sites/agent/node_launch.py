@@ -1,6 +1,6 @@
-"""Where a site's nodes are, and what starts the supervisors of those that are not the agent's.
+"""Lists a site's nodes, with the commands that start supervisors on the agent's other nodes.
 
-Each command gives a stream to the node: the supervisor's stdin and stdout.
+A command's stdin and stdout become those of the supervisor.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class NodePlace:
     """One node of a site."""
 
     host: str | None
-    """Host by which the site's other nodes reach it; None: all are on this machine."""
+    """Host by which the site's other nodes reach the node; None: all are on this machine."""
     told: str | None
-    """Host by which other sites reach it; None: as the topology says of the site."""
+    """Host by which other sites reach the node; None: the site's in the topology."""
     command: tuple[str, ...]
-    """The command that starts its supervisor."""
+    """The command that starts the node's supervisor."""
     shares_files: bool
-    """The node reads this machine's secrets where they are."""
+    """Whether the node can read this machine's secret files by their paths."""
 
 
 def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[NodePlace]:
@@ -41,11 +41,11 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
 
     Args:
         site: The site, as the topology describes it.
-        launcher: How the others are started: one of isthmus.topology.spec.world.LAUNCHERS.
+        launcher: How other nodes are started: one of isthmus.topology.spec.world.LAUNCHERS.
         dialled: host:port of each node where the agent dials them instead, its own first.
 
     Raises:
-        SiteError: Slurm has given another number of nodes, or says nothing.
+        SiteError: Slurm's allocation has another number of nodes, or cannot be read.
     """
     supervisor = own_command(MODULE)
     if dialled:
@@ -81,10 +81,10 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
 def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
     """Return nodes that run `python -m isthmus.sites.node.serve`.
 
-    Certificates lie there as they do here.
+    Their certificates have the same paths as here.
 
     Raises:
-        SiteError: there is another number of them.
+        SiteError: `nodes` has another length than the site has nodes.
     """
     if len(nodes) != site.nodes:
         raise SiteError(
@@ -98,9 +98,9 @@ def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
 
 
 def over_ssh(host: str, options: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-    """Return what runs a command at a site's other machine: the user's own settings hold there.
+    """Return the ssh command that runs `command` on a host, with the user's ssh settings.
 
-    OpenSSH's client refuses a host whose key is not known, and asks nothing.
+    OpenSSH's client refuses a host with an unknown key, without a prompt.
     """
     alive = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
     ssh = ("ssh", "-T", "-o", "BatchMode=yes", *alive, *options, host)
@@ -108,7 +108,7 @@ def over_ssh(host: str, options: Sequence[str], command: Sequence[str]) -> tuple
 
 
 def _srun(name: str) -> list[str]:
-    """Return what starts a step on one node of the allocation in which the agent is."""
+    """Return the srun command that starts a step on one node of the agent's allocation."""
     return [
         *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}"),
         *("--unbuffered", "--kill-on-bad-exit=1"),
@@ -116,7 +116,7 @@ def _srun(name: str) -> list[str]:
 
 
 def _slurm_nodes(site: Site, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return names and addresses of the allocation's nodes, the agent's own first."""
+    """Return (name, address) of the allocation's nodes, the agent's own first."""
     allocated = environ.get("SLURM_JOB_NODELIST")
     if allocated is None:
         raise SiteError(

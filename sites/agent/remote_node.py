@@ -1,4 +1,4 @@
-"""A node whose supervisor is another process, mostly on another machine: its end of the stream."""
+"""A node whose supervisor is another process, usually on another machine: the agent's end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from isthmus.topology.spec.json_fields import to_json
 _EXIT_S = 2.0
 """Time between the end of a supervisor's output and that of its process."""
 _CLOSE_S = 5.0
-"""Time for the last lines of its logs, and for its end."""
+"""Time for a supervisor to send its last log lines and end."""
 
 T = TypeVar("T")
 
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 
 
 class _LostError(Exception):
-    """The node answers no more; whoever listens has been told why."""
+    """The node no longer answers; the listener has the reason."""
 
 
 class RemoteNode:
-    """A node, as sites/node/node.py has it, whose supervisor is another process."""
+    """Implements `Node` (sites/node/node.py) with a supervisor in another process."""
 
     def __init__(
         self,
@@ -82,17 +82,17 @@ class RemoteNode:
         log_path: Path,
         within_s: float,
     ) -> RemoteNode:
-        """Start a supervisor by a command, and give it its order. Then let `read` run.
+        """Start a supervisor with a command, and send its order. Then run `read`.
 
         Args:
             order: The run, for this node.
             command: Its stdin and stdout are the supervisor's.
-            listener: Told what the node says, and when it is lost.
-            log_path: For what the command writes to stderr.
-            within_s: The supervisor has so long to begin.
+            listener: Receives the node's messages, and its loss.
+            log_path: File for the command's stderr.
+            within_s: Time limit for the supervisor's greeting.
 
         Raises:
-            SiteError: it does not start.
+            SiteError: the supervisor does not start.
         """
         with log_path.open("ab") as log_file:
             process = await start_leashed(
@@ -125,7 +125,7 @@ class RemoteNode:
         raise self._not_started(self._end(await self.process.wait()))
 
     async def read(self) -> None:
-        """Handle what the node says until it has ended."""
+        """Handle the node's messages until it ends."""
         watching = asyncio.create_task(self._watch(), name=f"silence-node{self._order.node}")
         assert self.process.stdout is not None
         try:
@@ -169,7 +169,7 @@ class RemoteNode:
             answer.set_result(message["result"])
 
     async def _watch(self) -> None:
-        """Say that the agent lives; lose the node once it has been silent for too long."""
+        """Send heartbeats; give the node up once it has been silent for too long."""
         order = self._order
         standstills = Standstills(time.monotonic(), order.lease_s)
         while self._silence.lasts_s(now_s := time.monotonic()) < order.lease_s:
@@ -181,7 +181,7 @@ class RemoteNode:
         send(self.process, SIGKILL)
 
     def _lose(self, how: str, exit_code: int = 0) -> None:
-        """The node is gone: tell it, unless it was asked to go, and answer whoever waits."""
+        """Handle the node's end: report it unless it was requested, and fail pending calls."""
         if not self._lost and not self._ended:
             self._listener.on_failed(self._failure("NODE_LOST", how, exit_code))
         self._lost = True
@@ -226,11 +226,11 @@ class RemoteNode:
             self.process.stdin.write(line_of(message))
 
     async def _call(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Have the supervisor do something, and return what comes of it.
+        """Call the supervisor, and return its answer.
 
         Raises:
-            SiteError: it could not.
-            _LostError: it is gone.
+            SiteError: the supervisor could not do it.
+            _LostError: the node is gone.
         """
         if self._lost:
             raise _LostError
@@ -240,10 +240,10 @@ class RemoteNode:
         return await answer
 
     def _read_as(self, read: Callable[[], T], answer: object) -> T:
-        """Return an answer, as it was read.
+        """Return an answer parsed by `read`.
 
         Raises:
-            SiteError: it is not what was asked for.
+            SiteError: the answer does not have the expected form.
         """
         try:
             return read()
@@ -255,44 +255,44 @@ class RemoteNode:
             ) from error
 
     async def _stage(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Have it do a stage of the run; where the node is lost meanwhile, this never returns."""
+        """Have the node run a stage; if the node is lost meanwhile, never return."""
         try:
             return await self._call(call, **arguments)
         except _LostError:
             return await asyncio.get_running_loop().create_future()
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
-        """Start the node's gateways and return where they listen, for others to dial."""
+        """Start the node's gateways and return their addresses for other sites."""
         started = await self._stage("start_gateways")
         site = self._order.site
         return self._read_as(lambda: [endpoint_of(each, site) for each in started], started)
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
-        """Write one line to each of them."""
+        """Send one command to each gateway."""
         self._write({"tell": message})
 
     async def wait_connected(self) -> None:
-        """Return once all have reached the gateways that they need."""
+        """Wait until all gateways have reached the peers that they need."""
         await self._stage("wait_connected")
 
     async def wait_probed(self) -> None:
-        """Return once all have measured their links, and others have that meet here."""
+        """Wait until the node's gateways, and their peers, have measured all links."""
         await self._stage("wait_probed")
 
     async def wait_joined(self) -> None:
-        """Return once all of the node's ranks have joined: as long as a script needs."""
+        """Wait until all of the node's ranks have joined, however long their script needs."""
         await self._stage("wait_joined")
 
     async def run_ranks(self, endpoint: str) -> None:
-        """Start torchrun and return when it has ended, well or not; `endpoint` is node 0's."""
+        """Start torchrun and wait until it ends, well or not; `endpoint` is node 0's."""
         await self._stage("run_ranks", endpoint=endpoint)
 
     async def leave(self) -> None:
-        """Have the gateways leave after the ranks have, and wait until they have gone."""
+        """Have the gateways leave after the ranks, and wait until they have ended."""
         await self._stage("leave")
 
     async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
-        """Return what a rank is doing; None: it is not stopped, and only that was asked."""
+        """Return a rank's stack; None if `only_stopped` and the rank is not stopped."""
         try:
             found = await self._call("look", rank=rank, only_stopped=only_stopped)
             return self._read_as(lambda: stack_of(found), found)
@@ -300,7 +300,7 @@ class RemoteNode:
             return None
 
     async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
-        """Return new lines, and how many bytes they were: at most the budget."""
+        """Return new lines and their size in bytes, at most the budget."""
         own, own_bytes = await asyncio.to_thread(self._own_log.read, budget_bytes // 8)
         if self._ended:
             return own, own_bytes
@@ -312,23 +312,23 @@ class RemoteNode:
         return [*own, *lines], own_bytes + read_bytes
 
     async def read_log_ends(self, first: Sequence[str]) -> Lines:
-        """Return the end of every source, as it was when the node was closed."""
+        """Return the last lines of every source, as of the node's closing."""
         own = await asyncio.to_thread(self._own_log.read_ends, first)
         return [*own, *self._log_ends]
 
     async def end(self, grace_s: float) -> bool:
-        """End ranks, then gateways, then whatever is left on the node."""
+        """End ranks, then gateways, then the node's other processes."""
         self._ended = True
         try:
             async with asyncio.timeout(grace_s + 2 * KILL_S):
                 return bool(await self._call("end", grace_s=grace_s))
         except (_LostError, SiteError):
-            return True  # its processes go with it
+            return True  # its processes ended with it
         except TimeoutError:
             return False
 
     async def close(self) -> None:
-        """Fetch the ends of its logs, then end the supervisor."""
+        """Fetch the ends of the node's logs, then end the supervisor."""
         self._ended = True
         with contextlib.suppress(_LostError, SiteError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):

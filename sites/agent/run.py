@@ -1,7 +1,7 @@
-"""One run at this site: its stages in order, and the one way in which it ends.
+"""One run at a site: its stages in order, and the one way in which it ends.
 
-Whatever ends a run (all ranks are done, something broke, the coordinator says stop), the same
-follows: every process is ended, the logs are shipped, then the coordinator hears SiteEnded.
+Whatever ends a run (all ranks are done, a failure, the coordinator's stop), the same follows: every
+process is ended, the logs are shipped, then SiteEnded is sent to the coordinator.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from isthmus.sites.node.node import Listener
 from isthmus.sites.node.order import SiteOrder, read_order
 
 _STEP_TIMES = 32
-"""How many latest steps are remembered: the shortest tells how fast the run may go."""
+"""Number of recent step times kept; the shortest bounds how fast the run may go."""
 _JOINED_S = 2.0
-"""Time for a gateway's word that ranks joined, after they have ended."""
+"""Time for a gateway's report that ranks joined, after they have ended."""
 _CAUSE_S = 10.0
-"""Time for a word about who ended first, once others say that they lost somebody."""
+"""Time for a report of the first failure, once others report that they lost a rank."""
 _FLUSH_S = 2.0
 """Time for the last log lines."""
 
@@ -75,16 +75,16 @@ class SiteRun:
         self._started: asyncio.Future[Sequence[GatewayEndpoint]] = asyncio.Future()
         self._ending = asyncio.Event()
         self._released = asyncio.Event()
-        """Set once no site needs anything of this one any more."""
+        """Set once no other site needs this one any more."""
         self._left = asyncio.Event()
-        """Set once the site has had its last round of a run that goes on."""
+        """Set once the site has left a run that goes on."""
         self._num_left = 0
-        """Gateways that have."""
+        """Number of gateways that have left it."""
         self._failures: list[Failure] = []
         self._left_s: dict[int, float] = {}
-        """When ranks left that were done, by rank."""
+        """When finished ranks left, by rank."""
         self._last_rounds: dict[int, int] = {}
-        """The latest round of their gateway when they did, by rank."""
+        """Latest round of the gateway when a rank left, by rank."""
         self._has_news = asyncio.Event()
         """Set by each failure, by each rank that has left, and by `stop`."""
         self._grace_s: float | None = None
@@ -98,7 +98,7 @@ class SiteRun:
 
     @property
     def coordinator_s(self) -> float:
-        """How long the site goes on without a coordinator; 0 before it knows what the run is."""
+        """How long the site goes on without a coordinator; 0 before the run's order is read."""
         if self._order is None:
             return 0.0
         return self._order.spec.timeouts.coordinator_s
@@ -114,7 +114,7 @@ class SiteRun:
     def start(self, endpoints: Sequence[GatewayEndpoint]) -> None:
         """Connect to these gateways, then start the ranks.
 
-        A second call only tells where some of them listen by now.
+        A second call only updates addresses.
         """
         if not self._started.done():
             self._started.set_result(endpoints)
@@ -122,7 +122,7 @@ class SiteRun:
             self._processes.tell_addresses(endpoints)
 
     def report(self) -> RunReport:
-        """Return what a coordinator is told of the run when the agent joins it."""
+        """Return a report of the run for a coordinator that the agent joins."""
         return RunReport(
             **self._name,
             epoch=self._epochs.epoch if self._epochs is not None else 0,
@@ -130,7 +130,7 @@ class SiteRun:
         )
 
     def settle(self, message: Settle) -> None:
-        """The run's epoch will change."""
+        """Pass on that the run's epoch will change."""
         if self._epochs is not None:
             self._epochs.settle(message)
 
@@ -146,18 +146,18 @@ class SiteRun:
                 self._fail_stage(error)
 
     def cancel_settle(self, message: CancelSettle) -> None:
-        """The run's epoch does not change."""
+        """Pass on that the announced epoch is called off."""
         if self._epochs is not None:
             self._epochs.cancel(message.epoch)
 
     def release(self) -> None:
-        """Let the gateways go, for all sites are done."""
+        """Let the gateways end: all sites are done."""
         self._released.set()
 
     async def save(self, within_s: float) -> str:
-        """Have all sites write a checkpoint, if the run keeps any, and wait at most so long.
+        """Have all sites write a checkpoint, if the run keeps any, within `within_s`.
 
-        Returns why there is none that should be; empty: all is well.
+        Returns why a checkpoint is missing; empty: none is.
         """
         checkpoint = None if self._order is None else self._order.spec.job.checkpoint
         if checkpoint is None or self._latest_step == 0 or self._grace_s is not None:
@@ -181,8 +181,8 @@ class SiteRun:
             self._ending.set()
 
     def fail(self, failure: Failure) -> None:
-        """Note that something broke, and end the run."""
-        # What breaks while processes are being ended is a consequence of that.
+        """Record a failure, and end the run."""
+        # Failures while processes are being ended are consequences of that.
         if self._grace_s is None and not self._left.is_set():
             log.warning("%s: %s", failure.code, failure.message)
             self._failures.append(failure)
@@ -190,7 +190,7 @@ class SiteRun:
             self._ending.set()
 
     async def execute(self) -> None:
-        """Carry the run through to its end and tell the coordinator. Leaves no process behind."""
+        """Carry out the run and report its end. Leaves no process behind."""
         log.info("run %s, generation %d", self.run_id, self.generation)
         shipper = LogShipper(
             self._session.ship,
@@ -216,7 +216,7 @@ class SiteRun:
         self._tell_ended(succeeded, failures)
 
     async def _stages(self, tasks: asyncio.TaskGroup) -> None:
-        """From the order to the end of all ranks; returns early when a stage fails."""
+        """Run all stages from the order to the end of the ranks; return early if one fails."""
         try:
             order = await asyncio.to_thread(
                 read_order, self._prepare, self._place.site, self._place.state
@@ -252,7 +252,7 @@ class SiteRun:
                 await processes.leave()
         except TimeoutError:
             self._fail_stage(SiteError("START_TIMED_OUT", "the coordinator never said Start"))
-        except OSError as error:  # no space, no processes, no memory: this machine's, not our bug
+        except OSError as error:  # no space, processes or memory: the machine's fault, not a bug
             place = error.filename or f"site {self._place.site}"
             message = f"{place}: the run's processes cannot be started: {error.strerror or error}"
             self._fail_stage(SiteError("LAUNCH_FAILED", message))
@@ -270,17 +270,17 @@ class SiteRun:
                 each.cancel()
             await asyncio.wait([ranks])
         if self._left.is_set():
-            log.info("the site was dropped from run %s, and has had its last round", self.run_id)
+            log.info("the site was dropped from run %s after its last round", self.run_id)
             return
         ranks.result()
         if not self._failures:
             await self._require_joined(processes)
 
     async def _require_joined(self, processes: SiteProcesses) -> None:
-        """Require of ranks that have ended well that they had joined.
+        """Check that ranks that ended well had joined.
 
         Raises:
-            SiteError: some had not.
+            SiteError: some ranks had not joined.
         """
         assert self._order is not None, "it was read before any rank was started"
         try:
@@ -296,9 +296,9 @@ class SiteRun:
             ) from None
 
     async def _last_round(self) -> int | None:
-        """Return the last round of the ranks, which have all ended well; None: there is none.
+        """Return the last round of the ranks, which have all ended well; None: no round.
 
-        A gateway's word that they have left may come a little after their ends.
+        A gateway's report that they have left may come a little after their ends.
         """
         assert self._order is not None, "it was read before any rank was started"
         if self._order.spec.job.probe is not None:
@@ -313,16 +313,16 @@ class SiteRun:
         return None
 
     async def _wait_for_end(self, stages: asyncio.Task[None]) -> None:
-        """Return when the run is over, one way or another."""
+        """Wait until the run is over, one way or another."""
         ending = asyncio.ensure_future(self._ending.wait())
         await asyncio.wait([stages, ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         if self._failures and self._order is not None:
-            # A cause may be told a little later than its consequences.
+            # A cause may be reported a little later than its consequences.
             await asyncio.sleep(min(self._order.spec.timeouts.lease_s / 30, 0.5))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CAUSE_S):
-                    # Once all ranks have ended, their launcher has told how.
+                    # Once all ranks have ended, their launcher has reported how.
                     while awaits_cause(self._failures, self._left_s) and not (
                         stages.done() or self._grace_s is not None
                     ):
@@ -334,12 +334,11 @@ class SiteRun:
     async def _end_processes(self, stages: asyncio.Task[None]) -> None:
         grace_s = self._grace_s
         if grace_s is None:
-            # Nothing is worth saving after a failure, and the other sites' reports wait for this
-            # one.
+            # After a failure nothing needs saving, and the other sites' reports wait for this one.
             grace_s = self._order.spec.timeouts.stop_grace_s / 2 if self._order else 0.0
             self._grace_s = grace_s
         stages.cancel()
-        await asyncio.wait([stages])  # it may be starting a process right now
+        await asyncio.wait([stages])  # a stage may be starting a process
         if self._processes is not None and not await self._processes.end(grace_s):
             log.error("a process of the run cannot be killed: see ps")
 
@@ -372,10 +371,10 @@ class SiteRun:
         )
 
     def _on_said(self, tasks: asyncio.TaskGroup, gateway: int, message: Mapping[str, Any]) -> None:
-        """A gateway says something to the agent.
+        """Handle a gateway's message.
 
         Raises:
-            KeyError, TypeError, ValueError: it makes no sense.
+            KeyError, TypeError, ValueError: the message is not valid.
         """
         match message["op"]:
             case "metric":
@@ -440,7 +439,7 @@ class SiteRun:
         self._epochs.answered(message)
 
     def _on_opinion(self, message: Mapping[str, Any]) -> None:
-        """Pass on what a gateway thinks of another site; what follows, the coordinator decides."""
+        """Pass on a gateway's suspicion of another site; the coordinator decides what follows."""
         told = self._opinions.take(message)
         if isinstance(told, Reached):
             self._put(reached=Reached(**self._name, site=told.site))

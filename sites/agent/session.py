@@ -1,15 +1,14 @@
 """The agent's session with the coordinator: dialling, the lease, and messages both ways.
 
 A session outlives its connections. Messages are numbered (protos/numbered.py) and kept in an
-`Outbox`, in bounded space, until the coordinator has them; when a connection breaks, the agent
-dials again and both sides send again what is missing. Heartbeats are not numbered and overtake
-everything: a slow link must not look like a dead site. Measurements are dropped, and counted,
-rather than let them fill the memory; but for those few on which the outcome of a run depends.
+`Outbox`, in bounded space, until the coordinator has them. When a connection breaks, the agent
+dials again and both sides resend missing messages. Heartbeats are not numbered and overtake
+everything: a slow link must not look like a dead site. Metrics are dropped, and counted, rather
+than fill the memory, except the few on which the outcome of a run depends.
 
-The lease counts from when a heartbeat that was answered was *sent*. When it ends, the connection
-is given up. How long the session then goes on without a coordinator is the agent's patience:
-failure.coordinator_within. An agent that has itself stood still, perhaps with its whole machine and
-the coordinator's, has its time anew once.
+The lease counts from the *sending* of the latest answered heartbeat. When it ends, the connection
+is given up. The session then goes on without a coordinator for `failure.coordinator_within`. An
+agent that was itself suspended, perhaps together with the coordinator, restarts this time once.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ if TYPE_CHECKING:
     Call: TypeAlias = grpc.aio.StreamStreamCall[AgentMessage, CoordinatorMessage]
 
 ANSWER_S = 10.0
-"""A coordinator that was reached answers Hello within this."""
+"""Time for a connected coordinator to answer Hello."""
 _ATTEMPT_S = 5.0
-"""A connection may take so long to open: TCP, TLS and HTTP/2's settings take three round trips."""
+"""Time to open a connection: TCP, TLS and HTTP/2's settings take three round trips."""
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 SHIP_S = 5.0
@@ -74,17 +73,17 @@ _FATAL = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
-"""Answers that asking again does not change.
+"""Statuses for which a retry is useless.
 
-ABORTED is none: an old session may still hold the site.
+ABORTED is not among them: an old session may still hold the site.
 """
 
 BULK_BYTES = 4 << 20
-"""Bytes of metrics and digests that may wait; digests are then kept in short."""
+"""Limit on waiting metrics and digests; beyond it digests are shortened."""
 _OVERHEAD_BYTES = 8
-"""A field's tag and length inside a batch."""
+"""Bytes of a field's tag and length inside a batch."""
 _HEADER_BYTES = 256
-"""The rest of a message: run, generation, and the numbers of the session."""
+"""Bytes of a message's other fields: run, generation, and the session's numbers."""
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +95,13 @@ class UnreachableError(IsthmusError):
 
 
 class RefusedError(IsthmusError):
-    """The coordinator will not have this agent."""
+    """The coordinator refused this agent for good."""
 
     code = "REFUSED"
 
 
 class SessionLostError(IsthmusError):
-    """The coordinator has been away for longer than this agent waits for one."""
+    """The coordinator was away for longer than this agent waits."""
 
     code = "COORDINATOR_LOST"
 
@@ -113,20 +112,20 @@ def _backoff_max_s(timeouts: Timeouts) -> float:
 
 
 def channel_options(timeouts: Timeouts) -> list[tuple[str, int | str]]:
-    """Return the arguments of a channel that pings its connection and so notices a dead path."""
+    """Return options of a channel that notices a dead path by pings."""
     return [
         ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
         ("grpc.max_send_message_length", CONTROL_CHANNEL_BYTES),
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", int(timeouts.keepalive_time_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
-        # Without it gRPC gives a ping that has no answer a minute.
+        # Without it gRPC waits a minute for the answer to a ping.
         ("grpc.http2.ping_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
-        # No pause, but what gRPC gives an attempt at least; without it the next pause is all.
+        # Not a pause, but gRPC's minimum time for an attempt.
         ("grpc.min_reconnect_backoff_ms", int(_ATTEMPT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(_backoff_max_s(timeouts) * 1000)),
         ("grpc.enable_retries", 0),
@@ -135,7 +134,7 @@ def channel_options(timeouts: Timeouts) -> list[tuple[str, int | str]]:
 
 
 class Dialler:
-    """Opens connections to one address, where a coordinator may come and go."""
+    """Connects to the coordinator's address, where coordinators may come and go."""
 
     def __init__(
         self,
@@ -145,7 +144,7 @@ class Dialler:
         timeouts: Timeouts,
         report: Callable[[], RunReport | None],
     ) -> None:
-        """The channel stays the caller's; `report` says what goes on at the site."""
+        """The channel stays the caller's; `report` returns the site's run in progress."""
         self._channel = channel
         self._hello = hello
         self._known = known
@@ -160,16 +159,16 @@ class Dialler:
     async def dial(
         self, deadline_s: float, session: str = "", received: int = 0
     ) -> tuple[Call, Welcome]:
-        """Say Hello again and again until a coordinator welcomes this agent.
+        """Repeat Hello until a coordinator welcomes this agent.
 
         Args:
             deadline_s: on time.monotonic's clock.
-            session: the one to go on with; empty: none.
+            session: the session to resume; empty: none.
             received: the last number received in it.
 
         Raises:
-            UnreachableError: nobody welcomed it in time.
-            RefusedError: the coordinator said why it never will.
+            UnreachableError: no coordinator welcomed it in time.
+            RefusedError: the coordinator refused it for good.
         """
         backoff_s = _BACKOFF_FIRST_S
         reason, told = "no answer", ""
@@ -218,20 +217,20 @@ class Dialler:
 async def _side_by_side(
     ends: tuple[type[Exception], ...], **works: Coroutine[None, None, None]
 ) -> None:
-    """Run all works, by their names, until one raises; of `ends`, raise the first one by itself."""
+    """Run named coroutines until one raises; raise an error in `ends` without its group."""
     ended: Exception | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             for name, work in works.items():
                 tasks.create_task(work, name=name)
     except* ends as group:
-        ended = group.exceptions[0]  # Python before 3.11.4 makes a group of what is raised here
+        ended = group.exceptions[0]  # Python before 3.11.4 wraps an error raised here in a group
     if ended is not None:
         raise ended from None
 
 
 class Session:
-    """What an agent and a coordinator say to each other, over one connection after the other.
+    """The conversation of an agent and a coordinator, over successive connections.
 
     `serve` it, and put messages into `outbox`.
     """
@@ -243,9 +242,9 @@ class Session:
         dialler: Dialler,
         patience_s: Callable[[], float] | None = None,
     ) -> None:
-        """Go on with a coordinator that has just welcomed this agent.
+        """Begin with a coordinator that has just welcomed this agent.
 
-        `patience_s` says for how long the session goes on without one; None: for its lease.
+        `patience_s` returns how long the session goes on without one; None: the lease.
         """
         self.outbox = Outbox()
         self.welcome = welcome
@@ -257,11 +256,11 @@ class Session:
         self._is_left = False
 
     async def serve(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
-        """Keep the lease, send what is in the outbox and hand over what arrives. Never returns.
+        """Keep the lease, send the outbox, and deliver messages that arrive. Never returns.
 
         Raises:
-            SessionLostError: the coordinator was away for too long, or all is said.
-            RefusedError: a coordinator came that will not have this agent.
+            SessionLostError: the coordinator was away for too long, or the agent has left.
+            RefusedError: a coordinator came that refused this agent for good.
         """
         ends = (SessionLostError, RefusedError)
         try:
@@ -273,7 +272,7 @@ class Session:
         """Send log lines.
 
         Raises:
-            IsthmusError: they did not arrive.
+            IsthmusError: the lines did not arrive.
         """
         try:
             await self._dialler.stub.ShipLogs(request, timeout=SHIP_S)
@@ -281,7 +280,7 @@ class Session:
             raise error_for(error.code(), error.details() or "") from error
 
     async def _carry(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
-        """Carry messages over one connection after the other."""
+        """Carry messages over successive connections."""
         while True:
             try:
                 await self._converse(on_message)
@@ -302,7 +301,7 @@ class Session:
         """Carry messages both ways until this connection breaks.
 
         Raises:
-            _BrokenError: it has.
+            _BrokenError: the connection broke.
         """
         try:
             await _side_by_side(
@@ -337,7 +336,7 @@ class Session:
             message = await self.outbox.take()
             if message is None:
                 self._is_left = True
-                # Not cancelled, for that would overtake what was just written.
+                # Do not cancel: that would overtake the last messages.
                 await self._call.done_writing()
                 return
             if message.HasField("heartbeat"):
@@ -350,7 +349,7 @@ class Session:
                 raise self._unless_ended("silence") from None
 
     def _unless_ended(self, why: str) -> BaseException:
-        """Return what a cancelled read means: the lease has cut the connection, or all ends."""
+        """Return the error of a cancelled read: the lease ended, or the session does."""
         task = asyncio.current_task()
         is_ending = task is not None and task.cancelling() > 0
         return asyncio.CancelledError() if is_ending else _BrokenError(why)
@@ -382,12 +381,12 @@ class Session:
             await asyncio.sleep(pause_s)
             now_s = time.monotonic()
             if stood_s := standstills.look(now_s, pause_s):
-                log.warning("stood still for %.1f s; the coordinator is given time anew", stood_s)
+                log.warning("was suspended for %.1f s: restarting the coordinator's time", stood_s)
                 self._heard.begin_anew(now_s)
 
 
 class _BrokenError(Exception):
-    """A connection is gone, which ends no session."""
+    """A connection broke; the session goes on."""
 
 
 async def _greet(call: Call, hello: Hello) -> Welcome:
@@ -406,7 +405,7 @@ async def _greet(call: Call, hello: Hello) -> Welcome:
 
 
 def _refusal(status: grpc.StatusCode, reason: str) -> RefusedError:
-    """Return the error of a final answer, with the code that the status stands for."""
+    """Return the error of a final refusal, with the code of the gRPC status."""
     error = RefusedError(f"the coordinator refused this agent: {reason}")
     known = error_for(status, reason)
     if not isinstance(known, LocalProtocolError):
@@ -421,15 +420,15 @@ class _Waiting:
 
 
 class Outbox:
-    """Messages in, messages out, kept until the coordinator has them. One task takes them."""
+    """A queue of messages, kept until the coordinator has them. One task takes them."""
 
     def __init__(self) -> None:
         self.numbered: Numbered[_Waiting] = Numbered()
         self._heartbeat: Heartbeat | None = None
         self._taken = 0
-        """The number of the last message that was taken for this connection."""
+        """Number of the last message taken for this connection."""
         self._most_taken = 0
-        """For any connection: a batch with a greater number may still grow."""
+        """Highest number taken for any connection; batches with greater numbers may still grow."""
         self._last: _Waiting | None = None
         self._bulk_bytes = 0
         self._num_dropped = 0
@@ -437,11 +436,11 @@ class Outbox:
         self._filled = asyncio.Event()
 
     def put(self, message: AgentMessage) -> None:
-        """Queue a message that must arrive: there are only a few of these in a run."""
+        """Queue a message that must arrive; a run has only a few of them."""
         self._add(message, 0)
 
     def put_heartbeat(self, sequence: int) -> None:
-        """Queue a heartbeat before everything else; one that still waits is replaced."""
+        """Queue a heartbeat before everything else; replace one that still waits."""
         self._heartbeat = Heartbeat(sequence=sequence)
         self._filled.set()
 
@@ -452,7 +451,7 @@ class Outbox:
         if is_full and metric.kind not in metrics.FEW:
             self._num_dropped += 1
             if self._num_dropped == 1:
-                log.warning("metrics are dropped: the coordinator takes none, or too slowly")
+                log.warning("dropping metrics: the coordinator takes none, or too slowly")
             return
         if self._num_dropped and not is_full:
             log.warning("%d metrics were dropped", self._num_dropped)
@@ -470,8 +469,8 @@ class Outbox:
     def put_digest(self, digest: Digest) -> None:
         """Queue the hashes of a rank, which is never dropped.
 
-        A list of tensors that no message may hold, or that there is no memory for, is left out. The
-        combined hash still tells whether ranks differ, only not in which tensor.
+        The list of tensors is left out if it exceeds a message or the memory limit. The combined
+        hash still shows whether ranks differ, only not in which tensor.
         """
         size = digest.ByteSize()
         if size > CONTROL_MESSAGE_BYTES - _HEADER_BYTES or self._bulk_bytes + size > BULK_BYTES:
@@ -479,29 +478,29 @@ class Outbox:
         self._add(AgentMessage(digest=digest), digest.ByteSize())
 
     def end(self) -> None:
-        """Close the queue: nothing follows what waits now, but that the agent leaves."""
+        """Close the queue: after the waiting messages, only the agent's farewell follows."""
         self._ended = True
         self.put(AgentMessage(leave=Leave()))
 
     def acknowledge(self, received: int) -> None:
-        """Let go of what the coordinator has.
+        """Drop messages that the coordinator has received.
 
         Raises:
-            RemoteProtocolError: it cannot have that.
+            RemoteProtocolError: `received` was never sent.
         """
         for gone in self.numbered.acknowledge(received):
             self._bulk_bytes -= gone.bulk_bytes
         self._taken = max(self._taken, self.numbered.acknowledged)
 
     def go_on(self, received: int | None) -> None:
-        """Begin a new connection: what the coordinator lacks is taken again.
+        """Begin a new connection; messages that the coordinator lacks are taken again.
 
         Args:
-            received: the last number that it has; None: it knows nothing of this session.
+            received: the last number that it has; None: it does not know this session.
         """
         if received is None:
             self.numbered.begin_anew()
-            # Numbers that may grow are counted anew, too; a batch may have been sent before.
+            # Numbers of batches that may grow restart, too; a batch may have been sent before.
             self._most_taken = self.numbered.last
         else:
             self.acknowledge(received)
@@ -534,11 +533,11 @@ class Outbox:
 
 
 def _takes(waiting: _Waiting, run_id: str, generation: int, size: int) -> bool:
-    """Whether what waits is a batch of the same run with room for `size` bytes more."""
+    """Whether a waiting message is a batch of the same run with room for `size` bytes."""
     batch = waiting.message.metrics
     return (
         waiting.message.HasField("metrics")
         and (batch.run_id, batch.generation) == (run_id, generation)
-        # Counted, for asking the message each time would make a long batch quadratic.
+        # A running count: ByteSize each time would be quadratic.
         and waiting.bulk_bytes + size + _HEADER_BYTES <= CONTROL_MESSAGE_BYTES
     )

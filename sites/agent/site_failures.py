@@ -1,4 +1,4 @@
-"""Finds which of the things that broke at this site was the cause of the others. Pure."""
+"""Finds which failure of a site was the cause of the others. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Mapping, Sequence
 from isthmus.protos.failure import Failure
 
 SIMULTANEOUS_S = 0.25
-"""Closer together than this, the order in which ends were seen says little on a busy machine."""
+"""Ends closer than this count as simultaneous: a busy machine may see them in any order."""
 
 _LOST_A_RANK = re.compile(r"RankLostError|Connection (closed|reset) by peer|Broken pipe|ncclRemote")
-"""What a rank says of its end where another rank of its site has gone."""
+"""Messages of a rank that ended because another rank of its site had gone."""
 _EXITS = frozenset({"SCRIPT_FAILED", "RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"})
-"""Codes that tell of the end of a process of this site, even where its status was 0."""
+"""Codes of failures that are ends of processes of this site, even with status 0."""
 
 
 def order_failures(
     failures: Sequence[Failure], site: str = "", left_s: Mapping[int, float] | None = None
 ) -> list[Failure]:
-    """Return the failures with the cause first, and everything after it marked as its consequence.
+    """Return the failures with the cause first, and later ones marked as consequences.
 
-    A gateway that says "rank 3 has gone" only saw what the launcher knows better, so it counts as
-    a consequence as soon as any process of the site is known to have ended.
+    A gateway's "rank 3 has gone" is known better by the launcher, so it counts as a consequence
+    once any process of the site is known to have ended.
 
-    Whoever ends first is the cause. So where all have failed because of somebody else, and a rank
-    of the site had ended before without a failure, that one is: `left_s` says when ranks left.
+    The first end is the cause. So if all failures are consequences, and a rank of the site had
+    ended before without a failure, that rank is the cause. `left_s` says when ranks left.
     """
     has_exit = any(_is_exit(failure) and not failure.is_collateral for failure in failures)
     marked = [
@@ -57,10 +57,10 @@ def order_failures(
 
 
 def awaits_cause(failures: Sequence[Failure], left_s: Mapping[int, float]) -> bool:
-    """Whether a rank of the site was lost, and nobody has told yet which one it was, or why.
+    """Whether a rank of the site was lost, and it is not known yet which one, or why.
 
-    That a rank has gone is told by its gateway, how it ended by the launcher, which ranks have lost
-    it by these themselves. On a busy machine any of the three may be the last.
+    A gateway reports that a rank has gone, the launcher how it ended, and other ranks that they
+    lost it. On a busy machine any of the three may come last.
     """
     if not all(failure.is_collateral for failure in failures):
         return False
@@ -74,9 +74,9 @@ def _has_lost_a_rank(failure: Failure) -> bool:
 
 
 def _killed_first(victims: Sequence[Failure], left_s: Mapping[int, float]) -> Failure | None:
-    """Return the end by a signal of the rank that went before those which lost it; None: no such.
+    """Return the kill of a rank that went before the ranks that lost it; None: no such.
 
-    A launcher takes a SIGTERM for torchrun's, once it has seen another rank fail.
+    A launcher takes a SIGTERM for torchrun's once it has seen another rank fail.
     """
     gone_s = _gone_s(victims, left_s)
     first = min(gone_s, key=gone_s.__getitem__, default=None)
@@ -97,10 +97,10 @@ def _gone_s(victims: Sequence[Failure], left_s: Mapping[int, float]) -> dict[int
 def _early_ends(
     victims: Sequence[Failure], site: str, left_s: Mapping[int, float]
 ) -> list[Failure]:
-    """Return the first rank that ended with status 0 while others of its site lost it; or nothing.
+    """Return the end with status 0 of a rank that others lost, as a list of at most one.
 
-    It has left, or went without a word, as by `os._exit(0)`. What others lost is another rank: of a
-    site that was lost, they say so.
+    The rank left cleanly or not, as by `os._exit(0)`. The others lost a rank, not a site: a lost
+    site has another message.
     """
     ended = {each.rank for each in victims if _is_exit(each) and each.rank >= 0}
     lost_a_rank = [each for each in victims if _has_lost_a_rank(each)]
@@ -108,7 +108,7 @@ def _early_ends(
     first = min(gone_s.keys() - ended, key=gone_s.__getitem__, default=None)
     if first is None or not lost_a_rank:
         return []
-    # What it says comes by another way than what they say, which may be a little faster.
+    # The rank's own report takes another way than theirs, which may be faster.
     at_s = min(gone_s[first], *(each.at_s for each in lost_a_rank))
     others = ", ".join(str(each) for each in sorted(ended))
     message = (
@@ -119,19 +119,19 @@ def _early_ends(
 
 
 def _is_gone(failure: Failure) -> bool:
-    """Whether a gateway tells of a rank that went away without leaving."""
+    """Whether a gateway reports a rank that went away without leaving."""
     return failure.code == "RANK_LOST" and failure.rank >= 0 and not _is_exit(failure)
 
 
 def _is_exit(failure: Failure) -> bool:
-    """Whether a process of this site ended; else a gateway or the agent tells of something."""
+    """Whether a failure is the end of a process, not a report of a gateway or the agent."""
     return failure.exit_code != 0 or failure.code in _EXITS
 
 
 def _kind(failure: Failure) -> int:
-    """Rank simultaneous failures: a signal answers to nothing, an exit may, a report does.
+    """Return the order of simultaneous failures: signals, then exits, then reports.
 
-    A node takes all that is on it with it.
+    A lost node comes first: it takes all its processes with it.
     """
     if failure.code == "NODE_LOST":
         return -1

@@ -1,4 +1,4 @@
-"""A site's gateways as one: changes of the epoch pass on to all, and answers back as one."""
+"""Combines a site's gateways: passes epoch changes on to all, and merges their answers."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from isthmus.topology.spec.run_spec import CodedPlan
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one line to all of the site's gateways."""
 Put = Callable[[Settled | Resumed], None]
-"""Sends a message to the coordinator; run and generation are filled in on the way."""
+"""Sends a message to the coordinator; the callee adds run and generation."""
 
 
 class EpochChange:
-    """Passes one run's changes of epochs on to the gateways of this site, and their answers back.
+    """Passes a run's epoch changes on to the site's gateways, and their merged answers back.
 
-    Each chunk belongs to one gateway of the site: what they have finished adds up.
+    Each chunk belongs to one gateway of the site, so their finished chunks add up.
     """
 
     def __init__(self, num_gateways: int, tell: Tell, put: Put) -> None:
-        """`tell` reaches all of the site's gateways, `put` the coordinator."""
+        """`tell` sends to all gateways of the site, `put` to the coordinator."""
         self._num_gateways = num_gateways
         self._tell, self._put = tell, put
         self.epoch = 0
-        """The one that all gateways of the site use."""
+        """Epoch that all gateways of the site use."""
         self._waits_for = ("", 0)
-        """The op and the epoch of the answers that are collected."""
+        """Op and epoch of the answers that are being collected."""
         self._answers: list[Mapping[str, Any]] = []
 
     def settle(self, message: Settle) -> None:
-        """Have the gateways begin no new round, and stop chunks if so asked."""
+        """Have the gateways pause at a round boundary and report, and stop chunks if asked."""
         self._expect("settled", message.epoch)
         line = {"op": "settle", "epoch": message.epoch, "stops": message.stops}
         if message.reduction:
@@ -60,15 +60,15 @@ class EpochChange:
         self._tell(line)
 
     def cancel(self, epoch: int) -> None:
-        """Have them go on as before."""
+        """Have the gateways go on as before."""
         self._waits_for = ("", 0)
         self._tell({"op": "cancel", "epoch": epoch})
 
     def resume(self, message: Resume) -> None:
-        """Have them go on in a new epoch.
+        """Have the gateways go on in a new epoch.
 
         Raises:
-            SiteError: this build cannot read it.
+            SiteError: this build cannot read the message.
         """
         try:
             epoch = Epoch.from_bytes(message.record)
@@ -91,9 +91,9 @@ class EpochChange:
         )
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """A gateway answers; once all have, the site does.
+        """Take a gateway's answer; answer for the site once all gateways have.
 
-        Of a site that follows, one gateway speaks for all once it could take part.
+        While the site is catching up, the first gateway that could rejoin answers for all.
         """
         if answer["op"] == "resumed" and answer["epoch"] == self.epoch:
             self._put(Resumed(epoch=self.epoch, round=answer["round"], behind=answer["behind"]))
@@ -128,14 +128,14 @@ class EpochChange:
 
 
 class Opinions:
-    """What the gateways of this site think of other sites, as the one opinion of the site."""
+    """Merges the gateways' suspicions of other sites into one suspicion per site."""
 
     def __init__(self) -> None:
         self._by_site: dict[str, dict[int, Suspect]] = {}
-        """Which gateways suspect a site, by its name."""
+        """Suspicions by suspected site and own gateway."""
 
     def take(self, message: Mapping[str, Any]) -> Suspect | Reached | None:
-        """Note a gateway's opinion; return the site's, if it has another now.
+        """Record a gateway's suspicion or its end; return the merged one if it changed.
 
         A site is suspected while any gateway suspects it.
         """
@@ -154,12 +154,12 @@ class Opinions:
         return Reached(site=site) if now is None else now
 
     def suspects(self) -> list[Suspect]:
-        """Return the sites that are suspected now."""
+        """Return the current suspicions."""
         found = (self._of(site) for site in self._by_site)
         return [each for each in found if each is not None]
 
     def forget(self, sites: Iterable[str]) -> None:
-        """Sites take part again: what was thought of them was of gateways that have ended."""
+        """Drop suspicions of sites that take part again, with new gateways."""
         for site in sites:
             self._by_site.pop(site, None)
 
@@ -170,7 +170,7 @@ class Opinions:
 
 
 def _chain(chains: Sequence[Mapping[str, int]]) -> tuple[int, int]:
-    """Return the latest round that all gateways have completed, and their chains added up."""
+    """Return the latest round that all gateways completed, and the sum of their checksums."""
     complete = set.intersection(*(set(map(int, each)) for each in chains))
     if not complete:
         return -1, 0

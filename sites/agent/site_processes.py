@@ -1,4 +1,4 @@
-"""Every process of a run at this site, through its nodes: the agent's own machine is node 0."""
+"""Manages all processes of a run at a site, through its nodes; node 0 is the agent's machine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 SUPERVISOR_LOG = "supervisor.log"
-"""The file in a node's folder, on the agent's machine, with what its supervisor writes."""
+"""File for a supervisor's stderr, in the node's folder on the agent's machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an agent works."""
+    """An agent's folders, addresses, and way to start nodes."""
 
     site: str
     state: Path
@@ -43,17 +43,17 @@ class Place:
     sockets: Path
     """Folder for Unix sockets."""
     bind_host: str | None
-    """What gateways of this machine bind instead of what the topology says."""
+    """Host that gateways of this machine bind instead of the topology's; None: the topology's."""
     launcher: str
-    """How the site's other nodes are started: one of isthmus.topology.spec.world.LAUNCHERS."""
+    """How other nodes are started: one of isthmus.topology.spec.world.LAUNCHERS."""
     dialled: tuple[str, ...] = ()
     """host:port of each node where the agent dials them instead, its own first."""
     own_lines: OwnLines
-    """The agent's log."""
+    """The agent's own log lines."""
 
 
 class SiteProcesses:
-    """Starts and ends a run's processes. `end` must be called, whatever happened before."""
+    """Starts and ends a run's processes at a site. `end` must always be called."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class SiteProcesses:
 
         Args:
             order: The run.
-            prepare: What the coordinator said of it, for other nodes.
+            prepare: The coordinator's message, for other nodes.
             place: Where the agent works, and how it starts other nodes.
-            listener: Told what processes say.
-            tasks: Owns the tasks that listen to the processes; they end with those.
+            listener: Receives the processes' messages.
+            tasks: Owns the tasks that listen to the processes; they end with the processes.
         """
         self._order = order
         self._prepare = prepare
@@ -84,20 +84,20 @@ class SiteProcesses:
 
     @property
     def nodes(self) -> list[Node]:
-        """Those that are there by now; the agent's own machine is the first."""
+        """Nodes started so far; the agent's own machine is the first."""
         return [] if self._own is None else [self._own, *self._others]
 
     @property
     def children(self) -> list[asyncio.subprocess.Process]:
-        """Every process that was started here; theirs are below them."""
+        """Direct child processes; theirs are below them."""
         own = [] if self._own is None else self._own.children
         return [*own, *(node.process for node in self._others)]
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
-        """Start the gateways of all nodes and return where they listen, for others to dial.
+        """Start the gateways of all nodes and return the addresses for other sites.
 
         Raises:
-            SiteError: one does not listen in time, or a node cannot be reached.
+            SiteError: a gateway does not listen in time, or a node cannot be reached.
         """
         order = self._order
         places = await asyncio.to_thread(
@@ -156,24 +156,24 @@ class SiteProcesses:
         return await supervisor.start_gateways()
 
     def _told(self, place: NodePlace) -> str | None:
-        """Return what others dial; None: as the topology says of the site."""
+        """Return the host that other sites dial; None: the site's in the topology."""
         return None if self._order.site.listening.interfaces else place.told
 
     def _bound(self, place: NodePlace) -> str | None:
-        """Return what a node's gateways bind; None: as the topology says of the site."""
+        """Return the host that a node's gateways bind; None: the site's in the topology."""
         return None if self._order.site.listening.bind else self._told(place)
 
     async def connect(self, endpoints: Sequence[GatewayEndpoint]) -> None:
-        """Have all gateways dial the other sites' and wait until Hello was answered.
+        """Have all gateways dial the other sites', and wait until Hello was answered.
 
         Raises:
-            SiteError: it was not in time.
+            SiteError: Hello was not answered in time.
         """
         self.tell_addresses(endpoints)
         await _all(node.wait_connected() for node in self.nodes)
 
     def tell_addresses(self, endpoints: Sequence[GatewayEndpoint]) -> None:
-        """Tell all gateways where the other sites' are."""
+        """Send the other sites' gateway addresses to all gateways."""
         own = self._order.site.name
         peers = [each for each in endpoints if each.site != own]
         addresses = [
@@ -184,41 +184,41 @@ class SiteProcesses:
         self.tell_gateways({"op": "connect", "peers": addresses, "sites": sites})
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
-        """Write one line to each gateway."""
+        """Send one command to each gateway."""
         for node in self.nodes:
             node.tell_gateways(message)
 
     async def run_ranks(self) -> None:
-        """Start torchrun on each node and return when all of them have ended, well or not."""
+        """Start torchrun on each node, and wait until all have ended, well or not."""
         port = self._held.enter_context(reserved_port(self._host))
         host = f"[{self._host}]" if ":" in self._host else self._host
         await _all(node.run_ranks(f"{host}:{port}") for node in self.nodes)
 
     async def wait_probed(self) -> None:
-        """Wait until the gateways have measured their links, and all others have that meet here."""
+        """Wait until the gateways, and their peers, have measured all links."""
         await _all(node.wait_probed() for node in self.nodes)
 
     async def wait_joined(self) -> None:
-        """Wait until all ranks of the site have joined: as long as a script needs."""
+        """Wait until all ranks of the site have joined, however long their script needs."""
         await _all(node.wait_joined() for node in self.nodes)
 
     async def look(self, rank: int, only_stopped: bool) -> RankStack | None:
-        """Return what a rank is doing; None: it is not stopped, and only that was asked."""
+        """Return a rank's stack; None if `only_stopped` and the rank is not stopped."""
         node = self.nodes[rank // self._order.site.accelerators_per_node]
         return await node.look(rank, only_stopped=only_stopped)
 
     async def leave(self) -> None:
-        """Have the gateways leave after the ranks have, and wait until they have gone.
+        """Have the gateways leave after the ranks, and wait until they have ended.
 
         Raises:
-            SiteError: one did not go in time.
+            SiteError: a gateway did not end in time.
         """
         await _all(node.leave() for node in self.nodes)
 
     async def end(self, grace_s: float) -> bool:
-        """End everything: ranks, then gateways, then whatever is left. False if something stays.
+        """End ranks, then gateways, then the rest. False if a process cannot be ended.
 
-        `grace_s` lies between SIGTERM and SIGKILL.
+        `grace_s` is the time between SIGTERM and SIGKILL.
         """
         ended = await asyncio.gather(*(node.end(grace_s) for node in self.nodes))
         await asyncio.gather(*(node.close() for node in self.nodes))
@@ -228,7 +228,7 @@ class SiteProcesses:
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return what all of them return; once one fails, none of them goes on."""
+    """Run calls together and return their results; if one fails, cancel the others."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -240,10 +240,10 @@ async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 @contextmanager
 def reserved_port(host: str) -> Iterator[int]:
-    """Give a free TCP port that nobody else is given until the block ends.
+    """Yield a free TCP port that is reserved until the block ends.
 
-    The socket is bound and never listens, so that a server with SO_REUSEADDR, as torch's store is,
-    may take the port, while the system gives it to no one who asks for any.
+    The socket is bound and never listens. So a server with SO_REUSEADDR, such as torch's store, may
+    take the port, but the system assigns it to no other process.
     """
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as holder:

@@ -1,4 +1,4 @@
-"""Ranks of a site that do not move: what its gateways say of them, and what they are doing."""
+"""Reports ranks of a site that do not move: merges gateways' reports, and inspects the ranks."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _DOING_CHARS = 400
 _ENDED = "its script has ended, and others of its site are in a later round"
 
 Look = Callable[[int, bool], Awaitable[RankStack | None]]
-"""Finds out what a rank is doing; the flag: only whether it is stopped, None if it is not."""
+"""Returns a rank's stack. With the flag: only if the rank is stopped, else None."""
 
 
 class Stalls:
-    """Puts together what the gateways of a site say, and looks at each rank that does not come."""
+    """Merges the stall reports of a site's gateways, and inspects each absent rank."""
 
     def __init__(self, look: Look, put: Callable[[Stall], None]) -> None:
-        """`put` takes what a coordinator is told, without the run's name."""
+        """`put` takes reports to the coordinator, and adds the run's name."""
         self._look = look
         self._put = put
         self._said: dict[int, Mapping[str, Any]] = {}
         self._told = Stall()
         self._left: dict[int, tuple[int, float]] = {}
-        """By rank that is done, the latest round of its gateway then, and when it left."""
+        """By finished rank: the gateway's latest round at that time, and when the rank left."""
 
     def note_left(self, rank: int, last_round: int) -> None:
-        """A rank is done: nobody comes any more where others wait for it."""
+        """Note a finished rank: others that wait for it wait in vain."""
         self._left[rank] = last_round, time.monotonic()
 
     async def take(self, gateway: int, message: Mapping[str, Any]) -> None:
-        """Take what a gateway says, which replaces what it said before."""
+        """Take a gateway's report, which replaces its previous one."""
         self._said[gateway] = message
         said = list(self._said.values())
         away = [(each, False) for one in said for each in one["absent"]]
-        # Ranks that wait, and are not absent, come, unless they were stopped.
+        # Ranks that wait and are not absent make progress, unless they were stopped.
         named = {each["rank"] for each, _ in away}
         waiting = [
             (each, True) for one in said for each in one["waiting"] if each["rank"] not in named
@@ -57,9 +57,9 @@ class Stalls:
             self._put(told)
 
     def _ended(self, said: Sequence[Mapping[str, Any]]) -> list[AbsentRank]:
-        """Return the ranks that are done, and that others of their site wait for.
+        """Return finished ranks for which others of their site wait.
 
-        What these have handed over does not come to a gateway before all ranks have added it up.
+        The others' bucket does not reach a gateway before all ranks have added it up.
         """
         waiting = {each["rank"] for one in said for each in one["waiting"]}
         rounds = [

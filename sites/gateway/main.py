@@ -1,4 +1,4 @@
-"""The gateway's process: obeys the agent's lines and ends with it.
+"""The gateway's process: executes the agent's commands and ends with it.
 
 stdout carries the protocol and nothing else; the log goes to stderr.
 """
@@ -34,17 +34,17 @@ _log = logging.getLogger(__name__)
 
 _EXIT_DEADLINE_S: Final = 10.0
 _SWITCH_S: Final = 0.0005
-"""How soon a busy thread lets others run. Frames pass from thread to thread: with the interpreter's
-default of 5 ms, each turn would take as long as a round trip."""
+"""The interpreter's switch interval. Frames pass from thread to thread: with the default of 5 ms,
+each hand-over would take as long as a round trip."""
 _CHECK_S: Final = 0.5
-"""How often the main thread looks. A signal that the kernel hands to another thread does not wake
-it, and is handled with its next look."""
+"""Poll interval of the main thread. A signal delivered to another thread does not wake it, and is
+handled at its next poll."""
 
 
 def main() -> int:
     """Run one gateway; return its exit status: 0 after the agent's end of file, 1 after a failure.
 
-    Any mistake in what the agent says is a failure too, and named in the `failed` line.
+    An invalid command of the agent is a failure too, and named in the `failed` line.
     """
     sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(
@@ -124,7 +124,7 @@ def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
 
 
 def _exit_within(seconds: float) -> None:
-    """Make sure that no stuck thread of a library keeps a gateway alive that wants to end."""
+    """End the process after `seconds`, even if a library's thread is stuck."""
     timer = threading.Timer(seconds, os._exit, (70,))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Whether the kernel's OOM killer was at work: what SIGKILL leaves no word of."""
+"""Detects kills by the kernel's OOM killer, which leave no message in the killed process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from signal import SIGKILL
 
 _COUNTERS = ("memory.events", "memory.oom_control")
-"""Files of a cgroup, version 2 and 1, with a line `oom_kill N`."""
+"""Files of a cgroup (version 2, version 1) with a line `oom_kill N`."""
 
 
 class KernelKills:
-    """Counts what the OOM killer has killed since this was made, in this cgroup or those above it.
+    """Counts OOM kills since its creation, in this cgroup and its ancestors.
 
-    Where no cgroup counts, on this machine.
+    Without a cgroup counter, it counts those of the machine.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -21,7 +21,7 @@ class KernelKills:
         self._before = self._counts()
 
     def explain(self, exit_code: int) -> str:
-        """Return in a line what is known of an end by SIGKILL; empty: nothing, or another end."""
+        """Return a line about OOM kills if a process ended by SIGKILL; else an empty string."""
         if exit_code != -SIGKILL:
             return ""
         for path, count in self._counts().items():
@@ -35,7 +35,7 @@ class KernelKills:
         return ""
 
     def _counts(self) -> dict[Path, int]:
-        """Return what each counter says that there is; the nearest cgroup's first."""
+        """Return the value of each existing counter, the nearest cgroup's first."""
         found = {}
         for path in self._paths():
             try:
@@ -56,7 +56,7 @@ class KernelKills:
             if controllers not in {"", "memory"}:
                 continue
             top = self._root / "sys/fs/cgroup" / controllers
-            # In a container the path may be the host's, and what is there the container's own.
+            # In a container the path may be the host's, and the mount the container's own.
             for folder in (top / inside.lstrip("/"), top):
                 yield from (folder / name for name in _COUNTERS)
         yield self._root / "proc/vmstat"

@@ -3,16 +3,17 @@
 Usage: python -m isthmus.sites.launcher.node --nodes N --node I --ranks P --name NAME --folder DIR
        --start-within S --grace S --working-folder DIR -- (SCRIPT | -m MODULE) [ARGUMENTS...]
 
-It loads torch, which takes seconds, and starts the ranks when stdin says HOST:PORT of the
-rendezvous, on a line. So a site's gateways start meanwhile.
+It loads torch, which takes seconds, and starts the ranks once stdin has a line with HOST:PORT of
+the rendezvous. A site's gateways start meanwhile.
 
-Beside what torchrun does, it says on stdout, a line each, how ranks ended, the first of them within
-milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s. It
-orders what it found by whole seconds, so a victim may look like the cause.
+In addition to torchrun's work, it reports each failed rank as a line on stdout, the first within
+milliseconds. torchrun itself reports only after it has ended all other ranks, which may take 30 s,
+and orders failures by whole seconds, so a victim may look like the cause.
 
 The rendezvous is torch's `static` one: `c10d` ignores the node rank and orders nodes by address and
-pid, but the gateways must know which ranks are where. Node 0 hosts it, on its endpoint's address
-alone: whoever reaches the store may give and take its keys, and torch's own listens on all of them.
+pid, but the gateways must know where each rank is. Node 0 hosts the store, and listens on the
+endpoint's address only. torch's own store would listen on all addresses, and anyone who reaches it
+may read and write its keys.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ from isthmus.sites.launcher.kernel_kills import KernelKills
 from isthmus.sites.launcher.rank_failures import PID_FILE, cause_first, describe_failure, line_of
 
 MONITOR_INTERVAL_S = 0.1
-"""torchrun looks at its ranks this often: when all have ended well, nobody waits longer for it."""
+"""torchrun's poll interval, and so the longest delay after all ranks have ended well."""
 BACKEND = "site"
 """The name of this rendezvous for torchrun."""
 STORE_BACKLOG = 1024
 """Ranks that connect at once."""
 _LOOK_S = 0.02
-"""Between two looks at ranks that have ended but that torchrun has not reaped yet."""
+"""Interval between checks for ranks that have ended but that torchrun has not reaped yet."""
 
 log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Sees ranks end before torchrun reaps them, and says so. One thread."""
+    """A thread that notices and reports ends of ranks before torchrun reaps them."""
 
     def __init__(
         self, folder: Path, name: str, first_rank: int, say: Callable[[Failure], None]
@@ -73,7 +74,7 @@ class Watch:
         self._first_rank = first_rank
         self._failures: dict[int, Failure] = {}
         self._unexplained: list[Failure] = []
-        """The first that SIGTERM ended when nothing else had failed."""
+        """Ranks first seen ended by SIGTERM while no other had failed."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -82,13 +83,13 @@ class Watch:
         self._thread.start()
 
     def finish(self, told: dict[int, int]) -> None:
-        """Stop, and add what torchrun saw and the watch did not.
+        """Stop, and report failures that torchrun saw and this thread did not.
 
         Args:
             told: exit code of each failed rank, by rank inside the site.
         """
         self._stopped.set()
-        self._thread.join(1.0)  # it may hang in waitid when a rank cannot be killed
+        self._thread.join(1.0)  # the thread may hang in waitid if a rank cannot be killed
         added = [self._describe(rank - self._first_rank, code) for rank, code in told.items()]
         if all(each.exit_code == -signal.SIGTERM for each in added):
             self._add(self._unexplained)
@@ -105,16 +106,16 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Tell of ranks that have ended and are not reaped, unless all were only sent SIGTERM."""
+        """Report ended ranks that are not reaped, unless SIGTERM ended all of them."""
         seen = self._ended()
         if self._failures or any(each.exit_code != -signal.SIGTERM for each in seen):
             self._add(seen)
         else:
-            # Perhaps torchrun has reaped the first one already, and ends the others: it will tell.
+            # Perhaps torchrun has reaped the first failure and ends the others: it will report.
             self._unexplained = self._unexplained or seen
 
     def _ended(self) -> list[Failure]:
-        """Return the failures among the ranks that have ended and are not reaped."""
+        """Return new failures of ranks that have ended and are not reaped."""
         failures = []
         for path in self._ranks.glob(f"{self._name}_*/attempt_0/*/{PID_FILE}"):
             pid, local_rank = int(path.read_text()), int(path.parent.name)
@@ -143,8 +144,8 @@ class Watch:
         new = [failure for failure in failures if failure.rank not in self._failures]
         if not new:
             return
-        # torchrun sends SIGTERM only after another failure; if it tells of no other, it was
-        # somebody else.
+        # torchrun sends SIGTERM only after another failure; if it reports no other, SIGTERM came
+        # from elsewhere.
         cause = bool(self._failures) or any(each.exit_code != -signal.SIGTERM for each in new)
         for failure in sorted(new, key=cause_first):
             if failure.exit_code == -signal.SIGTERM and cause:
@@ -157,11 +158,11 @@ class SiteRendezvous(StaticTCPRendezvous):
     """Torch's static rendezvous, with a store that listens on one address."""
 
     def get_backend(self) -> str:
-        """Return its name."""
+        """Return the rendezvous' name."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Make the store before torch does, where this node hosts it."""
+        """Create the store in torch's place, if this node hosts it."""
         if self.rank == 0 and self._store is None:
             family = socket.AF_INET6 if ":" in self.master_addr else socket.AF_INET
             with socket.socket(family) as listener:
@@ -180,7 +181,7 @@ class SiteRendezvous(StaticTCPRendezvous):
 
 
 def rendezvous(parameters: RendezvousParameters) -> SiteRendezvous:
-    """Return what torchrun asks for by the name of BACKEND."""
+    """Return the rendezvous that torchrun looks up as BACKEND."""
     host, port = parse_rendezvous_endpoint(parameters.endpoint, -1)
     return SiteRendezvous(
         host,
@@ -228,7 +229,7 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         log.warning("ended by %s", error.sigval.name)
         return 128 + error.sigval
-    except OSError as error:  # no space, no processes: its log may have no room for it either
+    except OSError as error:  # no space or processes: the log may have no room either
         place = error.filename or options.folder
         message = f"the ranks cannot be started: {place}: {error.strerror or error}"
         say(Failure(code="LAUNCH_FAILED", message=message, at_s=time.monotonic()))
@@ -237,13 +238,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _speaker() -> Callable[[Failure], None]:
-    """Take stdout for failures alone; what else is printed goes to stderr."""
+    """Reserve stdout for failures; other output goes to stderr."""
     descriptor = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     speaking = threading.Lock()
 
     def say(failure: Failure) -> None:
-        # Whoever has started this process may be gone; then it is about to be killed.
+        # If the parent has gone, this process is about to be killed.
         with speaking, contextlib.suppress(OSError):
             os.write(descriptor, line_of(failure).encode())
 
@@ -251,7 +252,7 @@ def _speaker() -> Callable[[Failure], None]:
 
 
 def _read_endpoint() -> str:
-    """Wait for the rendezvous' HOST:PORT on stdin, which ranks then find empty."""
+    """Read the rendezvous' HOST:PORT from stdin; ranks then get an empty stdin."""
     endpoint = sys.stdin.readline().strip()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, sys.stdin.fileno())

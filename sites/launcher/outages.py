@@ -1,8 +1,8 @@
-"""Whose fault an exception is that ended a rank: the script's, or its machine's and network's.
+"""Decides whether an exception that ended a rank is the script's fault or an outage.
 
-A script that raises does so again wherever it is started, so its error is the run's. What a machine
-does to a script (a device that breaks, a full disk, a connection that is reset) befalls one site,
-and may be over when that site is started again. No torch: errors of its are known by their names.
+A script's own error recurs wherever it is started, so it ends the run. An outage (a broken device,
+a full disk, a reset connection) concerns one site, and may be over when that site is started again.
+This module does not import torch: its errors are recognised by name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _OF_MACHINE = frozenset(
         *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EPIPE, errno.ETIMEDOUT),
     }
 )
-"""Errors of disks, devices and networks. A file that is not there is not among them."""
+"""Errors of disks, devices and networks. A missing file is not among them."""
 _TYPES_OF_NETWORK = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
-"""What torch.distributed raises when ranks of a site do not reach each other any more."""
+"""Errors of torch.distributed when ranks of a site lose each other."""
 _MISUSE = re.compile(r"ncclInvalid(Usage|Argument)|Duplicate GPU detected")
 _TEXTS_OF_MACHINE = re.compile(
     r"""
@@ -37,24 +37,24 @@ _TEXTS_OF_MACHINE = re.compile(
     re.VERBOSE,
 )
 _STATUSES_OF_SIGNALS = frozenset(128 + each for each in (SIGHUP, SIGINT, SIGKILL, SIGTERM))
-"""What a script ends with that has caught a signal, by a shell's custom."""
+"""Exit statuses of scripts that caught a signal, by shell convention."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the machine or a network is behind an exception: itself, or what it came from.
+    """Whether an exception, or one of its causes, is due to the machine or a network.
 
-    Memory that is too small for the script's batch, of a device or of the host, is the script's.
+    Running out of memory, on a device or the host, counts as the script's fault.
     """
     return any(_is_of_machine(each) for each in causes(error))
 
 
 def is_signal_status(exit_code: int) -> bool:
-    """Whether a script ended with this status because a signal had it end."""
+    """Whether an exit status means that the script ended after catching a signal."""
     return exit_code in _STATUSES_OF_SIGNALS
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it was raised from, or while that was handled."""
+    """Yield an exception, then its causes and contexts."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:

@@ -1,9 +1,9 @@
-"""One training process: what torchrun starts, around the user's script or the trainer that ships.
+"""One training process, started by torchrun: runs the user's script or the built-in trainer.
 
 Usage: python -m isthmus.sites.launcher.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
 
-It dies with its launcher, runs the script in FOLDER as `__main__`, and says in error.json what
-broke, so that the one that failed first is named and not one of its victims.
+The process dies with its launcher, runs the script in FOLDER as `__main__`, and writes its error to
+error.json, so that the first failure can be told from its victims.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from isthmus.sites.leash import die_with_parent
 _LOST_SIBLING = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited"
 )
-"""What Gloo and NCCL say when another rank of the collective has gone."""
+"""Messages of Gloo and NCCL when another rank of the collective has gone."""
 _NO_EXCHANGE = (LocalProtocolError, ScriptError)
-"""Errors of ours that do not say that the exchange has failed: bugs, and mistakes of the script."""
+"""Our errors that do not mean a failed exchange: bugs, and mistakes of the script."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> NoReturn:
     die_with_parent(int(arguments[0]))
     write_pid_file(os.environ.get("TORCHELASTIC_ERROR_FILE"))
     try:
-        # Only now: of what is imported by then, nothing is taken from the user's folder.
+        # Only now, so that no module so far is imported from the user's folder.
         os.chdir(arguments[1])
         _run(arguments[2:])
     except SystemExit as error:
@@ -62,20 +62,20 @@ def _run(command: list[str]) -> None:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
     script = Path(command[0]).resolve()
-    # As `python SCRIPT` does it: modules beside the script come first.
+    # As with `python SCRIPT`, modules beside the script come first.
     sys.path.insert(0, str(script.parent))
     sys.argv = [str(script), *command[1:]]
     runpy.run_path(str(script), run_name="__main__")
 
 
 def _exit(error: SystemExit) -> None:
-    """End with the status that the script asked for: 1, as Python has it, when that is a text."""
+    """End with the script's own exit status; a text means 1, as in Python."""
     status = error.code if isinstance(error.code, int) else 1
     if not isinstance(error.code, int):
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{error.code}\n")
     handled = next((each for each in causes(error) if not isinstance(each, SystemExit)), None)
-    if handled is not None:  # a script that catches all, and ends with a status
+    if handled is not None:  # the script caught an error and then exited
         _write_error(handled, status, "".join(traceback.format_exception(error)))
     else:
         _write_error(error, status, "")
@@ -83,7 +83,7 @@ def _exit(error: SystemExit) -> None:
 
 
 def _fail(error: BaseException) -> None:
-    """Leave error.json and the traceback, then end."""
+    """Write error.json, print the traceback, and end."""
     text = "".join(traceback.format_exception(error))
     status = COLLATERAL_EXIT_CODE if _exchange_error(error) else 1
     _write_error(error, status, text)
@@ -93,7 +93,7 @@ def _fail(error: BaseException) -> None:
 
 
 def _write_error(error: BaseException, status: int, text: str) -> None:
-    """Write into error.json what broke, and whether that is the script's fault.
+    """Write an error to error.json, with whether it is the script's fault.
 
     `text` is its traceback.
     """
@@ -105,23 +105,23 @@ def _write_error(error: BaseException, status: int, text: str) -> None:
         "time_s": time.monotonic(),
         "wall_s": time.time(),
     }
-    with contextlib.suppress(OSError):  # a full disk: the status must still be told
+    with contextlib.suppress(OSError):  # a full disk must not hide the exit status
         write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE"), details, text)
 
 
 def _message(error: BaseException) -> str:
-    """Return what broke; of an exit, the text that it was given: the status is told beside it."""
+    """Return an error's message; for SystemExit its text, as the status is reported separately."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, str) else ""
     return reason_of(error)
 
 
 def _leave() -> NoReturn:
-    """End a script that is done: what Python does at an exit, but not the interpreter's own end.
+    """End a finished script: run exit handlers, but skip the interpreter's shutdown.
 
-    A thread of torch's may let go of its last tensor while the interpreter is taken down. It then
-    needs a lock that is no longer given, and aborts the process. That is rare, and happens on a
-    busy machine only, but it would make a failure of a run that has succeeded.
+    A thread of torch may free its last tensor during shutdown. It then needs the interpreter's
+    lock, does not get it, and aborts the process. That is rare, and only happens on busy machines,
+    but would turn success into failure.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # joins threads that are not daemons
     atexit._run_exitfuncs()
@@ -131,22 +131,20 @@ def _leave() -> NoReturn:
 def _end(status: int) -> NoReturn:
     """End at once.
 
-    An orderly end may wait for threads that wait for a collective which can no longer complete, and
-    taking Gloo down with one going on aborts the process: the script's own status would be lost. So
-    it would be to an output that takes nothing more: a full disk, or a stream that the script
-    closed.
+    An orderly end may wait for threads in a collective that can no longer complete, and destroying
+    Gloo during one aborts the process: the script's own status would be lost. An output that takes
+    nothing more (full disk, closed stream) would lose it, too.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the script may have put anything there
+        with contextlib.suppress(Exception):  # the script may have replaced the stream
             stream.flush()
     os._exit(status)
 
 
 def _exchange_error(error: BaseException) -> IsthmusError | type[IsthmusError] | None:
-    """Return the failed exchange behind `error`, if one is: itself, or what it was raised from.
+    """Return the failed exchange that is `error` or one of its causes; None: none is.
 
-    An error that passed through a C++ future comes back as a RuntimeError with the type's name
-    in its text.
+    After a C++ future an error is a RuntimeError with the type's name in its text.
     """
     for each in causes(error):
         if isinstance(each, IsthmusError):

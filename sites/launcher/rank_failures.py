@@ -1,8 +1,8 @@
-"""How the ranks of a node ended, as their launcher says it: lines on its stdout.
+"""Failures of a node's ranks, as lines on their launcher's stdout.
 
-No file: a rank may be killed while the disk is full.
+Lines and no file, because a rank may be killed while the disk is full.
 
-No torch: the agent reads this too.
+This module does not import torch, because the agent uses it too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from isthmus.protos.failure import Failure, one_line
 COLLATERAL_EXIT_CODE = 75
 """A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""
 PID_FILE = "pid"
-"""Beside a rank's error.json: written by the rank itself as the first thing it does."""
+"""File beside a rank's error.json, which the rank writes as the first thing it does."""
 
 
 def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) -> Failure:
-    """Return the failure of a rank that did not end with 0.
+    """Return the failure of a rank whose exit status was not 0.
 
     Args:
-        folder: The rank's log folder. What the rank said itself is in its error.json.
-        rank: Inside the site.
+        folder: The rank's log folder, with its own error.json.
+        rank: Rank inside the site.
         exit_code: Negative: the signal's number.
-        at_s: When its end was seen.
+        at_s: When the rank's end was seen.
     """
     said = _read_error_file(folder / "error.json")
     said_s = said.get("time_s")
@@ -40,7 +40,7 @@ def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) ->
     is_scripts = not (is_collateral or said.get("outage", False))
     code = "RANK_KILLED" if exit_code < 0 else "SCRIPT_FAILED" if is_scripts else "RANK_EXITED"
     if exit_code == COLLATERAL_EXIT_CODE and said.get("code") in CATALOGUE:
-        code = str(said["code"])  # what failed under it: that it ended is no news
+        code = str(said["code"])  # the failed exchange, not the rank's end
     return Failure(
         code=code,
         message=one_line(str(said.get("message", ""))),
@@ -54,11 +54,11 @@ def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) ->
 
 
 def cause_first(failure: Failure) -> tuple[bool, int, float]:
-    """Return a key that sorts the rank that failed first, and not because of another, to the front.
+    """Return a sort key that puts the first failure not caused by another to the front.
 
-    Deaths that are seen in one look have no order of their own: a signal comes out of nowhere, a
-    bare exit status is deliberate, an exception may be an answer to either. Among victims, those
-    that torchrun ended with SIGTERM come last.
+    Ends seen in one check have no order of their own: a signal comes from outside, a bare exit
+    status is deliberate, an exception may follow from either. Among victims, those that torchrun
+    ended with SIGTERM come last.
     """
     if failure.is_collateral:
         kind = int(failure.exit_code == -SIGTERM)
@@ -68,16 +68,16 @@ def cause_first(failure: Failure) -> tuple[bool, int, float]:
 
 
 def line_of(failure: Failure) -> str:
-    """Return a failure as a line for whoever has started the launcher, on the same machine."""
-    # The clock is that of the machine, so the agent's is the same.
+    """Return a failure as a line for the launcher's parent on the same machine."""
+    # The clock is the machine's, so the agent has the same.
     return json.dumps({**failure.to_json(), "at_s": failure.at_s}) + "\n"
 
 
 def failure_of_line(line: bytes) -> Failure:
-    """Return what `line_of` wrote.
+    """Return the failure in a line of `line_of`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the line is not one of `line_of`.
     """
     try:
         return Failure.from_json(json.loads(line))
@@ -90,8 +90,7 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
 
     Args:
         path: $TORCHELASTIC_ERROR_FILE; None: torchrun did not start this process.
-        details: `message`, `collateral`, `outage` (it is not the script's fault), `time_s` and
-            `wall_s`.
+        details: `message`, `collateral`, `outage` (not the script's fault), `time_s` and `wall_s`.
         traceback: as Python prints it.
     """
     if not path:
@@ -106,7 +105,7 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
 def write_pid_file(error_file: str | None) -> None:
     """Write down a rank's pid, so that its death can be seen before torchrun reports it.
 
-    Where the disk is full, that is seen a little later.
+    On a full disk there is no file, and the death is seen a little later.
     """
     if error_file:
         scratch = Path(error_file).with_name(f"{PID_FILE}.new")

@@ -1,9 +1,9 @@
 """`python -m isthmus.sites.node`: the supervisor of one node, on the node's machine.
 
-It prints GREETING and its build, reads its order as one line, and then answers its agent's calls
-(sites/node/stream.py). When stdin ends, or says nothing for longer than the lease, or a signal
-comes, it ends all that it has started, and then itself. It depends on no signal: who kills an SSH
-client leaves what that has started running, and sends none.
+The supervisor prints GREETING and its build, reads its order as one line, and then answers its
+agent's calls (sites/node/stream.py). When stdin ends or is silent for longer than the lease, or a
+signal comes, it ends all its processes and itself. It does not rely on signals: killing an SSH
+client sends none to the remote processes.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from isthmus.topology.spec.json_fields import read_json
 _STAGES = frozenset(
     {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}
 )
-"""Calls that go on until they are done, or the run is to end."""
+"""Calls that last until they are done or the run is to end."""
 TERMINATED_S = 5.0
-"""From the agent's last checkpoint to the end, after SIGTERM. Slurm sends it to all of a site at
-once, and the agent has a checkpoint written before it ends this process."""
+"""Time after SIGTERM for the agent to end this process, beyond its last checkpoint. Slurm sends
+SIGTERM to all processes of a site at once, and the agent first has a checkpoint written."""
 
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Supervise one run; return the exit status."""
+    """Supervise one run on this node; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     keep_private()
     adopt_orphans()
@@ -105,7 +105,7 @@ async def _serve() -> int:
 
 @contextmanager
 def _secrets(order: NodeOrder) -> Iterator[None]:
-    """Keep the files that came with an order for as long as it lasts, for the user's eyes alone."""
+    """Keep an order's secret files, readable only by the user, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="isthmus-node-") as folder:
         for name, content in order.files.items():
             path = Path(folder, name)
@@ -118,7 +118,7 @@ def _secrets(order: NodeOrder) -> Iterator[None]:
 
 
 class _Service:
-    """Answers the agent's calls by a Supervisor."""
+    """Answers the agent's calls with a Supervisor."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _Service:
         self._grace_s = 0.0
 
     async def serve(self, reader: asyncio.StreamReader, ended: asyncio.Event) -> None:
-        """Serve until the agent has gone, or a signal has come; leave nothing behind."""
+        """Serve until the agent has gone, or a signal comes; leave no process behind."""
         silence = Silence(time.monotonic())
         reading = asyncio.create_task(self._read(reader, silence), name="agent")
         watching = asyncio.create_task(self._watch(silence), name="silence")
@@ -158,7 +158,7 @@ class _Service:
             try:
                 message = read_line(line)
             except ValueError as error:
-                log.warning("the agent makes no sense, and so this ends: %s", error)
+                log.warning("ending: the agent's message is not valid: %s", error)
                 return
             if "call" in message:
                 call = self._tasks.create_task(self._answer(message), name=message["call"])
@@ -169,7 +169,7 @@ class _Service:
                 self._supervisor.tell_gateways(message["tell"])
 
     async def _watch(self, silence: Silence) -> None:
-        """Tell the agent that this lives; return once the agent has been silent for too long."""
+        """Send heartbeats; return once the agent has been silent for too long."""
         order = self._order
         standstills = Standstills(time.monotonic(), order.lease_s)
         while silence.lasts_s(now_s := time.monotonic()) < order.lease_s:
@@ -187,7 +187,7 @@ class _Service:
         except (KeyError, TypeError, ValueError) as error:
             failed = SiteError("INTERNAL", f"{message['call']}: {error!r}")
             self._say({"id": message["id"], "error": error_fields(failed)})
-        except OSError as error:  # no space, no processes: this machine's, not our bug
+        except OSError as error:  # no space or processes: the machine's fault, not a bug
             said = f"{error.filename or 'node'}: {error.strerror or error}"
             failed = SiteError("LAUNCH_FAILED", said)
             self._say({"id": message["id"], "error": error_fields(failed)})
@@ -249,7 +249,7 @@ class _Service:
         for stage in stages:
             stage.cancel()
         if stages:
-            await asyncio.wait(stages)  # one may be starting a process right now
+            await asyncio.wait(stages)  # a stage may be starting a process
         supervisor = self._supervisor
         if supervisor is None:
             return True

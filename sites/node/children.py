@@ -1,7 +1,7 @@
-"""Children of an agent or a supervisor: started on a leash, and all gone after any end of a run.
+"""Starts child processes that die with their parent, and ends all descendants of a run.
 
-Their parent adopts whatever they leave behind (PR_SET_CHILD_SUBREAPER), so that everything a run
-ever started is a descendant that can be found and ended. One run at a time, so all descendants
+The parent, an agent or a supervisor, adopts orphans (PR_SET_CHILD_SUBREAPER), so that every process
+of a run is a descendant that can be found and ended. There is one run at a time, so all descendants
 belong to it.
 """
 
@@ -22,11 +22,11 @@ from isthmus.protos.own_processes import leashed
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LOOK_S = 0.02
-"""Between two looks at processes that are not children, which cannot be waited for."""
+"""Poll interval for processes that are not children, which cannot be waited for."""
 KILL_S = 5.0
-"""SIGKILL takes effect within this, unless the kernel itself hangs."""
+"""Time for SIGKILL to take effect, unless the kernel itself hangs."""
 LINE_BYTES = 256 << 10
-"""A line from a child's stdout may be this long: twice what a rank may send its gateway."""
+"""Longest line of a child's stdout: twice the longest message of a rank to its gateway."""
 
 
 def adopt_orphans() -> None:
@@ -51,13 +51,13 @@ async def start_leashed(
     umask: int = -1,
     line_bytes: int = LINE_BYTES,
 ) -> asyncio.subprocess.Process:
-    """Start a command in a process group of its own that dies with this process.
+    """Start a command in its own process group that dies with this process.
 
     Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
     caller closes. A child that `talks` has pipes for stdin and stdout; else stdout goes to the log,
-    too, and stdin is empty. `namespaces` are files of a user
-    namespace (may be empty) and a network namespace to enter. `umask` is the child's; -1: as this
-    process has it. A line that it says may be `line_bytes` long.
+    too, and stdin is empty. `namespaces` are files of a user namespace (may be empty) and a network
+    namespace to enter. `umask` is the child's; -1: this process's. `line_bytes` limits the child's
+    lines on stdout.
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
@@ -78,9 +78,9 @@ def descendants() -> list[psutil.Process]:
 
 
 def send(process: asyncio.subprocess.Process, signum: signal.Signals) -> None:
-    """Send a signal to a child's process group; nothing happens when it has ended.
+    """Send a signal to a child's process group, unless the child has ended.
 
-    A child that is still its leash may not lead a group yet: then it gets the signal alone.
+    A child that has just started may not lead a group yet; then only it gets the signal.
     """
     if process.returncode is None:
         try:
@@ -91,7 +91,7 @@ def send(process: asyncio.subprocess.Process, signum: signal.Signals) -> None:
 
 
 async def wait_ended(processes: Sequence[asyncio.subprocess.Process], deadline_s: float) -> bool:
-    """Wait for children to end; False when the deadline came first."""
+    """Wait for children to end; False if the deadline came first."""
     waits = [asyncio.ensure_future(process.wait()) for process in processes]
     if not waits:
         return True
@@ -103,9 +103,9 @@ async def wait_ended(processes: Sequence[asyncio.subprocess.Process], deadline_s
 
 
 async def kill_descendants(children: Sequence[asyncio.subprocess.Process]) -> bool:
-    """SIGKILL whatever lives below this process, until nothing does; False if something stays.
+    """SIGKILL all descendants until none is left; False if some process stays.
 
-    asyncio reaps `children`; adopted ones are reaped here.
+    asyncio reaps `children`; adopted processes are reaped here.
     """
     deadline_s = time.monotonic() + KILL_S
     own = {process.pid for process in children}
@@ -124,7 +124,7 @@ async def kill_descendants(children: Sequence[asyncio.subprocess.Process]) -> bo
 
 
 def _reap_adopted(own: set[int]) -> None:
-    """Let go of zombies that were adopted, so that they are not counted as left behind."""
+    """Reap adopted zombies, so that they do not count as left behind."""
     for process in psutil.Process().children():
         if process.pid not in own:
             with contextlib.suppress(ChildProcessError):

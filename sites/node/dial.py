@@ -1,7 +1,7 @@
 """`python -m isthmus.sites.node.dial`: a stream to a machine that waits for its site's agent.
 
-Its stdin and stdout are those of the supervisor that `python -m isthmus.sites.node.serve` starts
-there.
+This process's stdin and stdout are connected to those of the supervisor that `python -m
+isthmus.sites.node.serve` starts there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from isthmus.protos.mutual_streams import dial_own
 from isthmus.sites.node.serve import copy
 
 AGAIN_S = 0.5
-"""Between two tries: a pod's name is not known before the pod is."""
+"""Interval between attempts: a pod's name is not known before the pod is."""
 STREAM_BYTES = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Join both ends; return the exit status."""
+    """Connect stdin and stdout to the machine's server; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m isthmus.sites.node.dial", description=__doc__)
     parser.add_argument("--site", required=True, help="whose agent dials")
     parser.add_argument("address", metavar="HOST:PORT")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _reached(
     name: str, host: str, port: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Dial until somebody is there; the agent ends this process where it takes too long."""
+    """Dial until a server answers; the agent ends this process if that takes too long."""
     while True:
         try:
             return await dial_own(name, host, port)

@@ -1,4 +1,4 @@
-"""What went wrong at a site, told in whole sentences and with its place. Pure."""
+"""Failures of a site, in whole sentences and with their place. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from isthmus.sites.launcher.rank_failures import COLLATERAL_EXIT_CODE
 
 
 class SiteError(Exception):
-    """A step of a run cannot be done; `code` is a key of protos/catalogue.py."""
+    """A stage of a run failed at a site; `code` is a key of protos/catalogue.py."""
 
     def __init__(
         self, code: str, message: str, *, node: int = -1, gateway: int = -1, log_path: str = ""
@@ -22,7 +22,7 @@ class SiteError(Exception):
 
 
 def rank_failure(found: Failure, site: str, node: int) -> Failure:
-    """Return a rank's failure, as its launcher left it, with its place and in a whole sentence."""
+    """Return a launcher's report of a rank with its place, in a whole sentence."""
     gave_up = found.exit_code == COLLATERAL_EXIT_CODE and found.is_collateral
     said = f": {found.message}" if found.message else ""
     end = f"gave up{said}" if gave_up else describe_end(found.exit_code, found.message)
@@ -31,6 +31,6 @@ def rank_failure(found: Failure, site: str, node: int) -> Failure:
 
 
 def describe_end(exit_code: int, why: str = "") -> str:
-    """Return how a process ended, as the rest of a sentence, and why if that is known."""
+    """Return a phrase for how a process ended, and why if that is known."""
     how = "exited with" if exit_code >= 0 else "was killed by"
     return f"{how} {name_exit(exit_code)}" + (f": {why}" if why else "")

@@ -1,4 +1,4 @@
-"""What each gateway of a site has to know of a run, made from the run's spec. Pure."""
+"""Makes the configuration of each gateway of a site from a run's spec. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from isthmus.topology.trees.channels import FLOWS_MAX
 
 _PROBE_WINDOW_MIN_BYTES = 2 << 20
 _PROBE_WINDOW_MAX_BYTES = 16 << 20
-"""A connection may hold twice that much which was not yet read. With the kernel's own limits (6 MiB
-by default) one connection never gets beyond it, and many together must not fill a machine's
-memory."""
+"""HTTP/2 window in a probe; a connection may hold twice this unread. The kernel's own limit (6 MiB
+by default) keeps one connection below it, and many together must not fill a machine's memory."""
 
 
 def gateway_config(
@@ -30,12 +29,12 @@ def gateway_config(
     socket_path: str,
     state_folder: str = "",
 ) -> GatewayConfig:
-    """Return what one gateway has to know of a run.
+    """Return the configuration of one gateway for a run.
 
-    `bind_host` and `told_host` win over what the topology says of its site.
+    `bind_host` and `told_host` override the site's hosts in the topology.
 
     Raises:
-        ConfigError: it is more than a gateway can do.
+        ConfigError: the run exceeds a gateway's limits.
     """
     exchange, sites = spec.job.exchange, spec.topology.sites
     described = spec.topology.site(site)
@@ -96,7 +95,7 @@ def gateway_config(
 
 
 def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> GatewayConfig:
-    """Return a site's configuration for a probe: one gateway, and all links that lead both ways."""
+    """Return a site's configuration for a probe: one gateway, all links with both directions."""
     links = [
         PeerLink(site=link.target, bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s)
         for link in topology.links
@@ -113,7 +112,7 @@ def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> G
 
 
 def _links_of(spec: RunSpec, site: str) -> list[Link]:
-    """Return the links to all sites that could be neighbours: members and trees may change."""
+    """Return the links to all possible neighbours: members and trees may change."""
     topology, names = spec.topology, spec.site_names
     links = [topology.link(site, other) for other in names if topology.link(other, site)]
     return [link for link in links if link is not None]

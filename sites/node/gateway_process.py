@@ -1,6 +1,6 @@
-"""One gateway as the process that started it sees it: configured, told lines, and listened to.
+"""The parent's side of a gateway process: configures it, sends commands, reads messages.
 
-docs/protocols.md has what both say.
+docs/protocols.md lists the messages.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from isthmus.sites.node.node import Listener
 from isthmus.topology.spec.json_fields import to_json
 
 MODULE = "isthmus.sites.gateway"
-"""What runs as a gateway."""
+"""The module that runs as a gateway."""
 MALLOC = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
 )
 """Buffers of megabytes come and go.
 
-Without this each is an mmap and its page faults, half the throughput. One arena, for frames pass
-from thread to thread: with an arena each, all keep what one frees. glibc reads it only when a
-process starts.
+By default each is an mmap with page faults, at half the throughput. One arena, because frames pass
+between threads, and with an arena per thread freed memory stays there. glibc reads the variables
+only when a process starts.
 """
 _EXIT_S = 2.0
-"""Between the end of a gateway's output and that of its process."""
+"""Time between the end of a gateway's output and that of its process."""
 
 log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """A running gateway. `read` tells of what it says; the events are set as it goes along."""
+    """A running gateway process. `read` handles its messages and sets the events."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Gateway:
         log_path: Path,
     ) -> None:
         self.index = config.gateway
-        """Its number at the site."""
+        """Number of the gateway at its site."""
         self.node = node
         self.log_path = log_path
         self.process = process
@@ -76,7 +76,7 @@ class Gateway:
         log_path: Path,
         namespaces: tuple[str, str] | None = None,
     ) -> Gateway:
-        """Start a gateway of a node, in namespaces if so asked, and tell it its configuration."""
+        """Start a gateway of a node, in `namespaces` if given, and send its configuration."""
         env = {**os.environ, "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
         with log_path.open("ab") as log_file:
             process = await start_leashed(
@@ -92,21 +92,21 @@ class Gateway:
         return gateway
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Write one line; a gateway that has ended is noticed by `read`."""
+        """Send one command; if the gateway has ended, `read` notices."""
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        """Have it leave. Idempotent."""
+        """Close the gateway's stdin, so that it leaves. Idempotent."""
         self.closing = True
         if self.process.stdin is not None:
             self.process.stdin.close()
 
     async def read(self, listener: Listener) -> None:
-        """Handle what the gateway says until it has ended.
+        """Handle the gateway's messages until it ends.
 
-        An end that nobody asked for is a failure, and so is a status other than 0.
+        An unrequested end, or an exit status other than 0, is a failure.
         """
         on_failed = listener.on_failed
         assert self.process.stdout is not None
@@ -153,7 +153,7 @@ class Gateway:
                 listener.on_said(self.index, message)
 
     def _reported(self, failure: Failure) -> Failure:
-        """Return what the gateway tells of, with where and when: now, and here unless it says."""
+        """Return the gateway's failure with its place (default: here) and the current time."""
         return dataclasses.replace(
             failure,
             at_s=time.monotonic(),

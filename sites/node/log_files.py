@@ -1,7 +1,7 @@
-"""Reads a node's log files from their beginnings, within what it is allowed to read.
+"""Reads a node's log files from their beginnings, within a byte budget.
 
-The files on disk are the buffer: who asks has shipped what was read before. A source that writes
-more than that is read with gaps, and each gap says how many lines it left out.
+The files on disk are the buffer: a caller has shipped all earlier lines before it reads more. A
+source that writes faster is read with gaps, each with the number of lines left out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from isthmus.protos.disk import Beginning
 from isthmus.protos.limits import LOG_LINE_BYTES
 
 LAG_BYTES = 1 << 20
-"""A reader that is further behind leaves lines out."""
+"""Unread bytes of a file beyond which lines are left out."""
 KEEP_BYTES = 128 << 10
-"""How much of the end it keeps then."""
+"""Bytes at the end of the file that are kept in that case."""
 _COUNT_BYTES = 1 << 20
 
 Lines = list[tuple[str, list[str]]]
@@ -27,26 +27,26 @@ class LogFiles:
     """Reads all of a node's log files."""
 
     def __init__(self, find: Callable[[], Iterable[tuple[str, Path]]]) -> None:
-        """`find` returns the sources' names and files as far as there are any; asked each time."""
+        """`find` returns names and files of the sources that exist; called at each read."""
         self._find = find
         self._tails: dict[Path, tuple[str, Tail]] = {}
 
     def read(self, budget_bytes: int) -> tuple[Lines, int]:
-        """Return new lines, a fair share of each source, and how many bytes were read."""
+        """Return new lines, a fair share of each source, and the number of bytes read."""
         self._discover()
         found: Lines = []
         left_bytes = budget_bytes
         for place, (source, tail) in enumerate(self._tails.values()):
             share = left_bytes // (len(self._tails) - place)
             if share >= 1:
-                tail.free()  # what was read has been shipped
+                tail.free()  # earlier lines have been shipped
                 lines, read_bytes = tail.read(share)
                 left_bytes -= read_bytes
                 found.append((source, lines))
         return found, budget_bytes - left_bytes
 
     def read_ends(self, first: Collection[str]) -> Lines:
-        """Return the end of every source, `first` those that matter most."""
+        """Return the last lines of every source, sources in `first` before others."""
         self._discover()
         tails = sorted(self._tails.values(), key=lambda each: each[0] not in first)
         return [(source, tail.finish()) for source, tail in tails]
@@ -57,7 +57,7 @@ class LogFiles:
 
 
 class Tail:
-    """Reads one file from its beginning. Never loads more than it was allowed to."""
+    """Reads one file from its beginning, within a byte budget per call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,17 +65,17 @@ class Tail:
         self._rest = b""
         self._cut_bytes = 0
         self._is_flood = False
-        """The unfinished line was longer than a line may be, and writes over itself."""
+        """Whether the unfinished line exceeds the limit, so that its buffer is overwritten."""
         self._beginning = Beginning(path)
 
     def free(self) -> None:
-        """Give back the disk space of what was read long ago: processes write for weeks."""
+        """Free the disk space of lines read long ago: processes write for weeks."""
         self._beginning.free(self._offset)
 
     def read(self, budget_bytes: int) -> tuple[list[str], int]:
-        """Return the complete lines in the next `budget_bytes` bytes, and how many bytes were read.
+        """Return the complete lines in the next `budget_bytes` bytes, and the bytes read.
 
-        A file that is not there (yet) has no lines.
+        A missing file has no lines.
         """
         try:
             with self.path.open("rb") as file:
@@ -87,7 +87,7 @@ class Tail:
         return skipped + self._lines(data), len(data)
 
     def finish(self) -> list[str]:
-        """Return what is left, at most the last KEEP_BYTES of it, with an unfinished line."""
+        """Return the remaining lines, at most KEEP_BYTES, with an unfinished line."""
         try:
             with self.path.open("rb") as file:
                 skipped = self._catch_up(file.fileno(), KEEP_BYTES)
@@ -99,7 +99,7 @@ class Tail:
         return skipped + lines + rest
 
     def _catch_up(self, descriptor: int, lag_bytes: int) -> list[str]:
-        """Go to a line near the end when too much is unread; say how many were left out."""
+        """Skip to a line near the end if too much is unread; return a note on skipped lines."""
         end = os.fstat(descriptor).st_size
         if end - self._offset <= lag_bytes:
             return []
@@ -111,7 +111,7 @@ class Tail:
                 break
             self._offset += len(data)
             dropped += data.count(b"\n")
-        # The line in which the target lies is incomplete: its rest goes too.
+        # The first line after the jump is incomplete: skip its rest, too.
         data = os.pread(descriptor, KEEP_BYTES, self._offset)
         self._offset += data.find(b"\n") + 1
         self._begin_line()
@@ -134,7 +134,7 @@ class Tail:
     def _keep(self, piece: bytes) -> None:
         line = self._rest + piece
         if self._is_flood or len(line) > LOG_LINE_BYTES:
-            # A progress bar writes over what it wrote before: its last state is what counts.
+            # A progress bar overwrites itself: only its last state counts.
             begin = line.rstrip(b"\r").rfind(b"\r") + 1
             if begin > 0:
                 line, self._cut_bytes, self._is_flood = line[begin:], 0, True

@@ -1,4 +1,4 @@
-"""What a machine has too little of for a run: room on its disk, and memory. Told while it lasts."""
+"""Reports a shortage of disk space or memory on a node while it lasts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from isthmus.sites.launcher.kernel_kills import KernelKills
 from isthmus.topology.spec.units import format_size
 
 LOOK_S = 2.0
-"""Between two looks."""
+"""Interval between two checks."""
 LEAST_FREE_BYTES = 32 << 20
-"""With less room than this, logs and state are about to be cut off."""
+"""Free disk space below which logs and state are about to be cut off."""
 
 
 class MachineTrouble:
-    """Looks at what a node's processes need of their machine."""
+    """Checks the disk space and memory of a node."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        """`folder` is where they write. `tell` is called with each change, in a line."""
+        """`folder` is where the node's processes write. `tell` gets a line for each change."""
         self._folder = folder
         self._tell = tell
         self._kernel_kills = KernelKills()
@@ -29,17 +29,17 @@ class MachineTrouble:
         self._killed = ""
 
     async def watch(self) -> None:
-        """Look again and again. Never returns."""
+        """Check periodically. Never returns."""
         while True:
             await asyncio.to_thread(self.look)
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Tell what has changed since the last look."""
+        """Report changes since the last check."""
         try:
             disk = shutil.disk_usage(self._folder)
         except OSError:
-            return  # gone, or a disk that does not answer: whoever uses it says so
+            return  # gone, or a hanging disk: its users report that
         least = LEAST_FREE_BYTES if self._has_room else 2 * LEAST_FREE_BYTES
         has_room = disk.free >= min(least, disk.total // 2)
         if has_room != self._has_room:

@@ -1,7 +1,7 @@
-"""What a site's agent asks of each of its nodes, and hears from it.
+"""The interface between a site's agent and one of its nodes.
 
-`supervisor.py` does it in this process; `sites/agent/remote_node.py` has a supervisor on another
-machine do it, over a stream.
+`supervisor.py` implements it in this process; `sites/agent/remote_node.py` uses a supervisor on
+another machine, over a stream.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from isthmus.sites.node.rank_stacks import RankStack
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what a node's processes say, as it happens."""
+    """Callbacks for messages and failures of a node's processes."""
 
     on_said: Callable[[int, Mapping[str, Any]], None]
-    """A gateway, by its number at the site, says something to the agent.
+    """Called with a gateway's number at the site and its message to the agent.
 
-    Raises KeyError, TypeError or ValueError where it makes no sense.
+    Raises KeyError, TypeError or ValueError if the message is not valid.
     """
     on_failed: Callable[[Failure], None]
 
 
 class Node(Protocol):
-    """One node. `end` must be called, whatever happened before.
+    """One node of a site. `end` must always be called.
 
-    Whatever a call cannot do, it raises as SiteError.
+    Calls raise SiteError if they fail.
     """
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
-        """Start the node's gateways and return where they listen, for others to dial."""
+        """Start the node's gateways and return their addresses for other sites."""
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
-        """Write one line to each of them."""
+        """Send one command to each gateway."""
 
     async def wait_connected(self) -> None:
-        """Return once all have reached the gateways that they need."""
+        """Wait until all gateways have reached the peers that they need."""
 
     async def wait_probed(self) -> None:
-        """Return once all have measured their links, and others have that meet here."""
+        """Wait until the node's gateways, and their peers, have measured all links."""
 
     async def wait_joined(self) -> None:
-        """Return once all of the node's ranks have joined: as long as a script needs."""
+        """Wait until all of the node's ranks have joined, however long their script needs."""
 
     async def run_ranks(self, endpoint: str) -> None:
-        """Start torchrun and return when it has ended, well or not; `endpoint` is node 0's."""
+        """Start torchrun and wait until it ends, well or not; `endpoint` is node 0's."""
 
     async def leave(self) -> None:
-        """Have the gateways leave after the ranks have, and wait until they have gone."""
+        """Have the gateways leave after the ranks, and wait until they have ended."""
 
     async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
-        """Return what a rank is doing; None: it is not stopped, and only that was asked."""
+        """Return a rank's stack; None if `only_stopped` and the rank is not stopped."""
 
     async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
-        """Return new lines, and how many bytes they were: at most the budget.
+        """Return new lines and their size in bytes, at most the budget.
 
-        Whoever asks has shipped what came before.
+        The caller has shipped all earlier lines.
         """
 
     async def read_log_ends(self, first: Sequence[str]) -> Lines:
         """Return the end of every source, `first` those that matter most."""
 
     async def end(self, grace_s: float) -> bool:
-        """End ranks, then gateways; `grace_s` lies between SIGTERM and SIGKILL.
+        """End ranks, then gateways; `grace_s` is the time between SIGTERM and SIGKILL.
 
-        False: something cannot be ended. Logs can still be read.
+        False: a process cannot be ended. Logs can still be read.
         """
 
     async def close(self) -> None:
-        """Let go of the node, which has ended; its log ends can still be read."""
+        """Release the node, which has ended; its log ends can still be read."""

@@ -1,4 +1,4 @@
-"""Reads what one run asks of this site from the coordinator's Prepare, and keeps it in files."""
+"""Reads a site's order for a run from the coordinator's Prepare, and writes its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isthmus.topology.spec.run_spec import RunSpec, spec_hash
 from isthmus.topology.spec.world import Site
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""It becomes part of paths."""
+"""Allowed run ids; they become part of paths."""
 TRAINER = "isthmus.sites.trainer"
 """The module that runs when the job names no script."""
 SPEC_FILE = "run_spec.json"
@@ -34,23 +34,23 @@ class SiteOrder:
     generation: int
     spec: RunSpec
     spec_hash: str
-    """All sites have the same."""
+    """Hash of the run's spec, equal at all sites."""
     site: Site
-    """This one. Its first node only, where the run measures links."""
+    """This site; in a probe reduced to its first node."""
     folder: Path
-    """The run's, at this site."""
+    """The run's folder at this site."""
     command: tuple[str, ...]
-    """What a rank runs: script and arguments, or -m, module and arguments."""
+    """A rank's command: script and arguments, or -m, module and arguments."""
     working_folder: Path
-    """Where a rank runs it."""
+    """Working directory of the ranks."""
     job_env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What the job gives each rank's environment, secrets among it."""
+    """Environment variables from the job for each rank, secrets included."""
     returns: bool = False
-    """The run goes on without the site, which comes back."""
+    """Whether the run goes on meanwhile and the site rejoins it."""
 
     @property
     def name(self) -> str:
-        """Names the rendezvous: a process of an earlier generation cannot join it."""
+        """Name of the rendezvous, which processes of earlier generations cannot join."""
         return f"{self.run_id}-{self.generation}"
 
     def node_folder(self, node: int) -> Path:
@@ -68,9 +68,9 @@ class SiteOrder:
         return self.node_folder(node) / f"gateway{gateway}.log"
 
     def environment(self, sockets: Iterable[Path]) -> dict[str, str]:
-        """Return what a node's ranks find in their environment beside the machine's own.
+        """Return the environment variables added for a node's ranks.
 
-        docs/protocols.md has the names; the job's own come with them.
+        docs/protocols.md has the names; the job's own are included.
 
         `sockets` are those of the node's gateways.
         """
@@ -87,10 +87,10 @@ class SiteOrder:
 
 
 def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
-    """Read what the coordinator sent, and make the run's folder.
+    """Read the coordinator's Prepare, and make the run's folder.
 
     Raises:
-        SiteError: this build cannot read it, or something that it needs is not here.
+        SiteError: this build cannot read it, or a file that the run needs is missing.
     """
     if not prepare.run_spec:
         raise SiteError(
@@ -124,7 +124,7 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
 
 
 def _make_folder(prepare: Prepare, state: Path, nodes: int) -> Path:
-    """Make the run's folder, with the spec and the documents that it was decided from.
+    """Make the run's folder, with the spec and its source documents.
 
     An embedded agent's state lies inside its run's folder already; an agent that serves many runs
     keeps them apart.
@@ -136,7 +136,7 @@ def _make_folder(prepare: Prepare, state: Path, nodes: int) -> Path:
     try:
         for node in range(nodes):
             (folder / f"node{node}").mkdir(parents=True, exist_ok=True)
-        # Nodes that share the folder write the same.
+        # Nodes that share the folder write the same content.
         scratch = folder / f"{SPEC_FILE}.{platform.node()}.{os.getpid()}"
         scratch.write_bytes(prepare.run_spec)
         scratch.replace(folder / SPEC_FILE)
@@ -148,7 +148,7 @@ def _make_folder(prepare: Prepare, state: Path, nodes: int) -> Path:
 
 
 def _command(job: Job, site: str) -> tuple[str, ...]:
-    """Return what a rank runs."""
+    """Return a rank's command."""
     if job.entrypoint is None:
         return ("-m", TRAINER, *job.arguments)
     script = Path(job.entrypoint).resolve()
@@ -158,7 +158,7 @@ def _command(job: Job, site: str) -> tuple[str, ...]:
 
 
 def _working_folder(named: str | None, run_folder: Path, site: str) -> Path:
-    """Return where ranks run: a run that names no folder has its own."""
+    """Return the ranks' working directory; by default a folder of the run."""
     if named is None:
         return run_folder
     if (reason := cannot_enter(named)) is not None:

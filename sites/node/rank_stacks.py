@@ -1,4 +1,4 @@
-"""What a rank that does not come is doing: asked of itself, and of the kernel."""
+"""Finds out what a late rank is doing, from its stack and the kernel."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _LOOK_S = 0.02
 _FRAMES = 4
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _STOPPED = ("T", "t")
-"""The kernel's letters: by a signal, or by a debugger."""
+"""The kernel's state letters for a process stopped by a signal or a debugger."""
 _COLLECTIVE = re.compile(
     r"torch/distributed/|sites/worker/(collectives|bucket_pipeline|transfer)\.py"
 )
-"""Files in which a rank waits for other ranks."""
+"""Source files in whose functions a rank waits for other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """What one rank was found doing."""
+    """The stack and state of one rank."""
 
     is_stopped: bool
-    """Somebody has stopped the process: SIGSTOP, or a debugger."""
+    """Whether the process was stopped by SIGSTOP or a debugger."""
     frames: tuple[str, ...]
-    """The top of its main thread's stack, the innermost first: `function (file:line)`."""
+    """Top of the main thread's stack, innermost first: `function (file:line)`."""
     path: Path
-    """The file with the stacks of all its threads."""
+    """File with the stacks of all threads."""
 
     @property
     def is_in_collective(self) -> bool:
-        """Whether it waits for other ranks."""
+        """Whether the rank waits for other ranks."""
         return any(_COLLECTIVE.search(frame) for frame in self.frames)
 
     @property
     def doing(self) -> str:
-        """What people are told of this rank."""
+        """Return a description of the rank's activity for people."""
         if self.is_stopped:
             return "its process is stopped (SIGSTOP, or a debugger)"
         return f"it is in {' < '.join(self.frames)}" if self.frames else "it shows no stack"

@@ -1,8 +1,8 @@
 """Serves a machine of a site to the site's agent: `python -m isthmus.sites.node.serve`.
 
-Where neither ssh nor srun gives a stream to a machine, as in a pod, the agent dials this. Both ends
-show the certificate of the site's agent. Each stream is a supervisor's stdin and stdout
-(sites/node/__main__.py), from its beginning to its end; the supervisor's stderr is this process's.
+If neither ssh nor srun can start a supervisor on a machine, as in a pod, the agent dials this
+server. Both ends use the certificate of the site's agent. A stream is connected to a supervisor's
+stdin and stdout (sites/node/__main__.py); the supervisor's stderr is this process's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from isthmus.sites.node.children import (
 from isthmus.sites.node.stream import LINE_BYTES
 
 STREAMS = 4
-"""An agent has one; one that was started again may come before the former has ended."""
+"""Open streams at most. An agent has one; a restarted agent may dial before the old one ended."""
 COPY_BYTES = 64 << 10
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def _serve(site: str, host: str, port: int) -> int:
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(supervisors) >= STREAMS or ended.is_set():
-            log.warning("an agent dialled, and %d of its streams are open", len(supervisors))
+            log.warning("refused an agent: %d streams are open already", len(supervisors))
             return
         process = await start_leashed(
             own_command("isthmus.sites.node"),
@@ -95,7 +95,7 @@ async def _serve(site: str, host: str, port: int) -> int:
 async def _join(
     process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Be a supervisor's stdin and stdout, until the stream or the supervisor has ended."""
+    """Connect a stream to a supervisor's stdin and stdout until either ends."""
     assert process.stdin is not None
     assert process.stdout is not None
     stdin = process.stdin
@@ -114,12 +114,12 @@ async def _join(
 
 
 def _kill_at_s() -> float:
-    """Return when a supervisor is killed that is told to end now; on the loop's clock."""
+    """Return when to kill a supervisor that is asked to end now, on the loop's clock."""
     return asyncio.get_running_loop().time() + save_within_s(os.environ) + LEAVE_S
 
 
 async def copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-    """Write whatever comes from a stream to another one, until either has ended."""
+    """Copy bytes from one stream to another until either ends."""
     with contextlib.suppress(OSError):
         while data := await source.read(COPY_BYTES):
             to.write(data)

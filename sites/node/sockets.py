@@ -1,7 +1,8 @@
-"""A short private folder for the gateways' Unix sockets, gone after any end of the agent.
+"""A short private folder for the gateways' Unix sockets, removed after any end of the agent.
 
-A socket's path must fit into 108 bytes, which a run's own folder need not. The folder's name holds
-the agent's pid; a lock that the kernel drops with the agent says the same across pid namespaces.
+A socket's path must fit into 108 bytes, which a path in a run's folder may exceed. The folder's
+name holds the agent's pid. A lock, which the kernel releases with the agent, shows across pid
+namespaces whether the agent lives.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _PREFIX = "isthmus-agent-"
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Give a folder of mode 0700 for sockets; remove it, and those of dead agents.
+    """Yield a folder of mode 0700 for sockets; remove it at the end, and those of dead agents.
 
     Raises:
-        OSError: there is no temporary folder with a path that is short enough.
+        OSError: no temporary folder has a short enough path.
     """
     base = Path(tempfile.gettempdir())
     _sweep(base)
@@ -42,7 +43,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def _sweep(base: Path) -> None:
-    """Remove folders of agents that were killed: the pid is gone, and nobody holds the lock."""
+    """Remove folders of killed agents: the pid is gone, and the lock is free."""
     for folder in base.glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if Path("/proc", pid).exists():
@@ -50,7 +51,7 @@ def _sweep(base: Path) -> None:
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            continue  # someone else's, or gone in between
+            continue  # another user's, or just removed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

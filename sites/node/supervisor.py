@@ -26,13 +26,13 @@ from isthmus.sites.node.torchrun import TORCHRUN_LOG, Torchrun, rank_files
 from isthmus.topology.spec.errors import ConfigError
 
 LEAVE_S = 1.0
-"""Time for gateways to leave once the ranks were stopped: nobody waits for what they still hold."""
+"""Time for gateways to leave after the ranks were stopped; their remaining data is not needed."""
 
 
 class Supervisor:
-    """A node, as sites/node/node.py has it, whose processes this one starts.
+    """Implements `Node` (sites/node/node.py) with child processes of this process.
 
-    Whoever owns this process ends what `end` leaves below it.
+    The owner of this process ends what `end` leaves behind.
     """
 
     def __init__(
@@ -54,19 +54,20 @@ class Supervisor:
             order: The run.
             node: Which node of the site.
             sockets: Folder for its gateways' sockets.
-            bind_host: What its gateways bind; None: as the topology says. In a `namespace` they
-                bind its address.
-            told_host: What others are told to dial; None: as the topology says.
-            inside_host: The node, as the site's other nodes know it; None: all are on one machine.
-            namespace: Where its gateways run; None: where this process does.
-            listener: Told what the node's processes say.
-            tasks: Owns the tasks that listen to the processes; they end with those.
+            bind_host: Host that its gateways bind; None: the site's in the topology. In a
+                `namespace` they bind its address.
+            told_host: Host that other sites dial; None: the site's in the topology.
+            inside_host: Host by which the site's other nodes reach it; None: all are on one
+                machine.
+            namespace: Network namespace of its gateways; None: that of this process.
+            listener: Receives messages of the node's processes.
+            tasks: Owns the tasks that listen to the processes; they end with the processes.
         """
         self._order = order
         self._node = node
         self._sockets = sockets
         self._namespaces = (namespace.user, namespace.net) if namespace else None
-        # Not loopback, but nothing outside the emulated WAN reaches it.
+        # Not loopback, but unreachable from outside the emulated WAN.
         self._bind_host = namespace.address if namespace else bind_host
         self._told_host = namespace.address if namespace else told_host
         self._inside_host = inside_host
@@ -79,15 +80,15 @@ class Supervisor:
 
     @property
     def children(self) -> list[asyncio.subprocess.Process]:
-        """Every process that was started here; theirs are below them."""
+        """Direct child processes; theirs are below them."""
         torchruns = [] if self._torchrun is None else [self._torchrun.process]
         return [*torchruns, *(gateway.process for gateway in self._gateways)]
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
-        """Start the node's gateways and torchrun; return where gateways listen, for others to dial.
+        """Start the node's gateways and torchrun; return the gateways' addresses.
 
         Raises:
-            SiteError: one does not listen in time, or this machine lacks what they need.
+            SiteError: a gateway does not listen in time, or the machine lacks resources.
         """
         order = self._order
         if lack := await asyncio.to_thread(what_lacks):
@@ -120,7 +121,7 @@ class Supervisor:
             gateway = await Gateway.start(config, self._node, log_path, self._namespaces)
             self._gateways.append(gateway)
             self._tasks.create_task(gateway.read(self._listener), name=f"gateway{index}")
-        if order.spec.job.probe is None:  # Its start goes on beside the gateways'.
+        if order.spec.job.probe is None:  # torchrun loads while the gateways start.
             sockets = [self._socket_path(index) for index in order.node_gateways(self._node)]
             self._torchrun = await Torchrun.start(order, self._node, sockets, self._inside_host)
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
@@ -135,42 +136,42 @@ class Supervisor:
         self._listener.on_said(-1, {"op": "trouble", "node": self._node, "what": what})
 
     def _remove_states(self) -> None:
-        """Remove the training states that earlier processes have left.
+        """Remove training states that earlier processes left.
 
-        A whole one may be all that is left of a run in which no other site has it: it stays until
-        this site takes a newer one over.
+        A complete one may be the last copy of a run's state: it stays until this site has fetched a
+        newer one.
         """
         folder = self._order.node_folder(self._node)
         remove_states(folder, but=newest_whole(folder) if self._order.returns else None)
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
-        """Write one line to each gateway."""
+        """Send one command to each gateway."""
         for gateway in self._gateways:
             gateway.tell(message)
 
     async def wait_connected(self) -> None:
-        """Return once the gateways have reached all that they need.
+        """Wait until the gateways have reached the peers that they need.
 
         Raises:
-            SiteError: it was not in time.
+            SiteError: they did not in time.
         """
         await self._wait_for_gateways("connect", [each.connected for each in self._gateways])
 
     async def wait_probed(self) -> None:
-        """Return once the gateways have measured their links, and all others have that meet here.
+        """Wait until the gateways, and their peers, have measured all links.
 
-        Gateways bound it themselves: one that waits too long for another fails.
+        Gateways limit the time themselves: one that waits too long for a peer fails.
         """
         for gateway in self._gateways:
             await gateway.probed.wait()
 
     async def wait_joined(self) -> None:
-        """Return once all ranks of the node have joined their gateways."""
+        """Wait until all ranks of the node have joined their gateways."""
         for gateway in self._gateways:
             await gateway.joined.wait()
 
     async def run_ranks(self, endpoint: str) -> None:
-        """Have torchrun start the ranks, and return when it has ended, well or not.
+        """Have torchrun start the ranks, and wait until it ends, well or not.
 
         Args:
             endpoint: host:port of the rendezvous, on node 0.
@@ -181,10 +182,10 @@ class Supervisor:
         await asyncio.wait([self._tasks.create_task(watching, name="torchrun")])
 
     async def leave(self) -> None:
-        """Have the gateways leave after the ranks have, and wait until they have gone.
+        """Have the gateways leave after the ranks, and wait until they have ended.
 
         Raises:
-            SiteError: one did not go in time.
+            SiteError: a gateway did not end in time.
         """
         for gateway in self._gateways:
             gateway.close()
@@ -196,22 +197,22 @@ class Supervisor:
             )
 
     async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
-        """Return what a rank is doing; None: it is not stopped, and only that was asked."""
+        """Return a rank's stack; None if `only_stopped` and the rank is not stopped."""
         folder = self._order.folder
         if only_stopped and not await asyncio.to_thread(is_stopped, folder, rank):
             return None
         return await asyncio.to_thread(look_at, folder, rank)
 
     async def read_logs(self, budget_bytes: int) -> tuple[Lines, int]:
-        """Return new lines, and how many bytes they were: at most the budget."""
+        """Return new lines and their size in bytes, at most the budget."""
         return await asyncio.to_thread(self._logs.read, budget_bytes)
 
     async def read_log_ends(self, first: Sequence[str]) -> Lines:
-        """Return the end of every source, `first` those that matter most."""
+        """Return the last lines of every source, sources in `first` before others."""
         return await asyncio.to_thread(self._logs.read_ends, first)
 
     async def end(self, grace_s: float) -> bool:
-        """End ranks, then gateways; `grace_s` lies between SIGTERM and SIGKILL."""
+        """End ranks, then gateways; `grace_s` is the time between SIGTERM and SIGKILL."""
         if self._watching is not None:
             self._watching.cancel()
         deadline_s = time.monotonic() + grace_s
@@ -227,10 +228,10 @@ class Supervisor:
         return True
 
     async def close(self) -> None:
-        """Nothing is held here beyond the processes."""
+        """Do nothing: the processes were the only resources."""
 
     def log_files(self) -> Iterator[tuple[str, Path]]:
-        """Return source and path of every log that there is by now."""
+        """Yield source and path of every existing log."""
         order, node = self._order, self._node
         folder = order.node_folder(node)
         yield from rank_files(folder, order.name, node * order.site.accelerators_per_node)

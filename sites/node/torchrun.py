@@ -1,4 +1,4 @@
-"""A node's torchrun as its supervisor sees it: started, watched, and its ranks' ends told of."""
+"""The supervisor's side of a node's torchrun: starts it, and reports failures of ranks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from isthmus.sites.node.failures import describe_end, rank_failure
 from isthmus.sites.node.order import SiteOrder
 
 TORCHRUN_LOG = "torchrun.log"
-"""The file in a node's folder with what the launcher itself writes."""
+"""File in a node's folder for the launcher's own output."""
 LAST_BYTES = 4096
-"""Bytes at the end of a rank's stderr in which its last line is searched."""
+"""Bytes at the end of a rank's stderr that are searched for its last line."""
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Torchrun:
         Args:
             order: The run.
             node: Which node.
-            sockets: Those of the node's gateways.
-            inside_host: The node, as the others know it; None: all are on one machine.
+            sockets: Unix sockets of the node's gateways.
+            inside_host: Host by which other nodes reach it; None: all are on one machine.
         """
         site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
         arguments = [
@@ -65,7 +65,7 @@ class Torchrun:
             *("--", *order.command),
         ]
         defaults = {"PYTHONUNBUFFERED": "1"}
-        # Gloo would pick the interface by the machine's own name.
+        # By default Gloo picks the interface of the machine's own name.
         if interface := "lo" if inside_host is None else interface_of(inside_host):
             defaults["GLOO_SOCKET_IFNAME"] = interface
         with (folder / TORCHRUN_LOG).open("ab") as log_file:
@@ -88,7 +88,7 @@ class Torchrun:
         self.process.stdin.write(f"{endpoint}\n".encode())
 
     async def watch(self, on_failed: Callable[[Failure], None]) -> None:
-        """Tell of each rank that fails, as soon as it is known, until the launcher has ended."""
+        """Report each failed rank at once, until the launcher has ended."""
         assert self.process.stdout is not None, "it talks"
         while line := await self._next_line(self.process.stdout):
             try:
@@ -103,7 +103,7 @@ class Torchrun:
             on_failed(self._launcher_ended(exit_code))
 
     async def _next_line(self, stdout: asyncio.StreamReader) -> bytes:
-        """Return the next line; nothing at the end, or after one that is too long."""
+        """Return the next line; empty at the end, or after one that is too long."""
         try:
             return await stdout.readline()
         except ValueError:
@@ -124,7 +124,7 @@ class Torchrun:
     def _launcher_ended(self, exit_code: int) -> Failure:
         """Return the failure of torchrun itself.
 
-        Killed, it counts as the training process that it stands for: its ranks die with it.
+        A killed torchrun counts as a killed training process: its ranks die with it.
         """
         end = describe_end(exit_code, self._kernel_kills.explain(exit_code))
         return Failure(
@@ -139,9 +139,9 @@ class Torchrun:
 
 
 def last_words(log: Path) -> str:
-    """Return what a script wrote last to stderr before it ended itself; empty: nothing.
+    """Return the last line of a script's stderr; empty: none.
 
-    Of a wrong argument, argparse says there which.
+    For a wrong argument, argparse names it there.
     """
     try:
         with log.open("rb") as file:
@@ -154,10 +154,10 @@ def last_words(log: Path) -> str:
 
 
 def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:
-    """Return the log files of a node's ranks that are there by now, with their sources' names.
+    """Yield (source name, path) of the existing log files of a node's ranks.
 
-    A rank's errors come after its output: where a source has more to say than can be shipped, its
-    end is kept, and that is to be the traceback.
+    stderr comes after stdout: if a source exceeds the budget, its end is kept, and that should be
+    the traceback.
     """
     for output in sorted(folder.glob(f"ranks/{name}_*/attempt_0/*/stdout.log")):
         source = f"rank{first_rank + int(output.parent.name)}"

@@ -88,7 +88,7 @@ def test_what_the_kernel_does_not_have_is_told_and_ends_nothing(
         with caplog.at_level(logging.WARNING):
             set_up((client,), link("nosuch"), 1e7)
         assert congestion_of(client) == before
-        assert "TCP to site birch cannot follow nosuch" in caplog.text
+        assert "TCP to site birch cannot use nosuch" in caplog.text
 
 
 @pytest.mark.skipif("bbr" not in ALLOWED, reason="this kernel has no BBR for everybody")

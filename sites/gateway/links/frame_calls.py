@@ -1,9 +1,8 @@
-"""gRPC calls that carry frames, each over a connection of its own: dialled here, or accepted.
+"""gRPC calls that carry frames, each on its own connection, dialled or accepted.
 
-`http2.py` has the protocol, without I/O. Here are the sockets: every call is served by the
-process's event loop, reads straight into the memory of its message, and writes from where a message
-lies. As the sockets are our own, TCP can be told what to do on them, and asked what it has done
-(`congestion/kernel.py`).
+`http2.py` has the protocol, without I/O. This module has the sockets. Every call runs on the
+process's event loop, reads straight into its message's memory, and writes without a copy. As the
+sockets are our own, TCP can be configured and measured (`congestion/kernel.py`).
 
 A gateway listens for them on its frames port, the one after its port for gRPC's library
 (`frame_listener.py`).
@@ -46,50 +45,49 @@ from isthmus.sites.gateway.links.progress import Progress, Traffic
 from isthmus.sites.gateway.links.read_ahead import ReadAhead
 
 _READS_MAX: Final = 4
-"""Reads of one connection before others have their turn, as far as messages come."""
+"""Reads of one connection before others have their turn."""
 _TLS_READS_MAX: Final = 16
-"""So with TLS, which gives one record at a time."""
+"""The same with TLS, which gives one record at a time."""
 _WAKE_BYTES: Final = 64 << 10
-"""The kernel wakes the loop when so much of a message is there, or all of it. What a new
-connection's receive buffer cannot hold would hold up senders: Linux begins with 128 KiB, half of
-which is for what the kernel keeps beside."""
+"""The kernel wakes the loop when this much of a message, or all of it, has arrived. It must fit a
+new connection's receive buffer: Linux begins with 128 KiB, half of it for bookkeeping."""
 _WAKE_MIN_BYTES: Final = 16 << 10
 _TLS_BYTES: Final = 32 << 10
-"""So much of what a message still wants may already lie here, not deciphered yet."""
+"""Upper limit on received bytes of a message that TLS has not deciphered yet."""
 _MESSAGES_MAX: Final = 4
-"""With so many that nobody has read, a connection is not read any further."""
+"""A connection with this many unread messages is read no further."""
 _ANY_NUMBER: Final = sys.maxsize
 _AHEAD_BYTES_MAX: Final = 64 << 20
-"""Only a peer that makes room for nothing has more read: its word that it makes some lies behind
+"""Limit on bytes read ahead from a peer that makes no room for ours: its window update lies behind
 the messages that it sent before."""
 _READ_AHEAD: Final = ReadAhead()
-"""All calls of the process are of one thread (`wire_loop.py`)."""
+"""Room for unread messages, shared by all calls; they run on one thread (`wire_loop.py`)."""
 _MESSAGE_COST_BYTES: Final = 512
-"""What a message takes beside its own bytes, rather more than less."""
+"""Memory of a message beside its bytes, a high estimate."""
 _NO_ROOM: Final = "it sends, and makes no room for answers"
 _CONTROL_MAX: Final = 1024
-"""Answers that may wait to be sent; a peer that asks for more is cut off."""
+"""Control answers that may wait to be sent; a peer that causes more is cut off."""
 _LINGER_S: Final = 2.0
-"""After the last word of a call its connection stays so long for the peer to read it."""
+"""Time for the peer to read the end of a call before its connection is closed."""
 _DROPPED_BYTES: Final = 64 << 10
 _WHY_BYTES_MAX: Final = 2000
-"""Peers take no long headers."""
+"""Longest error text in a header; peers accept no longer ones."""
 _ADDRESSES_MAX: Final = 4
 _LOOKS: Final = 4
-"""So often in `Patience.idle_s` it is looked whether a peer is there."""
+"""Checks for a silent peer in each `Patience.idle_s`."""
 _STATUSES: Final = {str(each.value[0]): each for each in grpc.StatusCode}
 _RESETS: Final = {
     CANCEL: grpc.StatusCode.CANCELLED,
     REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
 }
-"""What HTTP/2's errors mean to gRPC; all others: INTERNAL."""
+"""gRPC statuses of HTTP/2's error codes; all others: INTERNAL."""
 _CONTENT_TYPE: Final = "application/grpc"
 _USER_AGENT: Final = "isthmus"
 _PSEUDO: Final = ":"
 
 
 class CallError(grpc.RpcError):
-    """A call was refused, or broke."""
+    """A call that carries frames was refused, or its connection broke."""
 
     def __init__(self, status: grpc.StatusCode, why: str) -> None:
         super().__init__(why)
@@ -100,18 +98,18 @@ class CallError(grpc.RpcError):
         return self._status
 
     def details(self) -> str:
-        """Return why, in one line."""
+        """Return the reason of the failure in one line."""
         return self._why
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a connection waits for a peer that says nothing."""
+    """How long a connection waits for a silent peer."""
 
     connect_s: float
-    """Until it is made, TLS included."""
+    """Time to connect, TLS included."""
     idle_s: float
-    """Silence after which the peer is asked whether it is there."""
+    """Silence after which the peer is pinged."""
     lost_s: float
     """Silence after which the connection is broken."""
 
@@ -127,9 +125,9 @@ class Patience:
 
 
 class FrameCall:
-    """One call, as either side has it. Of the event loop's thread alone.
+    """One call with streams of messages both ways. Use it on the event loop's thread only.
 
-    Messages come in order. One task may `read`, and one may `write`.
+    Messages keep their order. One task may `read`, and one may `write`.
     """
 
     def __init__(
@@ -139,10 +137,10 @@ class FrameCall:
         is_client: bool,
         begun: tuple[Http2, Headers] | None = None,
     ) -> None:
-        """Take over a connection that does not block, whose TLS handshake is done.
+        """Take ownership of a non-blocking connection after its TLS handshake.
 
-        `begun`: what a client has said on it so far, up to the header of its call. Then `answer`;
-        else `begin`.
+        On the server, `begun` is the state after the header of the client's call; continue with
+        `answer`. A client passes none; continue with `begin`.
         """
         self.socket = connection
         self._http2 = Http2(is_client=is_client, message_bytes_max=EXCHANGE_CHANNEL_BYTES)
@@ -153,16 +151,16 @@ class FrameCall:
         self._peer = _name_of(connection)
         self._uris = _uris_of(connection)
         self.fields: Fields = ()
-        """The peer's header."""
+        """The fields of the peer's header."""
         self._messages: deque[memoryview] = deque()
         self._messages_max = _MESSAGES_MAX
         self._read_ahead = _READ_AHEAD
         self._ahead_bytes = 0
-        """What the messages take."""
+        """Bytes of the unread messages."""
         self._held_bytes = 0
-        """What it has of the room for all calls."""
+        """Bytes that this call has taken of `_READ_AHEAD`."""
         self._awaited_bytes = 0
-        """What it waits for of that; else 0."""
+        """Bytes that this call waits for in `_READ_AHEAD`; 0: none."""
         self._reader: asyncio.Future[None] | None = None
         self._is_reading = False
         self._deciphered: asyncio.Handle | None = None
@@ -171,25 +169,25 @@ class FrameCall:
         self._writer: asyncio.Future[None] | None = None
         self._is_writing = False
         self._is_ending = False
-        """The server has said its last word."""
+        """The server has sent its trailers."""
         self._error: tuple[grpc.StatusCode, str] | None = None
-        """What broke the call, or refused it. An exception that is kept would, once raised, keep
-        this call: collected some time later, with all that it has read."""
+        """Why the call broke or was refused. A stored exception would, once raised, keep this call
+        and all that it has read in memory."""
         self.over = asyncio.Event()
-        """Set once nothing more comes."""
+        """Set once no more messages will come."""
         self._is_closed = False
         self._closed = asyncio.Event()
         self._patience: Patience
         self._progress: Progress
         self._looking: asyncio.TimerHandle | None = None
         self._is_asked = False
-        """The peer was asked whether it is there, and nothing has come since."""
+        """The peer was pinged, and nothing has come since."""
         if begun is not None:
             self._http2, header = begun
             self._take(header)
 
     def begin(self, fields: Iterable[tuple[str, str]] = ()) -> None:
-        """Send what the connection begins with, and read from now on."""
+        """Send the start of the connection, and begin to read."""
         self._push([self._http2.opening(fields)])
         self._read_on()
 
@@ -223,7 +221,7 @@ class FrameCall:
         return message
 
     async def write(self, message: bytes | memoryview) -> None:
-        """Hand a message to TCP; returns when all of it lies there.
+        """Write a message; return when TCP has taken all of it.
 
         Raises:
             CallError: the call is over.
@@ -249,7 +247,7 @@ class FrameCall:
         self._check()
 
     def cancel(self) -> None:
-        """End the call at once, and the connection; what it has read is freed."""
+        """End the call and its connection at once, and free unread messages."""
         if not self._is_closed and not self._is_ending and not self._out:
             farewell = b"" if self._is_client else self._http2.farewell()
             self._push([farewell, self._http2.reset(CANCEL)])
@@ -257,13 +255,13 @@ class FrameCall:
         self._drop_messages()
 
     def break_off(self, why: str) -> None:
-        """End the connection at once: the peer does not do its part."""
+        """End the connection at once, because the peer breaks the rules."""
         self._break_off(grpc.StatusCode.UNAVAILABLE, why)
 
     def keep_alive(self, patience: Patience) -> None:
-        """Ask the peer, from now on, whether it is there when it is silent; break off if not.
+        """From now on ping the peer when it is silent; break off if it does not answer.
 
-        The kernel asks, too, but whoever is at TCP's other end answers: it may be a proxy.
+        The kernel's keepalive is not enough: a proxy may answer it.
         """
         self._patience = patience
         self._progress = Progress(self._loop.time(), patience.lost_s)
@@ -276,7 +274,7 @@ class FrameCall:
         try:
             traffic = self.traffic()
         except OSError:
-            return  # who reads or writes hears of it
+            return  # the reader or writer gets the error
         silent_s = self._progress.look(now_s, interval_s, traffic, traffic.received_bytes)
         if not self._is_reading:
             self._progress.begin_anew(now_s)  # its answers would not be read
@@ -289,17 +287,17 @@ class FrameCall:
             self._push([self._http2.ping()])
 
     def traffic(self) -> Traffic:
-        """Return what has crossed the connection.
+        """Return the bytes acknowledged and left on the connection.
 
         Raises:
-            OSError: it has ended.
+            OSError: the connection has ended.
         """
         return traffic_of(self.socket, sum(map(len, self._out)))
 
     def answer(self) -> None:
-        """Accept the call, as its server, and take its messages from now on."""
+        """Accept the call as its server, and begin to take its messages."""
         fields = ((":status", "200"), ("content-type", _CONTENT_TYPE))
-        # Said early, it has gRPC's library make its next call over a connection of its own.
+        # GOAWAY this early makes gRPC's library open another connection for its next call.
         self._push([self._http2.farewell(), self._http2.header(fields, is_last=False)])
         self._messages_max = _MESSAGES_MAX
         try:
@@ -320,8 +318,8 @@ class FrameCall:
         self.over.set()
         self._push(last_words(self._http2, status, why, is_answered=True))
         self._wake_reader()
-        # What the peer has sent meanwhile is read and dropped. If a connection is closed with
-        # unread bytes in it, TCP resets it, and the peer never reads the last word.
+        # Read and drop what the peer has sent meanwhile. If a connection is closed with unread
+        # bytes, TCP resets it, and the peer never reads the trailers.
         self._drop_messages()
         self._messages_max = _ANY_NUMBER
         self._wake_for(1)
@@ -333,21 +331,21 @@ class FrameCall:
     # ---------------------------------------------------------------- as gRPC's contexts have it
 
     def invocation_metadata(self) -> Fields:
-        """Return what the caller has said beside the method."""
+        """Return the metadata of the call."""
         return tuple(each for each in self.fields if not each[0].startswith(_PSEUDO))
 
     def auth_context(self) -> Mapping[str, Collection[bytes]]:
-        """Return whom the caller's certificate names."""
+        """Return the identities in the caller's certificate."""
         return {"peer_uri": self._uris} if self._uris else {}
 
     def peer(self) -> str:
-        """Return where the other end is."""
+        """Return the address of the other end."""
         return self._peer
 
     # ---------------------------------------------------------------- reading
 
     def _read_on(self) -> None:
-        """Have the loop tell when there is something to read, unless too much waits already."""
+        """Watch for data to read, unless too many messages wait already."""
         wants = (
             not self._is_closed
             and not self._awaited_bytes
@@ -363,7 +361,7 @@ class FrameCall:
             self._loop.remove_reader(self.socket.fileno())
 
     def _read_deciphered(self) -> None:
-        """Come back to what TLS has ready: the kernel tells nothing of it."""
+        """Read the data that TLS has buffered: the kernel gives no event for it."""
         if not isinstance(self.socket, ssl.SSLSocket) or self._deciphered is not None:
             return
         if self.socket.pending():
@@ -393,9 +391,9 @@ class FrameCall:
                 if self._awaited_bytes or self._is_closed:
                     break
                 if len(self._messages) == num_messages and not self._http2.under_way_bytes:
-                    break  # thousands of tiny frames, it may be: others have their turn
+                    break  # maybe thousands of tiny frames: others have their turn
                 if count < len(room) and not self._is_tls:
-                    break  # all that there was
+                    break  # the socket is empty
                 if len(self._messages) >= self._messages_max:
                     break
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -409,7 +407,7 @@ class FrameCall:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Do what follows from what was read."""
+        """Act on the bytes that were read."""
         control = self._http2.take_control()
         if control or self._out:
             self._push(control)
@@ -421,10 +419,10 @@ class FrameCall:
             self._read_deciphered()
 
     def _hold(self) -> None:
-        """Take the room that its messages and the one under way need, of that for all calls.
+        """Take room in `_READ_AHEAD` for the unread messages and the one under way.
 
-        Is there none, the call is read no further until there is. A peer that sends very much, and
-        makes no room for answers, is cut off: its word that it makes some would not be read.
+        Without room, the call is read no further until there is some. A peer that sends much and
+        makes no room for answers is cut off: its window update would never be read.
         """
         if self._is_ending or self._is_closed:
             return
@@ -450,14 +448,14 @@ class FrameCall:
             self._read_ahead.wait(more_bytes, self._held)
 
     def _held(self) -> None:
-        """There is room, and it was taken."""
+        """Go on reading: the awaited room was granted."""
         self._held_bytes += self._awaited_bytes
         self._awaited_bytes = 0
         self._hold()
         self._read_on()
 
     def _drop_messages(self) -> None:
-        """Free what was read, and nobody will take."""
+        """Free messages that nobody will take."""
         self._messages.clear()
         self._read_ahead.give_up(self._held)
         self._ahead_bytes = self._awaited_bytes = 0
@@ -465,7 +463,7 @@ class FrameCall:
         self._read_ahead.give_back(held_bytes)
 
     def _drop_read(self) -> None:
-        """Read what nobody wants any more, until the peer closes the connection."""
+        """Read and drop data until the peer closes the connection."""
         try:
             for _ in range(self._reads_max):
                 if not self.socket.recv(_DROPPED_BYTES):
@@ -502,7 +500,7 @@ class FrameCall:
         self._wake_reader()
 
     def _refused(self, trailers: Mapping[str, str]) -> None:
-        """Take the server's last word."""
+        """Take the server's trailers."""
         self.over.set()
         self._wake_writer()
         status = _STATUSES.get(trailers.get("grpc-status", ""))
@@ -515,7 +513,7 @@ class FrameCall:
         self._error = self._error or (status, why)
 
     def _wake_for(self, wanted_bytes: int) -> None:
-        """Have the loop woken when so much is there, and not for each packet of it."""
+        """Set the socket's low-water mark: wake the loop at that many bytes, not at each packet."""
         if self._is_tls:
             wanted_bytes -= _TLS_BYTES
         wake = min(wanted_bytes, _WAKE_BYTES) if wanted_bytes >= _WAKE_MIN_BYTES else 1
@@ -549,7 +547,7 @@ class FrameCall:
         self._flush()
 
     def _flush(self) -> None:
-        """Write as much as TCP takes now; the loop tells when it takes more."""
+        """Write as much as TCP takes now; the loop calls again when it takes more."""
         try:
             while self._out and not self._is_closed:
                 self._drop(self._send())
@@ -571,9 +569,9 @@ class FrameCall:
             self._wake_writer()
 
     def _say_end(self) -> None:
-        """Have TCP tell the peer that nothing more comes."""
+        """Shut down the writing half of the connection."""
         with contextlib.suppress(OSError):
-            # TLS's own shutdown would also give up what is to be read.
+            # TLS's own shutdown would also end reading.
             socket.socket.shutdown(self.socket, socket.SHUT_WR)
 
     def _send(self) -> int:
@@ -650,19 +648,19 @@ async def dial(
     to: str,
     patience: Patience,
 ) -> AsyncIterator[FrameCall]:
-    """Make a call over a fresh connection to who is called `to`; it is cancelled at the end.
+    """Make a call over a fresh connection to the peer `to`; cancel it at the end.
 
     Args:
         address: host and frames port.
         method: `/package.service/name`.
-        metadata: what the call says beside.
-        security: of this end.
-        to: the other end, as `Identity.file_name` has it.
-        patience: with the peer.
+        metadata: the call's metadata.
+        security: certificates of this side.
+        to: identity of the peer, as in `Identity.file_name`.
+        patience: time limits for the peer.
 
     Raises:
-        CallError: nobody answers there, or who is not believed.
-        CertificateError: the own files cannot be used.
+        CallError: nothing answers there, or the peer's certificate is not valid.
+        CertificateError: this side's own files cannot be used.
     """
     try:
         async with asyncio.timeout(patience.connect_s):
@@ -670,10 +668,10 @@ async def dial(
     except TimeoutError:
         why = f"no connection within {patience.connect_s:.1f} s"
         raise CallError(grpc.StatusCode.UNAVAILABLE, why) from None
-    except OSError as error:  # also TLS's
+    except OSError as error:  # TLS errors included
         why = error.strerror or str(error)
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {why}") from error
-    except UnlikeKeyError as error:  # they are being renewed
+    except UnlikeKeyError as error:  # the files are being renewed
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {error}") from error
     call = FrameCall(connection, is_client=True)
     try:
@@ -729,12 +727,12 @@ async def _connected(
 def tls_socket(
     context: ssl.SSLContext, connection: socket.socket, server_name: str | None = None
 ) -> ssl.SSLSocket:
-    """Put TLS on a connection that does not block; its handshake is still to be done.
+    """Wrap a non-blocking connection in TLS; the handshake is still to be done.
 
     Args:
-        context: of this end.
-        connection: becomes closed; what is returned takes its place.
-        server_name: whom a client wants to reach; None at a server.
+        context: TLS context of this side.
+        connection: detached; use the returned socket in its place.
+        server_name: the name that a client expects; None on a server.
 
     Raises:
         OSError: the connection has ended, and is closed.
@@ -757,10 +755,10 @@ def tls_socket(
 
 
 async def _shaken(connection: ssl.SSLSocket) -> ssl.SSLSocket:
-    """Do a TLS handshake on a connection that does not block.
+    """Do the TLS handshake of a non-blocking connection.
 
     Raises:
-        OSError: it failed, and the connection is closed.
+        OSError: the handshake failed, and the connection is closed.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -795,7 +793,7 @@ def _done(ready: asyncio.Future[None]) -> None:
 def last_words(
     http2: Http2, status: grpc.StatusCode, why: str, *, is_answered: bool
 ) -> list[bytes]:
-    """Return what tells a client how its call ended, or that it is refused."""
+    """Return the bytes of the trailers that end or refuse a client's call."""
     fields = [] if is_answered else [(":status", "200"), ("content-type", _CONTENT_TYPE)]
     fields.append(("grpc-status", str(status.value[0])))
     if why:
@@ -808,7 +806,7 @@ def last_words(
 
 
 def _escaped(why: str) -> str:
-    """Return a reason as gRPC has it in a header."""
+    """Return a reason, percent-encoded as gRPC's headers want it."""
     cut = why.encode(errors="replace")[:_WHY_BYTES_MAX].decode(errors="ignore")
     return urllib.parse.quote(cut, safe=" !#$&'()*+,/:;=?@[]^_`{|}~")
 

@@ -1,15 +1,15 @@
-"""Accepts connections for frames, and finds out who may make a call, at a bounded price.
+"""Accepts connections on the frames port, and admits calls at a bounded cost.
 
-Whoever reaches the frames port can connect, and have TLS handshakes done and HTTP/2 read. All that
-is *strangers'* work, until their call is let in. It runs on the loop that carries frames, so it is
-rationed:
+Anyone who reaches the frames port can connect, and so cause TLS handshakes and HTTP/2 parsing. A
+connection is a *stranger* until its call is let in. This work runs on the loop that carries frames,
+so it is rationed:
 
-- Strangers are watched by a poll of their own. One turn does some of their work, and all turns
-  together have a share of the loop's processor time (`allowance.py`); beyond it, strangers wait.
-- There are only so many. A new one takes the place of the oldest, and addresses from which a call
-  was let in before go first: peers that come back are not kept out by who has only connected.
-- Each has a deadline, a number of reads, and some KiB of HTTP/2 (`http2.py`) until its call.
-- Who is refused gets the reason, and nothing that it sends is read any more.
+- Strangers have their own poll. A turn does some of their work, and all turns together have a share
+  of the loop's processor time (`allowance.py`); beyond it, strangers wait.
+- Their number is limited. A new one replaces the oldest. Addresses from which a call was let in
+  before have priority, so a flood of connections does not keep out returning peers.
+- A stranger has a deadline, a number of reads, and some KiB of HTTP/2 (`http2.py`) until its call.
+- A refused stranger gets the reason, and nothing that it sends is read any more.
 
 A call that is let in becomes a `FrameCall`, and a task of its own.
 """
@@ -46,21 +46,21 @@ from isthmus.sites.gateway.links.http2 import Headers, Http2
 _log = logging.getLogger(__name__)
 
 _SHARE: Final = 0.1
-"""Strangers may have so much of the loop's time; a handshake takes a millisecond or two."""
+"""Strangers' share of the loop's time; a handshake takes a millisecond or two."""
 _SAVED_S: Final = 0.25
-"""And so much at once after a pause: a hundred peers that begin, or come back, all at a time."""
+"""Time that strangers may save up: enough for a hundred peers that connect at the same time."""
 _TURN_S: Final = 0.005
-"""A turn of strangers' work takes no longer, but for the step that it has begun."""
+"""Longest turn of strangers' work, beside the last step in it."""
 _STRANGERS_MAX: Final = 128
 _KNOWN_MAX: Final = 256
 _ACCEPTS_MAX: Final = 32
-"""Connections that are accepted in one turn."""
+"""Connections accepted in one turn, at most."""
 _EVENTS_MAX: Final = 32
 _READS_MAX: Final = 64
-"""Times that a stranger may say something until its call: a header that comes in packets."""
+"""Reads of a stranger until its call: a header may come in packets."""
 _READS_A_STEP: Final = 4
 _LINGER_S: Final = 2.0
-"""Who was refused has so long to read why."""
+"""Time for a refused stranger to read the reason."""
 _SWEEP_S: Final = 0.25
 _BACKLOG: Final = 256
 _RETRY_S: Final = 0.1
@@ -71,7 +71,7 @@ Serve = Callable[[FrameCall], Awaitable[None]]
 
 
 class FrameListener:
-    """Accepts connections on a socket, each for one call. `begin`, then `close`."""
+    """Accepts connections with one call each on a listening socket. `begin`, then `close`."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class FrameListener:
         patience: Patience,
         most: int,
     ) -> None:
-        """`methods` by their paths; `most` connections are kept at a time, strangers among them.
+        """`methods`: handlers by path. `most`: open connections at a time, strangers included.
 
-        Beyond them a new one takes the place of the oldest stranger. Is there none, the new one is
-        closed at once.
+        Beyond `most`, a new connection replaces the oldest stranger. Without any, it is closed at
+        once.
         """
         self._listening = listening
         self._methods = methods
@@ -93,9 +93,9 @@ class FrameListener:
         self._most = most
         self._loop = asyncio.get_running_loop()
         self._calls: set[asyncio.Task[None]] = set()
-        """Those that were let in."""
+        """Tasks of the calls that were let in."""
         self._strangers: dict[int, _Stranger] = {}
-        """By descriptor, the oldest first."""
+        """Strangers by file descriptor, oldest first."""
         self._known: dict[str, None] = {}
         """Addresses from which a call was let in, the latest last."""
         self._poll = select.epoll()
@@ -114,7 +114,7 @@ class FrameListener:
         self._loop.add_reader(self._poll.fileno(), self._turn)
 
     async def close(self) -> None:
-        """Accept nothing more, and cancel all calls."""
+        """Stop accepting connections, and cancel all calls."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -134,7 +134,7 @@ class FrameListener:
     # ---------------------------------------------------------------- strangers' work
 
     def _turn(self) -> None:
-        """Do some of it, and rest if the allowance is used up."""
+        """Do some of the strangers' work; pause if the allowance is used up."""
         began_s = time.thread_time()
         end_s = began_s + min(_TURN_S, self._allowance.left_s(self._loop.time()))
         ready = {}
@@ -179,7 +179,7 @@ class FrameListener:
                     self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        except OSError as error:  # no descriptor is left, say: it would be found at once again
+        except OSError as error:  # no descriptor is left, say: it would return at once
             _log.warning("cannot accept a connection: %s", error.strerror)
             self._poll.unregister(self._listening)
             self._again = self._loop.call_later(_RETRY_S, self._accept_again)
@@ -188,7 +188,7 @@ class FrameListener:
         self._poll.register(self._listening, select.EPOLLIN)
 
     def _has_room(self, newcomer: _Stranger) -> bool:
-        """Whether there is room for one more connection, or some was made."""
+        """Whether one more connection has room, after closing an old stranger if needed."""
         num_calls, num_strangers = len(self._calls), len(self._strangers)
         if num_calls + num_strangers < self._most and num_strangers < _STRANGERS_MAX:
             return True
@@ -205,7 +205,7 @@ class FrameListener:
         return True
 
     def _sweep(self) -> None:
-        """Close those who have had their time."""
+        """Close strangers past their deadline."""
         now_s = self._loop.time()
         patience_s = min(HANDSHAKE_S, 2 * self._patience.connect_s)
         for stranger in list(self._strangers.values()):
@@ -221,9 +221,9 @@ class FrameListener:
         stranger.socket.close()
 
     def _go_on(self, stranger: _Stranger, events: int) -> None:
-        """Take what a stranger says; it is let in, refused or closed, or says more later."""
+        """Read from a stranger; let it in, refuse it, close it, or wait for more."""
         if stranger.is_refused:
-            self._close(stranger)  # it has read why, and closed its end
+            self._close(stranger)  # it has read the reason, and closed its end
             return
         try:
             header = stranger.go_on(self._security)
@@ -231,7 +231,7 @@ class FrameListener:
             _log.debug("a connection from %s ended: %s", stranger.host, error)
             self._close(stranger)
             return
-        except IsthmusError as error:  # the own certificate cannot be used
+        except IsthmusError as error:  # our own certificate cannot be used
             why = f"a connection from {stranger.host} cannot be served: {error}"
             self._unready.warn(why, self._loop.time())
             self._close(stranger)
@@ -276,17 +276,17 @@ class FrameListener:
         task.add_done_callback(self._calls.discard)
 
     def _refuse(self, stranger: _Stranger, status: grpc.StatusCode, why: str) -> None:
-        """Send the reason of a refusal, then wait until the other end closes or time is over."""
+        """Send the reason of a refusal; close when the other end does, or at the deadline."""
         assert stranger.http2 is not None, "a header was read"
         try:
             stranger.say(last_words(stranger.http2, status, why, is_answered=False))
-            # TLS's own shutdown would also give up what is to be read.
+            # TLS's own shutdown would also end reading.
             socket.socket.shutdown(stranger.socket, socket.SHUT_WR)
         except OSError:
             self._close(stranger)
             return
-        # If a connection is closed with unread bytes in it, TCP resets it, and the peer may never
-        # read the last word. So it is the peer that closes it; what it sends costs nothing here.
+        # If a connection is closed with unread bytes, TCP resets it, and the peer may never read
+        # the reason. So let the peer close it; what it sends costs nothing here.
         stranger.is_refused, stranger.since_s = True, self._loop.time()
         self._poll.modify(stranger.socket, select.EPOLLRDHUP)
 
@@ -319,25 +319,25 @@ class _Stranger:
     def __init__(self, connection: socket.socket, host: str, now_s: float) -> None:
         self.socket = connection
         self.descriptor = connection.fileno()
-        """Stays what it was when the connection is closed."""
+        """File descriptor; keeps its value when the connection is closed."""
         self.host = host
         self.since_s = now_s
-        """When it came, or was refused."""
+        """When the stranger connected, or was refused."""
         self.is_known = False
         self.is_refused = False
         self.wants_to_write = False
-        """TLS waits for room to write, and not for what comes."""
+        """TLS waits for room to write, not for data."""
         self.http2: Http2 | None = None
-        """None: its first word, or its handshake, is not over."""
+        """None until the first bytes, or the TLS handshake, are complete."""
         self._num_steps = 0
 
     def go_on(self, security: Security) -> Headers | None:
-        """Take what has come; return the header of its call once that is there.
+        """Read; return the header of the stranger's call once it is complete, else None.
 
         Raises:
-            CertificateError: the own files cannot be used.
+            CertificateError: this side's own files cannot be used.
             OSError: the connection has ended, or TLS refuses it.
-            RemoteProtocolError: it says what no client says.
+            RemoteProtocolError: the bytes are not those of a valid client.
         """
         self._num_steps += 1
         if self._num_steps > _READS_MAX:
@@ -362,10 +362,10 @@ class _Stranger:
         return None
 
     def say(self, pieces: list[bytes]) -> None:
-        """Send a few words; who is gone may have said something before.
+        """Send a few bytes. A stranger that has gone is no error: its data may be unread.
 
         Raises:
-            OSError: it reads nothing.
+            OSError: the stranger reads nothing.
         """
         said = b"".join(pieces)
         with contextlib.suppress(ConnectionError):
@@ -376,8 +376,8 @@ class _Stranger:
         """Go on with the TLS handshake, if there is TLS; return whether it is done.
 
         Raises:
-            CertificateError: the own files cannot be used.
-            OSError: it failed.
+            CertificateError: this side's own files cannot be used.
+            OSError: the handshake failed.
         """
         if not isinstance(self.socket, ssl.SSLSocket):
             try:
@@ -399,7 +399,7 @@ class _Stranger:
 
 
 class _Warner:
-    """Logs a warning now and then, and counts those between: strangers fill no disk."""
+    """Rate-limits warnings, and counts those it drops, so that strangers cannot fill the disk."""
 
     def __init__(self) -> None:
         self._again_s = float("-inf")

@@ -1,12 +1,12 @@
-"""HTTP/2 as far as one gRPC call over a connection of its own needs it. Pure.
+"""The part of HTTP/2 that one gRPC call on its own connection needs. Pure.
 
 Frames of gradients are messages of gRPC calls. gRPC's own library copies each message three times
 on its way between the interpreter and a socket, and wakes several threads for it. Here a message is
-received where it is needed, and sent from where it lies. On the wire it is the same protocol:
-either end may be gRPC's library (tests/sites/test_frame_calls.py).
+received into its final memory and sent without a copy. On the wire the protocol is the same: either
+end may be gRPC's library (tests/sites/test_frame_calls.py).
 
-A connection carries one call. Both sides stream messages until one of them ends it. What HTTP/2 has
-beside that, priorities and pushes say, is refused or ignored, as RFC 9113 permits.
+A connection carries one call. Both sides stream messages until one of them ends it. Other parts of
+HTTP/2, such as priorities and pushes, are refused or ignored, as RFC 9113 permits.
 
 Sizes are in bytes.
 """
@@ -32,36 +32,36 @@ _HEAD: Final = struct.Struct(">BHBBI")
 """The head of a frame: its length in 8 and 16 bits, its kind, its flags, its stream."""
 HEAD_BYTES: Final = _HEAD.size
 _PREFIX: Final = struct.Struct(">BI")
-"""What a message begins with: whether it is compressed, and its length."""
+"""Prefix of a message: whether it is compressed, and its length."""
 PREFIX_BYTES: Final = _PREFIX.size
 _SETTING: Final = struct.Struct(">HI")
 _NUMBER: Final = struct.Struct(">I")
 _STREAM: Final = 1
-"""What a client calls its first stream."""
+"""Number of a client's first stream."""
 
 _WINDOW_FIRST: Final = 65_535
 _WINDOW_MAX: Final = (1 << 31) - 1
 _WINDOW_RENEWED: Final = 1 << 30
-"""After so many bytes the peer is given as many again."""
+"""Bytes after which the peer's window is renewed by as many."""
 _FRAME_FIRST: Final = 16 << 10
-"""Until a peer says otherwise, its frames may have no more."""
+"""Largest frame for a peer that has announced no other limit."""
 _FRAME_MAX: Final = (1 << 24) - 1
 _PING_BYTES: Final = 8
 _PRIORITY_BYTES: Final = 5
 _SCRATCH_BYTES: Final = 32 << 10
-"""Frames that carry no message have to fit into it."""
+"""Buffer for frames that carry no message; they must fit into it."""
 _DIRECT_MIN: Final = 4 << 10
-"""With less missing, a message is read together with what follows it."""
+"""If less is missing of a message, it is read together with the next bytes."""
 _HEADER_BYTES_MAX: Final = 8 << 10
-"""A header, as it crosses and as it is read: gRPC's library takes no longer ones either."""
+"""Longest header, encoded and decoded; gRPC's library has the same limit."""
 _BEFORE_CALL_MAX: Final = 16 << 10
-"""A client's frames before its call may have so many bytes: some settings, pings and windows, and
-the header. Each counts _FRAME_COST_BYTES more than it has."""
+"""Limit on a client's bytes before its call: settings, pings, windows, and the header. A frame
+counts _FRAME_COST_BYTES more than its length."""
 _FRAME_COST_BYTES: Final = 256
 
 
 class Kind(IntEnum):
-    """What a frame of HTTP/2 is."""
+    """Type of an HTTP/2 frame."""
 
     DATA = 0
     HEADERS = 1
@@ -94,7 +94,7 @@ CANCEL: Final = 0x8
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """The peer begins its side of the call, or ends it by trailers."""
+    """The peer's header, which begins its side of the call, or its trailers, which end it."""
 
     fields: Fields
     is_last: bool
@@ -102,7 +102,7 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole message: memory that nobody else writes to."""
+    """A complete message, in memory of its own."""
 
     data: memoryview
 
@@ -112,7 +112,7 @@ class Ended:
     """The peer sends nothing more in this call."""
 
     error: int
-    """A code of HTTP/2; NO_ERROR: it has sent all that it wanted to."""
+    """HTTP/2 error code; NO_ERROR: a regular end."""
 
 
 Event = Headers | Message | Ended
@@ -121,8 +121,7 @@ Event = Headers | Message | Ended
 class Http2:
     """One side of a connection with one call.
 
-    A server gets no message before it has said `let_in`: nothing is kept for who has not shown yet
-    that it may call.
+    A server gets no message before it calls `let_in`, so strangers take no memory.
     """
 
     def __init__(self, *, is_client: bool, message_bytes_max: int) -> None:
@@ -131,40 +130,40 @@ class Http2:
         self._stream = _STREAM if is_client else 0
         self._control: list[bytes] = []
         self._encoder = hpack.Encoder()
-        self._encoder.header_table_size = 0  # whatever the peer's may hold, it is not used
+        self._encoder.header_table_size = 0  # the peer's table is not used
         self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES_MAX)
-        # What this side may send:
+        # What this side may send.
         self._frame_bytes = _FRAME_FIRST
         self._connection_window = _WINDOW_FIRST
         self._stream_window = _WINDOW_FIRST
         self._window_first = _WINDOW_FIRST
-        # What has come:
+        # What has come.
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._begin = self._end = 0
         self._preface = b"" if is_client else _PREFACE
-        """What is still to come of it."""
+        """The part of the client's preface that has not come yet."""
         self._has_settings = False
-        """The peer's first frame has come."""
+        """The peer's first frame, SETTINGS, has come."""
         self._has_header = False
         self._before_call_left = _BEFORE_CALL_MAX
         self._is_open = False
-        """Messages may come."""
+        """The call is let in: messages may come."""
         self._is_ended = False
-        """The peer's side of the call has."""
+        """The peer's side of the call has ended."""
         self._refused_stream = 0
-        """The latest call that came beside this one."""
+        """Stream of the latest second call, which was refused."""
         self._data_left = 0
         """Bytes still to come of the DATA frame under way, without its padding."""
         self._pad_left = 0
         self._is_last = False
-        """With the DATA frame under way the peer's side of the call ends."""
+        """The DATA frame under way ends the peer's side of the call."""
         self._prefix = bytearray()
         self._message: memoryview | None = None
         self._message_filled = 0
         self._is_direct = False
-        """The latest `room` was a part of the message."""
+        """The latest `room` was a part of a message."""
         self._block: bytearray | None = None
-        """What has come of a header that goes on in another frame; None: there is none."""
+        """The first part of a header that continues in another frame; None: no such header."""
         self._block_stream = 0
         self._block_is_last = False
         self._to_renew = 0
@@ -172,7 +171,7 @@ class Http2:
     # ---------------------------------------------------------------- what is sent
 
     def opening(self, fields: Iterable[tuple[str, str]] = ()) -> bytes:
-        """Return what this side sends first; a client with the header of its call."""
+        """Return the first bytes of this side; a client's include the header of its call."""
         settings = [
             (_Setting.INITIAL_WINDOW_SIZE, _WINDOW_MAX),
             (_Setting.MAX_FRAME_SIZE, _FRAME_MAX),
@@ -199,33 +198,33 @@ class Http2:
         return _frame(Kind.HEADERS, flags, self._stream, block)
 
     def reset(self, error: int) -> bytes:
-        """Return what ends the call for both sides; nothing, if there is none yet."""
+        """Return a RST_STREAM frame for the call; empty without a call."""
         if not self._stream:
             return b""
         return _frame(Kind.RST_STREAM, 0, self._stream, _NUMBER.pack(error))
 
     def ping(self) -> bytes:
-        """Return what has the peer say that it is there."""
+        """Return a PING frame, which the peer must answer."""
         return _frame(Kind.PING, 0, 0, bytes(_PING_BYTES))
 
     def farewell(self) -> bytes:
-        """Return what says that this connection takes no further call."""
+        """Return a GOAWAY frame: this connection takes no further call."""
         return _frame(Kind.GOAWAY, 0, 0, _NUMBER.pack(self._stream) + _NUMBER.pack(NO_ERROR))
 
     def take_control(self) -> list[bytes]:
-        """Return, once, what answers the peer, between frames of data."""
+        """Return and clear the control frames to be sent to the peer, between frames of data."""
         taken, self._control = self._control, []
         return taken
 
     @property
     def sendable_bytes(self) -> int:
-        """What the next frame of data may have at most; 0 and less: wait for the peer."""
+        """Largest next DATA frame in bytes; 0 or less: wait for the peer's window update."""
         return min(self._frame_bytes, self._connection_window, self._stream_window)
 
     def data_head(self, num_bytes: int, message_bytes: int | None = None) -> bytes:
-        """Return what stands before `num_bytes` of a message.
+        """Return the frame head for the next `num_bytes` of a message.
 
-        With `message_bytes`, the message's length, they are its first ones. Then PREFIX_BYTES more
+        `message_bytes`, the message's length, is given for its first frame. Then PREFIX_BYTES more
         count as data.
         """
         prefix = b"" if message_bytes is None else _PREFIX.pack(0, message_bytes)
@@ -238,22 +237,22 @@ class Http2:
 
     @property
     def wanted_bytes(self) -> int:
-        """So much comes before there is anything to do; at least 1."""
+        """Bytes that must come before there is anything to do; at least 1."""
         if self._message is None or self._begin != self._end:
             return 1
         return max(1, min(self._data_left, len(self._message) - self._message_filled))
 
     @property
     def under_way_bytes(self) -> int:
-        """The length of the message that has come in part."""
+        """Length of the message that has come in part; 0: none."""
         return 0 if self._message is None else len(self._message)
 
     def forget(self) -> None:
-        """Give up the message that has come in part: nothing more is read."""
+        """Drop the message that has come in part; nothing more is read."""
         self._message = None
 
     def room(self) -> memoryview:
-        """Return where to put what comes next; never empty. Then call `filled`."""
+        """Return the buffer for the next bytes, never empty. Then call `filled`."""
         is_read_up = self._begin == self._end
         wanted = self.wanted_bytes
         self._is_direct = is_read_up and wanted > _DIRECT_MIN
@@ -267,10 +266,10 @@ class Http2:
         return self._scratch[self._end :]
 
     def filled(self, num_bytes: int) -> Iterator[Event]:
-        """Take what was put into `room`, and yield what it says.
+        """Parse `num_bytes` that were put into `room`, and yield the events in them.
 
         Raises:
-            RemoteProtocolError: it is not HTTP/2 or gRPC, or more than is allowed.
+            RemoteProtocolError: the bytes are not HTTP/2 or gRPC, or exceed a limit.
         """
         if self._is_direct:
             self._is_direct = False
@@ -284,7 +283,7 @@ class Http2:
             yield from found
 
     def let_in(self) -> Iterator[Event]:
-        """Take the call's messages from now on, as its server; yield what has come already.
+        """Accept the call's messages, as its server; yield the events that have come already.
 
         Raises:
             RemoteProtocolError: as `filled`.
@@ -293,7 +292,7 @@ class Http2:
         yield from self.filled(0)
 
     def _take_part(self) -> Sequence[Event] | Iterator[Event] | None:
-        """Take the next part of what lies in the scratch; None: it is not whole yet."""
+        """Parse the next frame in the scratch buffer; None: it is not complete yet."""
         available = self._end - self._begin
         if self._data_left:
             return self._take_data(available) if available else None
@@ -365,13 +364,13 @@ class Http2:
         return ()
 
     def _pass_by(self, stream: int, length: int) -> Sequence[Event] | None:
-        """Leave data where it is until its call has been let in; skip that of one that never is."""
+        """Leave data unread until its call is let in; skip data of a refused call."""
         if self._block is not None:
             raise RemoteProtocolError("an HTTP/2 header was broken off")
         is_held = not self._is_client and self._has_header and not self._is_ended
         if is_held and stream == self._stream and not self._is_open:
             return None
-        # A call beside this one may have sent some before it heard that it is refused.
+        # A second call may have sent data before it learned that it is refused.
         if not self._stream < stream <= self._refused_stream:
             raise RemoteProtocolError(f"data of stream {stream}, which is not open")
         self._begin += HEAD_BYTES
@@ -403,12 +402,12 @@ class Http2:
             raise RemoteProtocolError(
                 f"a message of {length} bytes, where {self._message_bytes_max} are allowed"
             )
-        # Not a bytearray: that would be written with zeros first.
+        # Not a bytearray, which would be zeroed first.
         self._message = memoryview(np.empty(length, np.uint8).data)
         self._message_filled = 0
 
     def _fill_message(self, num_bytes: int) -> Iterator[Event]:
-        """Count bytes that lie in the message now; yield it once it is whole."""
+        """Count bytes read into the message; yield it once it is complete."""
         assert self._message is not None
         self._message_filled += num_bytes
         self._data_left -= num_bytes
@@ -420,7 +419,7 @@ class Http2:
         self._is_ended, self._is_open = True, False
 
     def _end_whole(self) -> None:
-        """End the peer's side of the call, which has to be between two messages."""
+        """End the peer's side of the call; an error in the middle of a message."""
         if self._message is not None or self._prefix:
             raise RemoteProtocolError("the call ended within a message")
         self._end_call()
@@ -460,7 +459,7 @@ class Http2:
             case Kind.PUSH_PROMISE:
                 raise RemoteProtocolError("an HTTP/2 push")
             case _:
-                pass  # a priority, or what HTTP/2 does not know yet
+                pass  # a priority, or an unknown type
         return ()
 
     def _take_reset(self, stream: int, error: int) -> Sequence[Event]:
@@ -469,7 +468,7 @@ class Http2:
         if stream != self._stream or (self._is_client and self._is_ended):
             return ()
         self._end_call()
-        # Who has said all that it wanted to ends its stream otherwise.
+        # A regular end has another form, so NO_ERROR means cancelled.
         return (Ended(error or CANCEL),)
 
     def _take_headers(self, flags: int, stream: int, payload: bytes) -> Sequence[Event]:
@@ -489,7 +488,7 @@ class Http2:
         return self._take_block(flags, payload[begin:end])
 
     def _refuse(self, stream: int) -> None:
-        """Refuse a call beside the one that there is."""
+        """Refuse a second call on this connection."""
         if self._is_client or not stream % 2 or stream < self._stream:
             raise RemoteProtocolError(f"an HTTP/2 header of stream {stream}")
         self._refused_stream = max(self._refused_stream, stream)
@@ -517,7 +516,7 @@ class Http2:
         if not self._block_is_last:
             self._is_open = self._is_client
         elif self._is_client:
-            self._end_call()  # the status says what became of the call, also of half a message
+            self._end_call()  # the status explains the end, even within a message
         else:
             self._end_whole()
         return (Headers(fields, self._block_is_last),)

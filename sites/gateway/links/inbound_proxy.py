@@ -1,8 +1,7 @@
-"""The way to a gateway that cannot be dialled: over the connections that it has dialled itself.
+"""Reaches a gateway that accepts no connections over those that it has dialled itself.
 
-It keeps a ReverseTunnel stream open, over which calls travel to it and answers back. And it pulls:
-each of its Pull streams carries frames to it, as a Push would. What a link does with a peer that it
-dials, it does with an `InboundProxy` alike.
+That gateway keeps a ReverseTunnel stream open, over which calls travel to it and answers back. Its
+Pull streams carry frames to it, as a Push would. To a link, an `InboundProxy` looks like a `Peer`.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from isthmus.sites.gateway.links.wire_loop import WireLoop
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _ASKS_MAX = 256
-"""Calls that may wait for an answer: some greetings, and one farewell."""
+"""Calls that may wait for an answer at a time: some greetings, and one farewell."""
 _STATUS = {each.value[0]: each for each in grpc.StatusCode}
 
 
 class InboundProxy:
-    """Where one gateway of another site comes in. Its connections may come and go."""
+    """Stands for a gateway that only dials out; its connections may come and go."""
 
     def __init__(self, site: str, gateway: int, wire: WireLoop) -> None:
         self.site = site
         self.gateway = gateway
         self._wire = wire
-        # Of the loop's thread alone:
+        # Used on the loop's thread only.
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._asks: asyncio.Queue[Ask] = asyncio.Queue(_ASKS_MAX)
@@ -54,12 +53,12 @@ class InboundProxy:
     # ---------------------------------------------------------------- what a link uses
 
     def channel(self, config: GatewayConfig) -> grpc.Channel:
-        """Return what stubs take for a connection; its calls are carried."""
+        """Return a channel for stubs, whose calls travel through the tunnel."""
         return cast("grpc.Channel", _CarriedChannel(self))
 
     @asynccontextmanager
     async def stream(self, config: GatewayConfig, session: str) -> AsyncIterator[FrameCall]:
-        """Give a call that carries frames, once the other side has made one."""
+        """Yield a call that carries frames, once the other side has opened one."""
         self._num_streams += 1
         try:
             self._tell(Ask(streams=self._num_streams))
@@ -72,14 +71,14 @@ class InboundProxy:
             self._num_streams -= 1
 
     def refuses_connections(self) -> bool:
-        """Return False: nobody can tell, for the gateway is not dialled."""
+        """Return False: unknown, because the gateway is not dialled."""
         return False
 
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a call, and return the serialised response; for any thread but the loop's.
 
         Raises:
-            CallError: it was refused, or not answered in time.
+            CallError: the call was refused, or not answered in time.
         """
         answering: Future[Answer] = self._wire.run(self._ask(method, request))
         try:
@@ -97,7 +96,7 @@ class InboundProxy:
     # ---------------------------------------------------------------- what the server hands over
 
     async def serve_tunnel(self, context: Context) -> None:
-        """Serve an ReverseTunnel stream until it breaks, or the gateway opens another."""
+        """Serve a ReverseTunnel stream until it breaks, or the gateway opens another."""
         if self._serving is not None:
             self._serving.cancel()
         own = self._serving = asyncio.create_task(self._carry(context), name="reverse-tunnel")
@@ -109,7 +108,7 @@ class InboundProxy:
                 self._serving = None
 
     async def pull(self, call: FrameCall) -> None:
-        """Serve a Pull until it breaks, or its link has no use for it any more."""
+        """Serve a Pull until it breaks, or its link no longer needs it."""
         pulled = _Pulled(call, asyncio.Event())
         self._waiting.put_nowait(pulled)
         ends = [asyncio.create_task(each.wait()) for each in (pulled.is_done, call.over)]
@@ -120,7 +119,7 @@ class InboundProxy:
                 each.cancel()
 
     async def _next(self) -> _Pulled:
-        """Return a Pull that waits for a link, and has not broken meanwhile."""
+        """Return an intact Pull that waits for a link."""
         while (pulled := await self._waiting.get()).call.over.is_set():
             pass
         return pulled
@@ -139,7 +138,7 @@ class InboundProxy:
         await context.write(Ask(streams=self._num_streams))
         while True:
             ask = await self._asks.get()
-            if not ask.method or ask.number in self._asked:  # else nobody waits any more
+            if not ask.method or ask.number in self._asked:  # else the caller has given up
                 await context.write(ask)
 
     async def _ask(self, method: str, request: bytes) -> Answer:
@@ -153,7 +152,7 @@ class InboundProxy:
             self._asked.pop(number, None)
 
     def _tell(self, ask: Ask) -> None:
-        """Send an ask over the ReverseTunnel stream, or over the next one that opens."""
+        """Send a call over the ReverseTunnel stream, or over the next one that opens."""
         ask.streams = self._num_streams
         if self._asks.full():
             self._asks.get_nowait()
@@ -166,24 +165,24 @@ class _Pulled:
 
     call: FrameCall
     is_done: asyncio.Event
-    """The link has no use for it any more."""
+    """Set once the link no longer needs the Pull."""
 
 
 class CarriedContext:
-    """What servicers need to know of a call that was carried: it came from a site that was dialled.
+    """The context of a call that came through a tunnel, as servicers need it.
 
-    Whoever it was dialled as is who speaks: TLS has seen to it.
+    The caller is the site that was dialled: TLS has verified that.
     """
 
     def __init__(self, site: str, session: str) -> None:
         self._site, self._session = site, session
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the session that the site has here."""
+        """Return metadata with the caller's session at this gateway."""
         return ((SESSION_KEY, self._session),)
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Return who speaks, as its certificate would."""
+        """Return the caller's identity in the form of a certificate's."""
         return {"peer_uri": [Identity("carried", GATEWAY, self._site).uri.encode()]}
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> Never:
@@ -192,7 +191,7 @@ class CarriedContext:
 
 
 class _CarriedChannel:
-    """What generated stubs need of a channel, for methods with one request and one response."""
+    """A channel as far as generated stubs need it, for unary methods."""
 
     def __init__(self, inbound_proxy: InboundProxy) -> None:
         self._proxy = inbound_proxy
@@ -213,16 +212,16 @@ class _CarriedChannel:
                 return response_deserializer(answer)
             except DecodeError as error:
                 why = f"the answer to {name} cannot be read"
-                raise CallError(grpc.StatusCode.INTERNAL, why) from error  # as gRPC has it
+                raise CallError(grpc.StatusCode.INTERNAL, why) from error  # as gRPC does
 
         return call
 
     def stream_stream(self, method: str, *_: object, **__: object) -> str:
-        """Return something that cannot be called: streams are not carried."""
+        """Return a value that cannot be called: streams do not pass through a tunnel."""
         return method
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def __enter__(self) -> Self:
         return self

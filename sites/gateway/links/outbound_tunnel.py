@@ -1,7 +1,7 @@
-"""How a gateway that cannot be dialled serves a peer: over connections that it dials itself.
+"""Serves a peer over connections dialled here, for a gateway that accepts none.
 
-It keeps a ReverseTunnel stream open, over which the peer's calls come, and as many Pull streams as
-the peer asks for, each on a connection of its own. What breaks is opened again.
+The gateway keeps a ReverseTunnel stream open for the peer's calls, and as many Pull streams as the
+peer asks for, each on its own connection. A broken stream is opened again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 _END_S = 2.0
 _ANSWERS_MAX = 16
-"""Calls of a peer that are served side by side."""
+"""Calls of a peer served at a time."""
 
 
 class Servant(Protocol):
@@ -51,14 +51,14 @@ class Servant(Protocol):
         """Return the serialised response to a call.
 
         Raises:
-            CallError: it is refused.
+            CallError: the call is refused.
         """
 
     def take(self, sender: GatewayId, message: memoryview) -> bytes:
-        """Take a frame over without waiting, and return its acknowledgement.
+        """Accept a frame without waiting, and return its acknowledgement.
 
         Raises:
-            IsthmusError: it is not taken; what follows for the run has been done.
+            IsthmusError: the frame is refused; any effect on the run is already handled.
         """
 
 
@@ -68,7 +68,7 @@ class OutboundTunnel:
     def __init__(
         self, config: GatewayConfig, peer: Peer, servant: Servant, session: Callable[[], str]
     ) -> None:
-        """`session` returns what the peer calls this side."""
+        """`session` returns this side's session at the peer."""
         self._config = config
         self._peer = peer
         self._servant = servant
@@ -77,7 +77,7 @@ class OutboundTunnel:
         self._lock = threading.Lock()
         self._wire: WireLoop | None = None
         self._is_closed = False
-        self._tasks: list[asyncio.Task[None]] = []  # of the loop's thread alone
+        self._tasks: list[asyncio.Task[None]] = []  # used on the loop's thread only
 
     def begin(self) -> None:
         """Dial the peer, from now on."""
@@ -118,7 +118,7 @@ class OutboundTunnel:
                 _log.warning("a stream from %s broke: %s", self._peer, details(error))
             except* asyncio.InvalidStateError:
                 _log.warning("a stream from %s ended before an answer", self._peer)
-            # Full jitter, so that streams which broke together do not come back together.
+            # Full jitter, so that streams which broke together do not reconnect together.
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 

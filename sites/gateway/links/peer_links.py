@@ -1,12 +1,12 @@
 """The sending side: a `Link` to each gateway of another site, and `PeerLinks`, all of them.
 
-A link holds what is to be sent in an outbox (`send_queue.py`). Streams carry it over connections of
-their own (`streams.py`), as many as the link takes (`congestion/connections.py`), set up as the
-link wants them (`congestion/kernel.py`). Beside them threads ask now and then whether the peer
-lives (`peer_watch.py`), and have TCP use the pauses. The link starts these, and ends them together.
+A link queues frames in an outbox (`send_queue.py`). Streams carry them, each on its own connection
+(`streams.py`); `congestion/connections.py` decides how many, and `congestion/kernel.py` configures
+them. Threads watch whether the peer lives (`peer_watch.py`) and let TCP use the pauses. The link
+starts all these and ends them together.
 
-A link is made when a plan first needs it. One that is lost when no plan needs it any more is only
-closed, and made again if another plan does.
+A link is made when a plan first needs it. A link that is lost while no plan needs it is only
+closed, and made again when a plan does.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _JOIN_S = 2.0
 _BDP_AHEAD = 2
 _AHEAD_MIN_BYTES = 4 << 20
 _COLD_MIN_BYTES = 256 << 10
-"""A link that holds less is soon warm."""
+"""A link with a smaller BDP is warm soon enough without padding."""
 _PADDING_BYTES = 256 << 10
 _PADDING_BDP = 4
-"""Products of rate and round trip until TCP has found a link's rate: it doubles what is on the way
-in each round trip, up to twice what the link holds."""
+"""Padding in BDPs until TCP has found a link's rate: bytes in flight double in each round trip, up
+to two BDPs."""
 
 
 class Link:
-    """The way to one peer. `open`, then `send`; `drain` before a clean end; `close` always."""
+    """The outgoing link to one peer. `open`, `send`, `drain` before a clean end, `close`."""
 
     def __init__(
         self,
@@ -64,20 +64,20 @@ class Link:
         on_reached: Callable[[], None] = lambda: None,
         servant: Servant | None = None,
     ) -> None:
-        """`on_failure` is called once, from a thread of the link's own.
+        """`on_failure` is called once, from a thread of the link.
 
         `on_progress` is called when a frame has left the queue, and must not block. `on_suspect`
         and `on_reached` are `PeerWatch`'s. With a `servant` the peer is dialled for both
-        directions, and the servant does what it wants.
+        directions, and the servant answers its calls.
         """
         self.peer = peer
         self.rtt_s = link.rtt_s
         self.bytes_per_s = link.bytes_per_s
         self.ahead_bytes = max(int(_BDP_AHEAD * link.bytes_per_s * link.rtt_s), _AHEAD_MIN_BYTES)
-        """Bytes of frames that may be made before the link can take them.
+        """Bytes of frames that may be encoded before the link can take them.
 
-        Chunks are admitted in order. So once so much waits for a link that has fallen behind, it
-        holds up the others. On narrow links the recovery of a lost packet takes many round trips.
+        Chunks are admitted in order. So a link that is behind by this much holds up the others. On
+        narrow links the recovery of a lost packet takes many round trips.
         """
         self._config = config
         self._on_failure = on_failure
@@ -87,7 +87,7 @@ class Link:
             config, peer, self._outbox, on_suspect=on_suspect, on_reached=on_reached
         )
         self._is_looking = threading.Lock()
-        """Held while it is looked whether the peer is gone."""
+        """Held while a check whether the peer is gone is under way."""
         self._streams = Streams(
             self._outbox,
             self._watch,
@@ -104,7 +104,7 @@ class Link:
             peer,
             self._outbox,
             self._streams,
-            # Elements are divided among a site's gateways: so many pairs of both have some.
+            # Elements are divided among a site's gateways; this many send over the link.
             num_senders=max(config.gateways_per_site[site] for site in ends),
         )
         self._tunnel: OutboundTunnel | None = None
@@ -121,13 +121,13 @@ class Link:
 
     @property
     def num_channels(self) -> int:
-        """Connections that carry frames side by side."""
+        """Connections that carry frames in parallel."""
         return self._streams.num_streams
 
     def open(self, within_s: float | None = None) -> None:
         """Greet the peer until it answers, then start the streams.
 
-        Without `within_s` it is asked until the link is closed.
+        Without `within_s` the greeting is repeated until the link is closed.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
@@ -147,7 +147,7 @@ class Link:
         self._start(pauses, "pauses")
 
     def _padding(self) -> Iterator[Outgoing]:
-        """Yield what brings connections up to the link's speed, while ranks are not ready yet."""
+        """Yield padding that warms up connections while ranks are not ready yet."""
         held_bytes = int(self.bytes_per_s * self.rtt_s)
         if held_bytes < _COLD_MIN_BYTES:
             return
@@ -166,7 +166,7 @@ class Link:
         return num_bytes
 
     def drop_before(self, epoch: int) -> None:
-        """Send nothing more of older epochs."""
+        """Drop queued frames of older epochs."""
         self._outbox.drop_before(epoch)
 
     def ended(self, why: str) -> None:
@@ -179,11 +179,11 @@ class Link:
         return self._outbox.closed.is_set()
 
     def reached(self) -> None:
-        """The peer has said something over its own link to here, or is given time anew to do so."""
+        """Note that the peer reached this gateway over its own link, or restart its deadline."""
         self._watch.reached()
 
     def peer_left(self) -> None:
-        """The peer has finished: it needs nothing more, and may go away."""
+        """The peer has finished: it needs no more frames, and may end."""
         self._outbox.leave()
         self._on_progress()
 
@@ -192,7 +192,7 @@ class Link:
         return self._outbox.wait_empty(deadline_s)
 
     def leave(self, failure: Failure | None, timeout_s: float) -> None:
-        """Tell the peer that this gateway ends; whether it hears it or not."""
+        """Tell the peer that this gateway ends, without a guarantee that it arrives."""
         if self._outbox.has_left:
             return
         request = LeaveRequest(rank=-1)
@@ -206,10 +206,10 @@ class Link:
                 request.session = self._watch.session
                 ExchangeStub(channel).Leave(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            _log.info("%s did not hear that this gateway ends: %s", self.peer, details(error))
+            _log.info("could not tell %s that this gateway ends: %s", self.peer, details(error))
 
     def totals(self) -> LinkTotals:
-        """Return what the link has carried so far."""
+        """Return the link's totals so far."""
         return self._outbox.totals()
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class Link:
         self._on_failure(failure)
 
     def _look(self) -> None:
-        """See whether the peer is gone, unless that is being done."""
+        """Check whether the peer is gone, unless a check is under way."""
         if self._is_looking.acquire(blocking=False):
             try:
                 self._watch.look_now()
@@ -239,7 +239,7 @@ class Link:
                 self._is_looking.release()
 
     def _stream_failed(self, error: BaseException) -> None:
-        """On a thread of its own: who hears of it may close the link, and wait for its streams."""
+        """Report a failed stream, on its own thread: the callback may close the link and wait."""
 
         def fail() -> None:
             raise error
@@ -271,10 +271,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a gateway thinks of a site that it does not reach."""
+    """A gateway's suspicion about a site that it does not reach."""
 
     is_gone: bool
-    """It said that it ends, or takes no connections; else it is silent."""
+    """The site said that it ends, or refuses connections. False: it is silent."""
     why: str
 
 
@@ -295,13 +295,12 @@ class PeerLinks:
         on_opinion: Callable[[int, Opinion | None], None] = lambda *_: None,
         server: ExchangeServer | None = None,
     ) -> None:
-        """`on_change` gets all links, in a mapping that stays as it is, when some come or go.
+        """`on_change` gets all links, as an immutable mapping, when some come or go.
 
-        `on_failure` is told when a link is lost that a plan needs: `needs` says that, by the site's
-        index. `on_progress` is told when a frame has left a queue, and must not block. `on_opinion`
-        is told what is thought of a site, by its index: a suspicion, or None when all its gateways
-        that have a link are reached again. The `server` is needed where one of two sites cannot
-        be dialled.
+        `on_failure` is called when a link is lost that a plan needs, by `needs(site index)`.
+        `on_progress` is called when a frame has left a queue, and must not block. `on_opinion` gets
+        a site's index and a suspicion, or None when all its linked gateways are reached again. The
+        `server` is needed if one of two sites cannot be dialled.
         """
         self._config = config
         self._on_change = on_change
@@ -312,21 +311,21 @@ class PeerLinks:
         self._server = server
         self._suspected: set[GatewayId] = set()
         self._opinion = threading.Lock()
-        """Guards `_suspected`, and nobody who holds it waits: a suspicion may come from who sends,
-        who may hold a lock that `needs` wants."""
+        """Guards `_suspected`. Its holders never wait: a suspicion may come from a sender, which
+        may hold a lock that `needs` wants."""
         self._peers: Mapping[GatewayId, Peer | InboundProxy] = {}
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
-        """Every link that there is now; replaced as a whole."""
+        """All current links by peer; the mapping is replaced, never changed."""
         self._is_closed = False
 
     @property
     def peers(self) -> Mapping[GatewayId, Peer | InboundProxy]:
-        """All that were met."""
+        """All known peers."""
         return self._peers
 
     def peer(self, at: GatewayId) -> Peer | InboundProxy:
-        """Return where a gateway listens by now."""
+        """Return the current address of a gateway."""
         return self._peers[at]
 
     def to(self, site: str) -> list[Link]:
@@ -335,16 +334,16 @@ class PeerLinks:
         return [link for (other, _), link in self.all.items() if other == index]
 
     def meet(self, peers: Iterable[Peer], sites: Collection[str] | None = None) -> None:
-        """Take the addresses of all gateways that this one may have to dial.
+        """Set the addresses of all gateways that this one may have to dial.
 
-        Called again, later ones replace earlier ones, and links to other processes are dropped.
+        Later calls replace earlier addresses, and drop links to processes that were replaced.
 
         Args:
-            peers: Where gateways listen.
-            sites: Whose they are; None: of all that this site has links to.
+            peers: addresses of the gateways.
+            sites: the sites that `peers` covers; None: all that this site has links to.
 
         Raises:
-            LocalProtocolError: one is missing.
+            LocalProtocolError: a gateway is missing from `peers`.
         """
         config = self._config
         known = {(peer.site, peer.gateway): peer for peer in peers}
@@ -367,9 +366,9 @@ class PeerLinks:
         self.drop(moved)
 
     def add(self, sites: Iterable[int]) -> dict[GatewayId, Link]:
-        """Make and return the links to some sites that there are not yet; the caller opens them.
+        """Make and return the missing links to some sites; the caller opens them.
 
-        Of those that there are, the peers may just be making their own again.
+        On existing links the peer may just be remaking its own, so its deadline restarts.
 
         Raises:
             LocalProtocolError: this site has no link to one of them.
@@ -385,7 +384,7 @@ class PeerLinks:
                 raise LocalProtocolError("this gateway is stopping")
             for sender, link in self.all.items():
                 if sender[0] in wanted:
-                    link.reached()  # it may have dropped its own while no plan needed it
+                    link.reached()  # the peer may have dropped its link while no plan needed it
             added = {
                 sender: Link(
                     self._config,
@@ -405,9 +404,9 @@ class PeerLinks:
         return added
 
     def open(self, links: Iterable[Link], within_s: float | None = None) -> list[Failure]:
-        """Open new links side by side; return what went wrong, in the order of time.
+        """Open new links in parallel; return the failures in order of time.
 
-        Without `within_s` each is tried until it is open, or dropped.
+        Without `within_s` a link is tried until it is open, or dropped.
         """
         failures: list[Failure] = []
 
@@ -425,7 +424,7 @@ class PeerLinks:
         return failures
 
     def drop(self, senders: Iterable[GatewayId]) -> None:
-        """Close links as if they had never been made."""
+        """Close and forget links."""
         with self._lock:
             dropped = self._forget(senders)
         self._end(dropped)
@@ -437,7 +436,7 @@ class PeerLinks:
         threading.Thread(target=self._end, args=(dropped,), name="drop", daemon=True).start()
 
     def drop_before(self, epoch: int) -> None:
-        """Send nothing more of older epochs."""
+        """Drop queued frames of older epochs."""
         for link in self.all.values():
             link.drop_before(epoch)
 
@@ -470,17 +469,17 @@ class PeerLinks:
             link.close()
 
     def _failed(self, sender: GatewayId, failure: Failure) -> None:
-        with self._lock:  # so that who has a plan kept that needs it finds it gone, if it goes
+        with self._lock:  # so that a plan kept meanwhile sees the link gone
             is_needed = self._needs(sender[0])
             dropped = [] if is_needed else self._forget([sender])
         if is_needed:
             self._on_failure(failure)
             return
-        _log.warning("%s, whom no plan needs any more: %s", self._peers[sender], failure.message)
+        _log.warning("%s, which no plan needs any more: %s", self._peers[sender], failure.message)
         self._end(dropped)
 
     def _forget(self, senders: Iterable[GatewayId]) -> list[Link]:
-        """Take links out and return them; the lock is held."""
+        """Remove links and return them; the lock is held."""
         forgotten = set(senders)
         with self._opinion:
             self._suspected -= forgotten
@@ -492,11 +491,11 @@ class PeerLinks:
     def _end(self, links: Iterable[Link]) -> None:
         for link in links:
             link.close()
-        self._on_progress()  # what waited for room on one of them need not any more
+        self._on_progress()  # chunks that waited for room on these links may go on
 
 
 def side_by_side(calls: list[Callable[[], None]]) -> None:
-    """Make blocking calls that report their own errors, each on a thread; return after all."""
+    """Make blocking calls in parallel, one thread each; they report their own errors."""
     threads = [
         threading.Thread(target=call, name=f"peer-{index}", daemon=True)
         for index, call in enumerate(calls)

@@ -1,8 +1,8 @@
 """The receiving side of all links: what a gateway serves to the gateways of other sites.
 
-gRPC's library serves Hello, Leave and ReverseTunnel. Push and Pull, which carry frames, come in at
-the next port, the frames port (`frame_calls.py`). Each call is a task of the gateway's event loop
-(`wire_loop.py`), which never waits for anything but peers.
+gRPC's library serves Hello, Leave and ReverseTunnel. Push and Pull, which carry frames, use the
+next port, the frames port (`frame_calls.py`). Each call is a task of the gateway's event loop
+(`wire_loop.py`), which waits for nothing but peers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from isthmus.topology.spec.world import GATEWAY_PORTS, Endpoint
 _log = logging.getLogger(__name__)
 
 _CORRUPT_FRAMES_MAX = 3
-"""Frames of a peer that may fail their checksum in a run; each is asked for again."""
+"""Corrupt frames accepted from a peer in a run; each is requested again."""
 _BROKEN_PROMISES: Final = frozenset(
     {
         "CONFIG_MISMATCH",
@@ -83,33 +83,33 @@ _BROKEN_PROMISES: Final = frozenset(
         "PROTOCOL_VIOLATION",
     }
 )
-"""What ends the run for everybody, and not only for the site that says so."""
+"""Errors that end the run for all sites, not only for the one that reports them."""
 _STOP_GRACE_S = 0.2
 _START_S = 10.0
 _STOP_S = 5.0
 _PAIRS_MAX = 64
-"""So many times it is tried to find two neighbouring ports, where any will do."""
+"""Attempts to find two neighbouring free ports, if any port will do."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Receiver(Protocol):
-    """Gets what peers send. It is called on the loop's thread, and never waits."""
+    """Receives frames and notices of peers. Called on the loop's thread, and never waits."""
 
     def receive(self, sender: GatewayId, frame: Frame) -> None:
-        """Take a frame over; never wait."""
+        """Accept a frame; never wait."""
 
     def greeted(self, sender: GatewayId) -> None:
-        """The peer asks whether this gateway lives."""
+        """A peer's heartbeat has arrived."""
 
     def peer_left(self, sender: GatewayId) -> None:
-        """The peer has finished."""
+        """A peer has finished its run."""
 
     def peer_ended(self, sender: GatewayId, why: str) -> None:
-        """The peer ends, and its run has not."""
+        """A peer ends before its run has."""
 
     def fail(self, failure: Failure) -> None:
-        """The run cannot go on."""
+        """Report a failure that ends the run."""
 
 
 class ExchangeServer(ExchangeServicer):
@@ -131,7 +131,7 @@ class ExchangeServer(ExchangeServicer):
         self._corrupt: dict[GatewayId, int] = {}
 
     def inbound_proxy(self, sender: GatewayId) -> InboundProxy:
-        """Return where a gateway comes in that cannot be dialled; after `start`."""
+        """Return the proxy of a gateway that only dials out; call after `start`."""
         if sender not in self._proxies:
             assert self._wire is not None, "it has been started"
             site, gateway = sender
@@ -139,21 +139,21 @@ class ExchangeServer(ExchangeServicer):
         return self._proxies[sender]
 
     def add(self, register: Callable[[grpc.aio.Server], None]) -> None:
-        """Have another service registered, before `start`."""
+        """Register another service, before `start`."""
         self._servicers.append(register)
 
     def serve(self, method: str, serve: Serve) -> None:
-        """Have another method served at the frames port, before `start`."""
+        """Serve another method on the frames port; call before `start`."""
         self._frame_methods[method] = serve
 
     def start(self) -> Endpoint:
-        """Listen as configured; return where others dial: port 0 where they cannot.
+        """Listen as configured; return the address for peers, with port 0 if they cannot dial.
 
         The frames port is the next one.
 
         Raises:
-            InsecureAddressError: others could reach it, without TLS.
-            OSError: nothing there can be bound.
+            InsecureAddressError: other hosts could reach the address without TLS.
+            OSError: no port there can be bound.
         """
         self._wire = WireLoop.acquire()
         try:
@@ -200,9 +200,10 @@ class ExchangeServer(ExchangeServicer):
     def _listen(
         self, guard: Security, server: grpc.aio.Server, host: str
     ) -> tuple[int, socket.socket]:
-        """Bind the first two neighbouring ports that are free; gateways of a node begin apart.
+        """Bind the first two free neighbouring ports; gateways of a node start at different ones.
 
-        The lower one is gRPC's, and told; return it, and a socket at the frames port.
+        Return the lower port, which gRPC serves and peers are given, and a socket at the frames
+        port.
         """
         ports, family = self._config.ports, socket.AF_INET6 if ":" in host else socket.AF_INET
         wanted = [0] * _PAIRS_MAX
@@ -211,7 +212,7 @@ class ExchangeServer(ExchangeServicer):
         begin = self._config.gateway % max(1, len(wanted))
         for first in wanted[begin:] + wanted[:begin]:
             with contextlib.suppress(OSError, OverflowError, RuntimeError), ExitStack() as stack:
-                # gRPC tells on stderr of each that it cannot bind, so it is tried before.
+                # Try the port first: gRPC prints to stderr each time it cannot bind.
                 tried = stack.enter_context(_bound(family, host, first))
                 port = tried.getsockname()[1]
                 frames = stack.enter_context(_bound(family, host, port + 1))
@@ -235,13 +236,13 @@ class ExchangeServer(ExchangeServicer):
     # ---------------------------------------------------------------- the service
 
     def carry(self, method: str, handler: Callable[..., Any], read: Callable[[bytes], Any]) -> None:
-        """Have a method also be served to peers that this gateway has dialled."""
+        """Serve a method also to peers that this gateway dials (through a tunnel)."""
         self._carried[method] = handler, read
 
     async def Hello(  # noqa: N802 - gRPC fixes the name
         self, request: HelloRequest, context: Context
     ) -> HelloResponse:
-        """Open a session, or say again that it is open."""
+        """Open a session; a repeated call returns the same one."""
         try:
             require_own_site(context, request.site)
             protocol, sender = self._admit(request)
@@ -254,7 +255,7 @@ class ExchangeServer(ExchangeServicer):
     async def Leave(  # noqa: N802 - gRPC fixes the name
         self, request: LeaveRequest, context: Context
     ) -> LeaveResponse:
-        """A peer's gateway ends."""
+        """A peer says that it ends."""
         sender = await self._sender(request.session, context)
         if not request.code:
             _log.info("site %s has finished", self._config.sites[sender[0]])
@@ -279,17 +280,17 @@ class ExchangeServer(ExchangeServicer):
     async def ReverseTunnel(  # type: ignore[override]  # noqa: N802 - gRPC fixes the name
         self, _: object, context: Context
     ) -> None:
-        """A gateway that cannot be dialled is there for calls to it."""
+        """A gateway that only dials out opens its tunnel for calls to it."""
         await self.inbound_proxy(await self._sender(session_of(context), context)).serve_tunnel(
             context
         )
 
     async def _pull(self, call: FrameCall) -> None:
-        """A gateway that cannot be dialled takes frames."""
+        """A gateway that only dials out opens a stream for frames to it."""
         await self.inbound_proxy(self._sender_of(session_of(call), call)).pull(call)
 
     async def _push(self, call: FrameCall) -> None:
-        """Take frames over, one after another, and acknowledge each."""
+        """Accept frames one after another, and acknowledge each."""
         sender = self._sender_of(session_of(call), call)
         while (message := await call.read()) is not None:
             await call.write(self.take(sender, message))
@@ -297,10 +298,10 @@ class ExchangeServer(ExchangeServicer):
     # ---------------------------------------------------------------- what a peer wants
 
     async def answer(self, sender: GatewayId, method: str, request: bytes) -> bytes:
-        """Return the serialised response to a call that was carried here.
+        """Return the serialised response to a call that came through a tunnel.
 
         Raises:
-            CallError: it is refused.
+            CallError: the call is refused.
         """
         if method not in self._carried:
             raise CallError(grpc.StatusCode.UNIMPLEMENTED, f"{method[:80]!r} is not carried")
@@ -314,10 +315,10 @@ class ExchangeServer(ExchangeServicer):
         return answered
 
     def take(self, sender: GatewayId, message: memoryview) -> bytes:
-        """Take a frame over, and return its acknowledgement.
+        """Accept a frame, and return its acknowledgement.
 
         Raises:
-            IsthmusError: it is not taken; what follows for the run has been done.
+            IsthmusError: the frame is refused; any effect on the run is already handled.
         """
         try:
             frame = unpack(message)
@@ -333,8 +334,8 @@ class ExchangeServer(ExchangeServicer):
         except IsthmusError as error:
             self._receiver.fail(failure_of(error, self._config.sites[sender[0]]))
             raise
-        except Exception as error:  # a task's root: else the peer would send it for ever
-            _log.exception("a frame of round %d was not taken", frame.key.round)
+        except Exception as error:  # a task's root: else the peer resends for ever
+            _log.exception("could not handle a frame of round %d", frame.key.round)
             self._receiver.fail(failure_of(error))
             raise
         return pack_ack(frame.key, frame.epoch, time.monotonic())
@@ -345,9 +346,9 @@ class ExchangeServer(ExchangeServicer):
         """Return the protocol to speak and who the caller is.
 
         Raises:
-            RemoteProtocolError: it says too much.
-            ConfigMismatchError: it was started with something else.
-            StaleGenerationError: it belongs to another run or generation.
+            RemoteProtocolError: a field exceeds its limit.
+            ConfigMismatchError: the caller has another configuration or protocol.
+            StaleGenerationError: the caller belongs to another run or generation.
         """
         config = self._config
         if request.ByteSize() > CONTROL_MESSAGE_BYTES:
@@ -381,16 +382,16 @@ class ExchangeServer(ExchangeServicer):
         return protocol, (index, request.gateway)
 
     async def site_of(self, context: Context) -> str:
-        """Return the site whose session a call names; an unknown one is ABORTED."""
+        """Return the site of a call's session; abort the call if the session is unknown."""
         sender = await self._sender(session_of(context), context)
         return self._config.sites[sender[0]]
 
     def caller_site(self, call: FrameCall) -> str:
-        """Return the site whose session a call for frames names.
+        """Return the site of the session of a call on the frames port.
 
         Raises:
-            StaleGenerationError: an unknown one.
-            PermissionDeniedError: it is another site's.
+            StaleGenerationError: the session is unknown.
+            PermissionDeniedError: the session is another site's.
         """
         return self._config.sites[self._sender_of(session_of(call), call)[0]]
 
@@ -409,11 +410,11 @@ class ExchangeServer(ExchangeServicer):
             await abort(context, error)
 
     def _sender_of(self, session: str, caller: Caller) -> GatewayId:
-        """Return whose session it is.
+        """Return the gateway that owns a session.
 
         Raises:
-            StaleGenerationError: nobody's.
-            PermissionDeniedError: another site's than the caller's.
+            StaleGenerationError: the session is unknown.
+            PermissionDeniedError: the session belongs to another site than the caller.
         """
         sender = self._sessions.get(session)
         if sender is None:
@@ -426,7 +427,7 @@ class ExchangeServer(ExchangeServicer):
         return sender
 
     def _count_corrupt(self, sender: GatewayId, error: CorruptDataError) -> None:
-        """Count a damaged frame, which the peer sends again; too many end the run."""
+        """Count a corrupt frame, which the peer sends again; too many end the run."""
         site = self._config.sites[sender[0]]
         count = self._corrupt[sender] = self._corrupt.get(sender, 0) + 1
         _log.warning("a frame from site %s was damaged on its way: %s", site, error)
@@ -441,10 +442,10 @@ class ExchangeServer(ExchangeServicer):
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    """Return a socket that nobody else can listen beside.
+    """Return a socket bound exclusively to a port.
 
     Raises:
-        OSError: the port is taken, or not this machine's.
+        OSError: the port is taken, or the address is not this machine's.
     """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -464,5 +465,5 @@ def session_of(context: Caller) -> str:
 
 
 async def abort(context: Context, error: IsthmusError) -> Never:
-    """End a call with what an error means to its caller."""
+    """Abort a call with the gRPC status of an error."""
     await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))

@@ -1,17 +1,17 @@
-"""Watches a peer gateway: greets it until it answers, and then asks from time to time.
+"""Watches a peer gateway: greets it until it answers, then sends heartbeats.
 
-That happens on a channel of its own, where no chunk is in the way. Silence is measured by these
-answers and by acknowledgements; and the answers tell the link's round trip.
+Heartbeats have their own channel, where no chunk delays them. Silence counts from the latest answer
+or acknowledgement. The answers also give the link's round trip.
 
-The peer asks, too. If it answers, but has itself sent nothing for as long, its own link to this
-gateway is down. It is suspected as well: the frames that it owes will not come. And so it is if
-it answers, and takes no frame: connections are given up one after another (`streams.py`).
+The peer sends heartbeats, too. If it answers, but has sent none itself for as long, its own link to
+this gateway is down. It is suspected as well, because its frames will not come. The same holds if
+it answers but takes no frame: connections are given up one after another (`streams.py`).
 
 A peer that is silent for too long is *suspected*, and one that refuses connections, or has said
-that it ends, is suspected of being gone. That is an opinion, and may change: the watch goes on.
+that it ends, is suspected of being gone. A suspicion may end: the watch goes on.
 
-A process that stood still has heard nobody meanwhile. It gives the peer time anew, for that may
-have stood still with it; a greeting that was on its way then is asked again.
+A process that was suspended has heard nobody meanwhile. It restarts the peer's deadline, for the
+peer may have been suspended with it, and repeats a greeting that was under way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE_MIN_S = 0.05
 
 Judge = Callable[[bool, str], None]
-"""Told that a peer is suspected: whether it is gone, and why."""
+"""Callback for a suspected peer: whether it is gone, and why."""
 
 
 class PeerWatch:
@@ -57,28 +57,27 @@ class PeerWatch:
         on_suspect: Judge = lambda *_: None,
         on_reached: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_suspect` is told when a suspicion begins or grows, and again from time to time.
-
-        `on_reached` is told when it has ended. Both from any thread.
+        """`on_suspect` is called when a suspicion begins, grows or lasts; `on_reached` at its end.
+        Both come from any thread.
         """
         self.peer = peer
         self._on_suspect, self._on_reached = on_suspect, on_reached
         self._opinion = threading.Lock()
-        """Guards what this side thinks of the peer."""
+        """Guards the suspicion of the peer."""
         self._is_suspected = False
         self._is_gone = False
         self._has_ended = False
-        """It has said so itself: nothing that it answers meanwhile counts."""
+        """The peer has said that it ends; its later answers do not count."""
         self._told_s = 0.0
         self.session = ""
-        """What the peer calls this side; empty until it has answered."""
+        """This side's session at the peer; empty until the peer has answered."""
         self._config = config
         self._outbox = outbox
         self._heard = Silence(time.monotonic())
         self._reached: Silence | None = None
-        """The peer's silence since it last said something by itself; None: it has never."""
+        """Silence since the peer's latest own heartbeat; None: none has come."""
         self._doubted_s: float | None = None
-        """Where the look before found the peer silent for too long: since when it was silent."""
+        """Start of the silence that the previous check found too long; None: it found none."""
         self._standstills = self._begin_looks()
 
     def greet(self, within_s: float | None = None) -> None:
@@ -87,8 +86,8 @@ class PeerWatch:
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
             StaleGenerationError: the peer refused: another run or generation.
-            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more; within as
-                long again if this process stood still.
+            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more. A
+                suspension of this process restarts the deadline.
         """
         self._standstills = self._begin_looks()
         self.heard()
@@ -97,7 +96,7 @@ class PeerWatch:
             try:
                 with self.peer.channel(self._config) as channel:
                     self.hello(channel, self._config.peer_lost_s / 3)
-                    # Again, on a connection that is there: this one tells the round trip.
+                    # Repeat on the open connection, to measure the round trip.
                     self.hello(channel, self._config.peer_lost_s / 3)
             except grpc.RpcError as error:
                 self.raise_if_refused(error)
@@ -110,11 +109,11 @@ class PeerWatch:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     def run(self) -> None:
-        """Ask from time to time whether the peer lives, until the link is over.
+        """Send heartbeats until the link ends.
 
-        It is suspected when it has been silent for `peer_lost_s`, or has sent nothing by itself for
-        that long and two looks: it may have to be read yet. As long again if this process stood
-        still.
+        The peer is suspected when it has been silent for `peer_lost_s`, or has sent no heartbeat of
+        its own for that long and two checks (one may be unread). A suspension of this process
+        restarts the deadline.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
@@ -146,7 +145,7 @@ class PeerWatch:
             channel.close()
 
     def hello(self, channel: grpc.Channel, timeout_s: float) -> None:
-        """Send Hello once, and note what the answer tells.
+        """Send Hello once; record the session and the round trip.
 
         Raises:
             grpc.RpcError: the peer refused, or did not answer.
@@ -165,18 +164,18 @@ class PeerWatch:
             self._outbox.note_round_trip(time.monotonic() - begun_s, is_idle=is_idle)
 
     def heard(self) -> None:
-        """The peer has answered something."""
+        """Note an answer of the peer."""
         self._heard.hear(time.monotonic())
 
     def reached(self) -> None:
-        """The peer has said something by itself, over its own link; for any thread."""
+        """Note a heartbeat of the peer over its own link; for any thread."""
         now_s = time.monotonic()
         if self._reached is None:
             self._reached = Silence(now_s)
         self._reached.hear(now_s)
 
     def raise_if_refused(self, error: grpc.RpcError) -> None:
-        """Raise what a final answer means; anything else may be tried again.
+        """Raise the error that a final refusal means; return if a retry makes sense.
 
         Raises:
             IsthmusError: the peer refused.
@@ -186,7 +185,7 @@ class PeerWatch:
             raise refusal from error
 
     def note_refusal(self, error: grpc.RpcError) -> None:
-        """Suspect who knows nothing of this session any more: it is another process.
+        """Suspect a peer that no longer knows this session: it is another process.
 
         Raises:
             IsthmusError: the peer refused for another reason.
@@ -198,7 +197,7 @@ class PeerWatch:
             self.raise_if_refused(error)
 
     def suspect(self, why: str, *, is_gone: bool = False, for_good: bool = False) -> None:
-        """Tell that the peer cannot be reached; `for_good`: whatever it answers."""
+        """Report that the peer cannot be reached; `for_good`: later answers do not count."""
         now_s = time.monotonic()
         with self._opinion:
             is_news = not self._is_suspected or (is_gone and not self._is_gone)
@@ -212,7 +211,7 @@ class PeerWatch:
         self._on_suspect(is_gone, why)
 
     def look_now(self) -> None:
-        """A connection broke: see at once whether the peer is gone. Blocks for a round trip."""
+        """Check at once whether the peer is gone. Blocks for a round trip."""
         if not self._outbox.is_over and self._refuses_connections():
             self.suspect(f"{self.peer} takes no connections any more", is_gone=True)
 
@@ -225,7 +224,7 @@ class PeerWatch:
         self._on_reached()
 
     def _judge(self, error: grpc.RpcError) -> None:
-        """Suspect a peer that did not answer, if it is time to."""
+        """Suspect a peer that did not answer, if it has been silent too long."""
         silent_s = self._heard.lasts_s(time.monotonic())
         is_gone = self._refuses_connections()
         if is_gone or silent_s >= self._config.peer_lost_s:
@@ -244,7 +243,7 @@ class PeerWatch:
             ) from error
 
     def _unreached(self) -> str:
-        """Return why frames do not seem to cross, one way or the other; nothing if they do."""
+        """Return why frames do not seem to cross in one direction; empty if they do."""
         stuck_s = self._outbox.stuck_s
         if stuck_s > self._config.peer_lost_s:
             return f"{self.peer} answers, but has taken no frame for {stuck_s:.1f} s"
@@ -254,8 +253,8 @@ class PeerWatch:
         silent_s = time.monotonic() - since_s
         if silent_s <= self._config.peer_lost_s:
             return ""
-        # It takes two looks at the same silence: if both gateways stand still again and again, each
-        # look may find another silence.
+        # Two checks must find the same silence: if both gateways are suspended repeatedly, each
+        # check may find another one.
         was_doubted, self._doubted_s = self._doubted_s == since_s, since_s
         if not was_doubted:
             return ""
@@ -268,22 +267,22 @@ class PeerWatch:
         return Standstills(time.monotonic(), self._config.peer_lost_s)
 
     def _is_closed_after(self, wait_s: float) -> bool:
-        """Wait; return early, and whether, if the link is closed."""
+        """Wait up to `wait_s`; return whether the link was closed."""
         is_closed = self._outbox.closed.wait(wait_s)
         self._look(wait_s)
         return is_closed
 
     def _look(self, longest_s: float) -> bool:
-        """Give the peer time anew if this process stood still; return whether it did.
+        """Restart the peer's deadline if this process was suspended; return whether it was.
 
         Args:
-            longest_s: how long this thread had meant to wait since the look before, at most.
+            longest_s: the longest intended wait since the previous check.
         """
         now_s = time.monotonic()
         stood_s = self._standstills.look(now_s, longest_s)
         if not stood_s:
             return False
-        _log.warning("stood still for %.1f s; %s is given time anew", stood_s, self.peer)
+        _log.warning("was suspended for %.1f s; restarting the deadline of %s", stood_s, self.peer)
         for silence in (self._heard, self._reached):
             if silence is not None:
                 silence.begin_anew(now_s)
@@ -291,7 +290,7 @@ class PeerWatch:
 
     @property
     def _patience_s(self) -> float:
-        """How much longer the peer may be silent; never quite nothing, for it is waited for."""
+        """Seconds that the peer may still be silent; above 0, for it is a timeout."""
         if self._is_suspected:
             return self._config.peer_lost_s
         silent_s = self._heard.lasts_s(time.monotonic())

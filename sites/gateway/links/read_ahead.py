@@ -1,7 +1,7 @@
-"""What calls may hold of messages that nobody has taken yet: all calls of a process together.
+"""Limits the memory of unread messages over all calls of a process.
 
-Each call is read no further once some messages wait (`frame_calls.py`). But there may be hundreds
-of calls, and a message has megabytes. So a call asks for a message's room before it reads it.
+A call stops reading once some messages wait (`frame_calls.py`). But there may be hundreds of calls,
+and a message has megabytes. So a call asks for room before it reads a message.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Callable
 from typing import Final
 
 _MOST_BYTES: Final = 1 << 30
-"""What peers have on their way to one gateway is bounded by their windows: twice the product of
-rate and round trip, 600 MB at 10 Gbit/s and 250 ms."""
+"""Default limit. Peers' windows bound the bytes in flight to one gateway: two BDP, 600 MB at 10
+Gbit/s and 250 ms."""
 
 
 class ReadAhead:
-    """Room for messages. Of one thread alone."""
+    """A shared budget of bytes for unread messages. Use it on one thread only."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self.num_bytes = 0
-        """What was given."""
+        """Bytes that are taken."""
         self._waiting: dict[Callable[[], None], int] = {}
 
     def take(self, num_bytes: int) -> bool:
-        """Return whether there is room, and count it as taken then.
+        """Take `num_bytes` if there is room; return whether there was.
 
-        One message always has it, however long.
+        A single message always has room, however long.
         """
         if self._waiting or not self._has_room(num_bytes):
             return False
@@ -34,20 +34,20 @@ class ReadAhead:
         return True
 
     def count(self, num_bytes: int) -> None:
-        """Count what has come already: messages of a few KiB, acknowledgements among them."""
+        """Take room for bytes already read: messages of a few KiB, such as acknowledgements."""
         self.num_bytes += num_bytes
 
     def wait(self, num_bytes: int, go_on: Callable[[], None]) -> None:
-        """Call `go_on` once there is room, which is taken then; the first who wait come first."""
+        """Call `go_on` once `num_bytes` are free and taken; first come, first served."""
         self._waiting[go_on] = num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """Let others have what was taken."""
+        """Return taken bytes to the budget."""
         self.num_bytes -= num_bytes
         self._serve()
 
     def give_up(self, go_on: Callable[[], None]) -> None:
-        """Wait no longer."""
+        """Cancel a wait."""
         if self._waiting.pop(go_on, None) is not None:
             self._serve()
 

@@ -1,8 +1,8 @@
-"""Queues what one gateway has to send to another, until it is acknowledged.
+"""Queues the frames from one gateway to another until they are acknowledged.
 
-`SendQueue` is pure: frames in order, under a window of unacknowledged bytes. `Outbox` puts a lock
-and a clock around it, for those who queue frames and the streams that carry them. Nobody waits here
-for a frame: streams ask for the next, and if none may leave, they are told once when one is pushed.
+`SendQueue` is pure: frames in order, under a window of unacknowledged bytes. `Outbox` adds a lock
+and a clock, for the threads that queue frames and the streams that carry them. No stream blocks
+here: it asks for the next frame, and if none may leave, it is woken once when one is pushed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from isthmus.protos.frame import ChunkKey, Frame, Packed, pack
 from isthmus.sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate, WayBack
 
 PAUSE_S = 0.2
-"""What TCP waits at least (Linux) before it takes a connection for idle."""
+"""Shortest pause after which TCP counts a connection as idle (Linux)."""
 _CHECK_S = 1.0
-"""How often a wait looks around, in case that a notification was missed."""
+"""Interval at which a wait checks again, in case a notification was missed."""
 
 
 Name = tuple[ChunkKey, int]
@@ -42,13 +42,13 @@ class Outgoing:
 
     @property
     def name(self) -> Name:
-        """What tells it apart from all other frames of the link."""
+        """Key and epoch, which identify the frame on its link."""
         return self.key, self.epoch
 
 
 @dataclass(frozen=True, slots=True)
 class OnTheWay:
-    """A frame that has left and is not acknowledged."""
+    """A frame in flight: sent and not acknowledged."""
 
     item: Outgoing
     stream: int
@@ -63,7 +63,7 @@ def outgoing(key: ChunkKey, epoch: int, data: Packed, raw_bytes: int) -> Outgoin
 
 @dataclass(slots=True)
 class LinkTotals:
-    """What a link has carried: sums over the run, for protos/metrics.py."""
+    """Totals of a link over the run, for protos/metrics.py."""
 
     sent_bytes: int = 0
     raw_bytes: int = 0
@@ -74,13 +74,13 @@ class LinkTotals:
     rtt_s: float = float("inf")
     """Smallest time from a frame's sending to its acknowledgement; infinite before the first."""
     num_pauses: int = 0
-    """Times with nothing on the way that were longer than PAUSE_S."""
+    """Number of pauses: times longer than PAUSE_S with nothing in flight."""
     paused_s: float = 0.0
-    """The length of all these pauses together."""
+    """Total length of these pauses."""
     limited_bytes: int = 0
-    """What was carried while the link was the limit (`LimitedRate`)."""
+    """Bytes carried while the link was the bottleneck (`LimitedRate`)."""
     limited_s: float = 0.0
-    """Time in which the link was the limit."""
+    """Time during which the link was the bottleneck."""
     idle_rtt_s: float | None = None
     """Round trip of the idle link: median of the latest greetings; None before the first."""
 
@@ -112,7 +112,7 @@ class SendQueue:
     """Frames in order, under a window of unacknowledged bytes."""
 
     def __init__(self, window_bytes: int, rtt_s: float) -> None:
-        """Hold back what goes beyond a window; the link is said to have a round trip of `rtt_s`."""
+        """Limit unacknowledged bytes to a window; `rtt_s` is the described round trip."""
         self.window_bytes = window_bytes
         self.round_trip = IdleRoundTrip(rtt_s)
         self.unsent_bytes = 0
@@ -122,23 +122,23 @@ class SendQueue:
         self.unacknowledged: dict[Name, OnTheWay] = {}
         self._padding: Iterator[Outgoing] = iter(())
         self._unacknowledged_padding: dict[Name, OnTheWay] = {}
-        """It is in no sums: nobody asked for it."""
+        """Padding frames in flight; they count in no totals."""
         self._totals = LinkTotals()
         self._limited = LimitedRate()
         self._busy_since_s = 0.0
         self._idle_since_s: float | None = None
-        """None before the first frame, and while any is on the way."""
+        """Since when nothing is in flight. None before the first frame, and while any is."""
 
     def push(self, item: Outgoing) -> None:
-        """Take a frame; its name was never pushed before. From then on there is no more padding."""
+        """Queue a frame, whose name must be new. From then on no padding is sent."""
         self._padding = iter(())
         heapq.heappush(self._unsent, item)
         self.unsent_bytes += len(item.data)
 
     def take(self, stream: int, now_s: float) -> Outgoing | None:
-        """Return the next frame for a stream to send; None while the window is full, or none waits.
+        """Return the next frame for a stream; None if the window is full or no frame waits.
 
-        One frame may always be on its way, however small the window.
+        One frame may always be in flight, however small the window.
         """
         if not self._unsent:
             return self._take_padding(stream, now_s)
@@ -189,7 +189,7 @@ class SendQueue:
             self._end_busy(now_s)
 
     def requeue(self, stream: int, now_s: float) -> int:
-        """A stream broke: what it has not had acknowledged is sent again. Return how many."""
+        """Queue the unacknowledged frames of a broken stream again; return how many."""
         for each in list(self._unacknowledged_padding.values()):
             if each.stream == stream:
                 self.acknowledge(each.item.name, now_s)
@@ -204,19 +204,19 @@ class SendQueue:
         return len(lost)
 
     def left_s(self, stream: int) -> float | None:
-        """Return when the oldest frame left that a stream has not had acknowledged; None: none."""
+        """Return when the stream's oldest unacknowledged frame was sent; None: there is none."""
         on_the_way = (*self.unacknowledged.values(), *self._unacknowledged_padding.values())
         return min((each.left_s for each in on_the_way if each.stream == stream), default=None)
 
     def drop_before(self, epoch: int) -> None:
-        """Send nothing more of older epochs: nobody wants it."""
+        """Drop queued frames of older epochs."""
         self._least_epoch = epoch
         self._unsent = [each for each in self._unsent if each.epoch >= epoch]
         heapq.heapify(self._unsent)
         self.unsent_bytes = sum(len(each.data) for each in self._unsent)
 
     def clear(self, now_s: float) -> None:
-        """Forget every frame: the peer has what it needs, or will never have it."""
+        """Drop every frame: the peer needs no more, or is lost."""
         if self.unacknowledged:
             self._end_busy(now_s)
         self._unsent.clear()
@@ -227,12 +227,12 @@ class SendQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything pushed has been acknowledged, and no padding is on the way."""
+        """Whether every frame is acknowledged, and no padding is in flight."""
         return not self._unsent and not self.unacknowledged_bytes
 
     @property
     def num_in_flight(self) -> int:
-        """How many frames the window holds, by the longest so far."""
+        """Frames that fit the window, by the longest frame so far."""
         return max(1, self.window_bytes // max(1, self._totals.longest_bytes))
 
     def totals(self, now_s: float) -> LinkTotals:
@@ -261,14 +261,14 @@ class SendQueue:
 
 
 class Outbox:
-    """The frames of one link. All methods may be called from any thread."""
+    """A thread-safe `SendQueue` with a clock: the frames of one link."""
 
     def __init__(self, window_bytes: int, rtt_s: float) -> None:
-        """Hold back what goes beyond a window; the link is said to have a round trip of `rtt_s`."""
+        """Limit unacknowledged bytes to a window; `rtt_s` is the described round trip."""
         self.closed = threading.Event()
-        """This side has ended the link."""
+        """Set once this side has ended the link."""
         self.has_left = False
-        """The peer needs nothing more, or it is lost."""
+        """The peer needs no more frames, or is lost."""
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._is_waited_for = False
@@ -285,12 +285,12 @@ class Outbox:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that may be unacknowledged at most."""
+        """The window: upper limit on unacknowledged bytes."""
         return self._queue.window_bytes
 
     @property
     def num_in_flight(self) -> int:
-        """How many frames the window holds, by the longest so far."""
+        """Frames that fit the window, by the longest frame so far."""
         return self._queue.num_in_flight
 
     @property
@@ -310,7 +310,7 @@ class Outbox:
             if self.has_left:
                 return 0
             is_waited_for = self._is_waited_for
-            # Where frames wait already, they wait for the window, and not for a stream.
+            # If frames wait already, they wait for the window, and not for a stream.
             is_first = not self._queue.unsent_bytes
             self._queue.push(outgoing(frame.key, frame.epoch, data, raw_bytes))
         if is_waited_for and is_first:
@@ -318,17 +318,17 @@ class Outbox:
         return len(data)
 
     def warm_up(self, padding: Iterator[Outgoing]) -> None:
-        """Send padding for as long as nothing is pushed; streams are told by the caller."""
+        """Send padding until a frame is pushed; the caller wakes the streams."""
         with self._lock:
             if not self.has_left:
                 self._queue.warm_up(padding)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Set what is called, from any thread, when there may be a frame for streams that wait."""
+        """Set the callback (any thread) for when there may be a frame for waiting streams."""
         self._wake = wake
 
     def take(self, stream: int) -> Outgoing | None:
-        """Return what a stream may send now; None: nothing may leave, or the link has ended.
+        """Return the next frame for a stream; None: no frame may leave, or the link has ended.
 
         Then the stream waits for `wake`, or for an acknowledgement, which makes room in the window.
         """
@@ -340,7 +340,7 @@ class Outbox:
             return item
 
     def acknowledge(self, key: ChunkKey, epoch: int, left_s: float) -> None:
-        """A frame was taken over by the peer, which said so at `left_s` by its own clock."""
+        """Count a frame that the peer acknowledged at `left_s` by its own clock."""
         with self._lock:
             now_s = time.monotonic()
             self._way_back.note(left_s, now_s)
@@ -350,7 +350,7 @@ class Outbox:
                 self._emptied.notify_all()
 
     def drop_before(self, epoch: int) -> None:
-        """Send nothing more of older epochs."""
+        """Drop queued frames of older epochs."""
         with self._lock:
             self._queue.drop_before(epoch)
             if self._queue.is_empty:
@@ -358,24 +358,24 @@ class Outbox:
                 self._emptied.notify_all()
 
     def left_s(self, stream: int) -> float | None:
-        """Return when the oldest frame left that a stream has not had acknowledged; None: none."""
+        """Return when the stream's oldest unacknowledged frame was sent; None: there is none."""
         with self._lock:
             return self._queue.left_s(stream)
 
     def note_stuck(self, since_s: float) -> None:
-        """A connection was given up, for no frame got across it since then."""
+        """Note that a connection was given up: no frame got across since `since_s`."""
         with self._lock:
             if self._stuck_since_s is None:
                 self._stuck_since_s = since_s
 
     @property
     def stuck_s(self) -> float:
-        """For how long no frame at all has been acknowledged, though connections were given up."""
+        """Seconds without any acknowledgement since connections were given up; 0: not stuck."""
         since_s = self._stuck_since_s  # other threads write it
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def requeue(self, stream: int) -> int:
-        """Send again what a stream that broke has not had acknowledged; return how many frames."""
+        """Queue the unacknowledged frames of a broken stream again; return how many."""
         with self._lock:
             again = self._queue.requeue(stream, time.monotonic())
             if self._queue.is_empty:
@@ -396,31 +396,31 @@ class Outbox:
             return True
 
     def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
-        """A greeting was answered; `is_idle`: nothing was on the way when it left."""
+        """Note a greeting's round trip; `is_idle`: nothing was in flight when it left."""
         with self._lock:
             self._queue.round_trip.note(rtt_s, is_idle=is_idle and self._queue.is_empty)
 
     def leave(self) -> None:
-        """The peer needs nothing more, or is lost: what is left is dropped."""
+        """Drop all frames: the peer needs no more, or is lost."""
         with self._lock:
             self.has_left = True
             self._queue.clear(time.monotonic())
             self._emptied.notify_all()
 
     def close(self) -> None:
-        """Let all go who wait. Frames that were not acknowledged are dropped."""
+        """End all waits, and drop unacknowledged frames."""
         with self._lock:
             self.closed.set()
             self._queue.clear(time.monotonic())
             self._emptied.notify_all()
 
     def limit(self, window_bytes: int) -> None:
-        """Hold back what goes beyond another window from now on."""
+        """Change the window."""
         with self._lock:
             self._queue.window_bytes = window_bytes
 
     def waited_back_s(self, longer_s: float) -> float:
-        """Return how long acknowledgements wait in queues on their way back.
+        """Return the queueing delay of acknowledgements.
 
         Args:
             longer_s: how much longer round trips are now than the shortest one.
@@ -429,6 +429,6 @@ class Outbox:
             return self._way_back.waited_s(time.monotonic(), longer_s)
 
     def totals(self) -> LinkTotals:
-        """Return what the link has carried so far."""
+        """Return the link's totals so far."""
         with self._lock:
             return self._queue.totals(time.monotonic())

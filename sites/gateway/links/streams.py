@@ -1,15 +1,14 @@
-"""The streams of one link: each carries frames of the outbox over a TCP connection of its own.
+"""The streams of a link, each of which carries frames over its own TCP connection.
 
-So a slow connection holds up nothing but its own frame. A stream that breaks gives back what was
-not acknowledged, and is opened again on a fresh connection. After an outage that is faster than to
-wait until the old connection sends again. A connection on which a frame waits for its
-acknowledgement, and nothing moves (`progress.py`), is broken: its peer may be gone though a proxy
-takes what is sent.
+So a slow connection delays only its own frame. A stream that breaks returns unacknowledged frames
+to the outbox, and is opened again on a fresh connection. After an outage that is faster than
+waiting for TCP's retransmission. A connection on which a frame waits and nothing moves
+(`progress.py`) is closed: the peer may be gone though a proxy acknowledges bytes.
 
 Streams are tasks of the gateway's event loop (`wire_loop.py`). A stream with nothing to send is
-idle. Idle streams get frames in turn as the outbox lets them go: when one is pushed, or when an
-acknowledgement makes room. The first streams come first, as many as the window holds frames. The
-others get frames only while none of those is idle.
+idle. Idle streams get frames in turn, when one is pushed or an acknowledgement makes room. As many
+streams as the window holds frames come first. The others get frames only while none of those is
+idle.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ from isthmus.sites.gateway.links.wire_loop import WireLoop
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 1.0
-"""Idle streams look around this often, in case that nobody told them, and those that are not idle
-are checked."""
+"""Interval at which idle streams look for frames, in case a wake-up was missed, and busy ones are
+checked."""
 _CHECKS = 8
-"""So often at least while a connection may wait for an acknowledgement."""
+"""Minimum number of checks in the time that an acknowledgement may take."""
 _END_S = 2.0
 
 
 @dataclass(slots=True)
 class _Carrying:
-    """A stream's connection, and whether it gets on."""
+    """A stream's connection, and its progress."""
 
     call: FrameCall
     progress: Progress
     num_acks: int = 0
     silent_s: float = 0.0
-    """For how long a frame has waited while nothing moved, when it was looked last."""
+    """How long a frame had waited without progress at the latest check."""
 
 
 class Streams:
-    """As many streams as `grow` was asked for, until the outbox is over. `close` always."""
+    """The streams of a link; `grow` adds some. They run until the outbox ends. `close` always."""
 
     def __init__(
         self,
@@ -75,12 +74,11 @@ class Streams:
         on_broken: Callable[[], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """`set_up` is called with each connection that has been made, and must not block.
+        """`set_up` is called with each new connection.
 
-        `on_failure` gets what ended a stream for good, on the loop's thread.
-
-        `on_broken` is called when a stream broke that comes back, and `on_progress` when a frame
-        has left the outbox. None of them may block.
+        `on_failure` gets the error that ended a stream for good, on the loop's thread. `on_broken`
+        is called when a stream broke and will be reopened, `on_progress` when a frame has left the
+        outbox. None of them may block.
         """
         self.num_streams = 0
         self._outbox = outbox
@@ -95,9 +93,9 @@ class Streams:
         self._lock = threading.Lock()
         self._wire: WireLoop | None = None
         self._is_closed = False
-        # Of the loop's thread alone:
+        # Used on the loop's thread only.
         self._said: set[str] = set()
-        """What was said of streams that broke, since frames got through."""
+        """Errors of broken streams already logged since frames last got through."""
         self._tasks: list[asyncio.Task[None]] = []
         self._carrying: dict[int, _Carrying] = {}
         self._idle: dict[int, asyncio.Future[Outgoing]] = {}
@@ -105,11 +103,11 @@ class Streams:
 
     @property
     def connections(self) -> tuple[socket.socket, ...]:
-        """The connections that there are now. They may end meanwhile."""
+        """The open connections. They may end at any time."""
         return tuple(each.call.socket for each in tuple(self._carrying.values()))
 
     def grow(self, num_streams: int) -> None:
-        """Start streams until there are so many. Called by one thread at a time."""
+        """Start streams up to `num_streams`. Called by one thread at a time."""
         with self._lock:
             if self._is_closed:
                 return
@@ -159,12 +157,12 @@ class Streams:
                         backoff_s = BACKOFF_FIRST_S
             except CallError as error:
                 self._broke(index, error)
-            # Full jitter, so that streams which broke together do not come back together.
+            # Full jitter, so that streams which broke together do not reconnect together.
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     def _broke(self, index: int, error: grpc.RpcError) -> None:
-        """Tell of a stream that broke.
+        """Log and report a broken stream.
 
         Raises:
             IsthmusError: the peer will never take this stream.
@@ -173,7 +171,7 @@ class Streams:
         if not self._outbox.is_over:
             self._on_broken()
             why = details(error)
-            # The same for each stream, and each time that it is tried, while the cause lasts.
+            # Log once: each stream and each attempt fails alike while the cause lasts.
             level = logging.DEBUG if why in self._said else logging.WARNING
             _log.log(level, "stream %d to %s broke: %s", index, self._watch.peer, why)
             self._said.add(why)
@@ -203,14 +201,14 @@ class Streams:
             await asyncio.wait([sending])
             left_s = self._outbox.left_s(index)
             if left_s is not None and carrying.silent_s >= self._patience_s / 2:
-                self._outbox.note_stuck(left_s)  # whoever has noticed it first
+                self._outbox.note_stuck(left_s)  # whichever side noticed it first
             again = self._outbox.requeue(index)
             if again and not self._outbox.is_over:
-                _log.info("%d frames to %s are sent again", again, self._watch.peer)
+                _log.info("%d frames to %s will be sent again", again, self._watch.peer)
         return carrying.num_acks > 0
 
     async def _send(self, call: FrameCall, index: int) -> None:
-        """Send frames as the window allows. If the call ends, who reads its answers hears why."""
+        """Send frames as the window allows. An error is raised by the reader of answers."""
         try:
             while True:
                 waiter = asyncio.get_running_loop().create_future()
@@ -227,7 +225,7 @@ class Streams:
     def _feed(self) -> None:
         """Give idle streams, in turn, the frames that may leave now."""
         while self._idle:
-            # If all streams took turns, each would rest in between, and TCP start slowly after it.
+            # If all streams took turns, each would idle in between, and TCP restart slowly.
             most = self._outbox.num_in_flight
             index = next((each for each in self._idle if each < most), next(iter(self._idle)))
             item = self._outbox.take(index)
@@ -238,7 +236,7 @@ class Streams:
                 waiter.set_result(item)
 
     def _look_around(self) -> None:
-        """Give idle streams what nobody has told them of, and break those that get nowhere."""
+        """Give idle streams frames that they missed, and break those without progress."""
         self._feed()
         for index, carrying in list(self._carrying.items()):
             self._check(index, carrying)
@@ -272,7 +270,7 @@ class Streams:
     # ---------------------------------------------------------------- on any thread
 
     def _wake(self) -> None:
-        """There may be something for an idle stream."""
+        """Wake the loop: there may be a frame for an idle stream."""
         wire = self._wire
         if wire is not None:
             wire.call(self._feed)

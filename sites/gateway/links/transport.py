@@ -1,10 +1,9 @@
-"""gRPC between gateways: whom to dial, how to greet, and the arguments of channels and servers.
+"""gRPC between gateways: addresses, the greeting, and the options of channels and servers.
 
-The arguments stand in one place, because gRPC ignores unknown ones in silence. Measured traps
-behind them:
+The options are in one place, because gRPC silently ignores unknown ones. Measured traps:
 
-- Without keepalive, a black-holed peer is noticed by deadlines only; without ping_timeout beside it
-  often only after a minute.
+- Without keepalive, only deadlines reveal a black-holed peer; without ping_timeout, often after a
+  minute.
 - A server that does not expect pings answers them with GOAWAY after 40 s.
 - Two servers share one port unless so_reuseport is off.
 - Channels with equal arguments share one connection unless their subchannel pool is local.
@@ -51,20 +50,19 @@ SESSION_KEY: Final = "isthmus-session"
 _HTTP2_WINDOW_MIN_BYTES = 4 << 20
 _HTTP2_WINDOW_MAX_BYTES = 256 << 20
 _HTTP2_FRAME_BYTES = (16 << 20) - 1
-"""The most that HTTP/2 allows. With the least, 16 KiB, a message falls into very many pieces, each
-with memory of its own."""
+"""Largest frame that HTTP/2 allows. With the smallest, 16 KiB, a message is split into very many
+pieces, each with its own memory."""
 _STREAMS_MAX = 64
 _ATTEMPT_MS = 100
 _ATTEMPT_RTTS = 4
-"""Round trips that a connection attempt may take, beside _ATTEMPT_MS: more than it has, for links
-have queues."""
+"""Round trips that a connection attempt may take, beside _ATTEMPT_MS; a reserve for queues."""
 
 _READY_S = 2.0
 _READY_RTTS = 8
-"""A connection for frames has so long, in seconds and in round trips; TLS takes three of those, and
-TCP sends its first packet again after a second."""
+"""Deadline of a connection for frames, in seconds plus round trips. TLS takes three of those, and
+TCP resends its first packet after a second."""
 _CONNECT_S = 1.0
-"""A refusal takes one round trip."""
+"""Timeout of a test connection; a refusal takes one round trip."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 """The wait between two attempts to reach a peer is doubled each time, up to this."""
@@ -80,7 +78,7 @@ _REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where one gateway of another site can be dialled."""
+    """The address of a gateway of another site, and how to connect to it."""
 
     site: str
     gateway: int
@@ -101,10 +99,10 @@ class Peer:
         return security.aio_channel(self._target, client_options(config), self._name)
 
     def stream(self, config: GatewayConfig, session: str) -> AbstractAsyncContextManager[FrameCall]:
-        """Give a call that carries frames, on a fresh connection.
+        """Open a call that carries frames, on a fresh connection.
 
         Raises:
-            CallError: on entering: there is no connection.
+            CallError: the connection cannot be made; raised on entering.
         """
         return self.dial(config, session, PUSH_METHOD)
 
@@ -122,7 +120,7 @@ class Peer:
         )
 
     def refuses_connections(self) -> bool:
-        """Whether the peer's host says that nobody listens there."""
+        """Whether the peer's host refuses connections to the port."""
         try:
             with socket.create_connection((self.host, self.port), _CONNECT_S):
                 return False
@@ -141,7 +139,7 @@ class Peer:
 
 
 def patience(config: GatewayConfig) -> Patience:
-    """Return how long connections for frames wait for a peer that says nothing."""
+    """Return how long connections for frames wait for a silent peer."""
     return Patience(
         connect_s=_READY_S + _READY_RTTS * _farthest_s(config),
         idle_s=config.keepalive_time_s,
@@ -173,7 +171,7 @@ def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) ->
 
 
 def refusal_of(error: grpc.RpcError, peer: object) -> IsthmusError | None:
-    """Return what a peer's final answer means; None if it is worth trying again."""
+    """Return the error that a peer's refusal means; None if a retry makes sense."""
     kind = _REFUSALS.get(error.code())
     return None if kind is None else kind(f"{peer} refused: {details(error)}")
 
@@ -184,10 +182,10 @@ def details(error: grpc.RpcError) -> str:
 
 
 def client_options(config: GatewayConfig) -> Options:
-    """Return the arguments of a channel to a peer.
+    """Return the options of a channel to a peer.
 
-    gRPC gives a connection attempt no longer than the shortest back-off, and an answer takes one
-    and a half round trips. With a constant back-off a peer that is far away would never be reached.
+    gRPC limits a connection attempt to the shortest back-off, and an answer takes one and a half
+    round trips. So the back-off grows with the round trip, or distant peers would never be reached.
     """
     attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * _farthest_s(config))
     return [
@@ -203,7 +201,7 @@ def client_options(config: GatewayConfig) -> Options:
 
 
 def server_options(config: GatewayConfig) -> Options:
-    """Return the arguments of the gateway's server."""
+    """Return the options of the gateway's server."""
     return [
         *_common(config),
         *_received(config),
@@ -215,10 +213,10 @@ def server_options(config: GatewayConfig) -> Options:
 
 
 def _received(config: GatewayConfig) -> Options:
-    """Return the arguments of who receives frames.
+    """Return the options of the side that receives frames.
 
-    What peers send is bounded by their windows, so the HTTP/2 window is set beyond these. With the
-    estimator it would have to grow first, which takes up to a second of each new connection.
+    Peers' windows bound the bytes in flight, so the HTTP/2 window is set beyond these. gRPC's
+    estimator would take up to a second of each new connection to grow it.
     """
     widest = max((window_bytes(config, link) for link in config.links), default=0)
     http2_bytes = min(max(2 * widest, _HTTP2_WINDOW_MIN_BYTES), _HTTP2_WINDOW_MAX_BYTES)

@@ -1,8 +1,8 @@
 """The event loop on which all streams of a gateway run, as tasks on one thread.
 
-With threads of their own, each frame woke seven of them, one after another, and each had to get the
-interpreter's lock from the one before. On a machine with few cores that cost more than to carry the
-frame. For asyncio, gRPC has one source of events a process: so one loop serves all links of all
+With a thread per stream, each frame woke seven of them in turn, and each had to get the
+interpreter's lock from the previous one. On a machine with few cores that cost more than carrying
+the frame. gRPC has one event source per process for asyncio, so one loop serves all links of all
 gateways of a process.
 """
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 class WireLoop:
     """An event loop on a thread of its own.
 
-    `acquire` it, and `release` it once nothing runs there.
+    `acquire` the loop, and `release` it once no work of the caller runs there.
     """
 
     _shared: ClassVar[WireLoop | None] = None
@@ -37,7 +37,7 @@ class WireLoop:
 
     @classmethod
     def acquire(cls) -> WireLoop:
-        """Return the process's loop; the first who asks starts it."""
+        """Return the process's loop; the first call starts it."""
         with cls._lock:
             if cls._shared is None:
                 cls._shared = cls()
@@ -47,7 +47,7 @@ class WireLoop:
 
     @classmethod
     def release(cls) -> None:
-        """The last of those who have acquired the loop ends it. Not on the loop's own thread."""
+        """Release the loop; the last release ends it. Not on the loop's own thread."""
         with cls._lock:
             cls._num_users -= 1
             if cls._num_users or cls._shared is None:
@@ -57,15 +57,15 @@ class WireLoop:
             ended._thread.join(_JOIN_S)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have something done there soon; may be called from any thread.
+        """Call `function` on the loop soon; may be called from any thread.
 
-        Once the loop has ended: never.
+        Does nothing once the loop has ended.
         """
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run a task there; may be called from any thread."""
+        """Run a coroutine on the loop; may be called from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def _run(self) -> None:
@@ -78,7 +78,7 @@ class WireLoop:
 
 
 async def _end_tasks() -> None:
-    """Cancel what gRPC still had to do, and wait: it would be noticed when memory is freed."""
+    """Cancel gRPC's remaining tasks and wait; otherwise asyncio warns of them at exit."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

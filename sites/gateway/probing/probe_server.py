@@ -1,7 +1,7 @@
-"""The receiving side of a measurement: turns, echoes, and bytes that are counted and thrown away.
+"""The receiving side of a link measurement: grants turns, answers echoes, counts bytes.
 
-What a peer may ask for is bounded: one measurement at a time, for as long, as many connections and
-as many bytes as the run's own job explains.
+A peer's requests are bounded: one measurement at a time, with the duration, connections and bytes
+that the run's own job explains.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 FLOOD_METHOD: Final = "/isthmus.exchange.v1.Probe/Flood"
 PIECE_BYTES_MAX: Final = 1 << 20
-"""One message of a Flood has no more."""
+"""Largest message of a Flood."""
 _TURN_BYTES_MIN: Final = 256 << 20
 _RATE_SLACK: Final = 4.0
-"""A link may carry so many times what it was said to."""
+"""Highest accepted rate as a multiple of the described one."""
 _POLL_S: Final = 0.02
 
 SiteOf = Callable[[Context], Awaitable[str]]
-"""Names the site that calls, or aborts."""
+"""Returns the site of a call, or aborts it."""
 
 
 def turn_s(probe: Probe, rtt_s: float) -> float:
@@ -53,9 +53,9 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         caller_site: Callable[[FrameCall], str],
         on_finished: Callable[[str], None],
     ) -> None:
-        """`caller_site` names the site that calls for frames, or raises.
+        """`caller_site` returns the site of a call on the frames port, or raises.
 
-        `on_finished` is told of each peer that needs no more turns.
+        `on_finished` is called with each peer site that needs no more turns.
         """
         self.turn = threading.Lock()
         """Held while this gateway takes part in a measurement."""
@@ -65,7 +65,7 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         self._caller_site = caller_site
         self._on_finished = on_finished
         self._measuring = ""
-        """The site whose turn it is; empty: none of the peers'."""
+        """The peer site whose turn it is; empty: none."""
         self._received_bytes = 0
         self._num_floods = 0
 
@@ -76,7 +76,7 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
     async def Turn(  # noqa: N802 - gRPC fixes the name
         self, request_iterator: AsyncIterator[probe_pb2.TurnRequest], context: Context
     ) -> AsyncIterator[probe_pb2.TurnResponse]:
-        """Give the caller the turn, and say what came in whenever it asks."""
+        """Give the caller the turn, and report received bytes whenever it asks."""
         site = await self._site_of(context)
         while not self.turn.acquire(blocking=False):  # noqa: ASYNC110 - a thread may hold it, too
             await asyncio.sleep(_POLL_S)  # ends with the call, if the caller waits no longer
@@ -107,15 +107,15 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         return probe_pb2.FinishResponse()
 
     async def flood(self, call: FrameCall) -> None:
-        """Count what comes, and throw it away.
+        """Count incoming bytes, and drop them.
 
         Raises:
-            IsthmusError: it is not the caller's turn, or it sends more than it may.
+            IsthmusError: it is not the caller's turn, or the bytes exceed the limit.
         """
         site = self._caller_site(call)
         self._num_floods += 1
         try:
-            # Twice as many, for those that still end.
+            # Twice as many, for floods that are still ending.
             if self._num_floods > 2 * max(self._probe.connections):
                 raise RemoteProtocolError(f"more than {max(self._probe.connections)} connections")
             while (piece := await call.read()) is not None:
@@ -127,10 +127,10 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
             self._num_floods -= 1
 
     def _take(self, site: str, num_bytes: int) -> None:
-        """Count a piece.
+        """Count a message of a flood.
 
         Raises:
-            RemoteProtocolError: it is not the site's turn, or this is more than it explains.
+            RemoteProtocolError: it is not the site's turn, or the bytes exceed the limit.
         """
         link = self._links[site]
         allowed_s = turn_s(self._probe, link.rtt_s)

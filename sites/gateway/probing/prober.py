@@ -1,7 +1,7 @@
-"""The sending side of a probe: measures one direction of one link, from echoes to full pipes.
+"""The sending side of a link measurement: round trips, losses and bandwidth of one direction.
 
-`Prober` sends, and reads the clock and the kernel's counters. `LinkFigures` is pure: it makes a
-link's figures of timed echoes and counted segments.
+`Prober` sends, and reads the clock and the kernel's counters. `LinkFigures` is pure: it computes a
+link's figures from timed echoes and counted segments.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ _log = logging.getLogger(__name__)
 
 _ECHOES_MIN: Final = 20
 _ECHOES_S: Final = 4.0
-"""Echoes take no longer than this, once there are _ECHOES_MIN."""
+"""Time limit for echoes, once there are _ECHOES_MIN."""
 _WARM_ECHOES: Final = 3
 _PIECE_S: Final = 0.25
 _PIECES_A_WINDOW: Final = 4
 _PIECE_RTTS: Final = 6
-"""A flow is looked at in pieces of time. Each lasts _PIECE_S, or a part of a short window, but no
-less than so many round trips."""
+"""A flow is measured in intervals of _PIECE_S, or a part of a short window, but at least this many
+round trips."""
 _COLD_PIECES: Final = 4
-"""Pieces that slow start takes, with what it loses at its end."""
+"""Intervals skipped for slow start and the losses at its end."""
 _WARM_S: Final = 15.0
-"""After this a flow is measured, steady or not."""
+"""After this time a flow is measured, steady or not."""
 _PACED_SHARE: Final = 0.25
-"""Share of what the link carries. So little fills no queue, and what is lost is lost at random."""
+"""Share of the bandwidth used to count losses. It fills no queue, so every loss is random."""
 _DRAIN_S: Final = 10.0
 _FLOOD_PIECE_S: Final = 0.005
-"""Time that one message of a Flood takes at the described rate."""
+"""Duration of one message of a Flood at the described rate."""
 _PIECE_BYTES_MIN: Final = 16 << 10
 _AGAIN_S: Final = 0.1
 _END_S: Final = 2.0
 
 Ask = Callable[[], probe_pb2.TurnResponse]
-"""Asks, in a turn that is held, what has come in; raises what a turn ends with."""
+"""Asks the peer for received bytes during a turn; raises the error that ends the turn."""
 _TRIANGLE_90 = 2 - 0.8**0.5
-"""The 90th percentile of an echo's delay above its median, in jitters, where each direction is late
-by anything from -1 to 1 of its jitter, all alike: P(sum > x) = (2 - x)²/8 = 0.1.
+"""The 90th percentile of an echo's delay above its median, in units of jitter, if each direction's
+delay is uniform in -1 to 1 jitter: P(sum > x) = (2 - x)²/8 = 0.1.
 
-The 99th percentile would not do: an echo that TCP had to send again is no jitter, and at 0.5 % loss
-one in a hundred is such an echo."""
+The 99th percentile would not do: at 0.5 % loss one echo in a hundred is resent by TCP, which is not
+jitter."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,12 +79,12 @@ class LinkFigures:
     rtt_s: Sequence[float]
     """The round trip of each echo."""
     bytes_per_s: dict[int, float] = field(default_factory=dict)
-    """Payload, by the number of connections."""
+    """Payload rate by number of connections."""
     segments: Segments = field(default_factory=Segments)
     """The kernel's counts of a flow that never fills the link."""
 
     def values(self) -> dict[str, float]:
-        """Return the record's values (protos/metrics.py); what could not be told is not there."""
+        """Return the record's values (protos/metrics.py); unknown figures are left out."""
         median_s, late_s = percentile(self.rtt_s, 0.5), percentile(self.rtt_s, 0.99)
         values = {
             metrics.RTT_S_P50: median_s,
@@ -100,13 +100,13 @@ class LinkFigures:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least a share of all do not exceed."""
+    """Return the percentile `share` (0 to 1): the smallest value not exceeded by that share."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
 def rate_between(received_bytes: tuple[int, int], now_s: tuple[float, float]) -> float:
-    """Return the bytes per second that a peer has counted between two of its answers.
+    """Return the bytes per second between two answers of the peer.
 
     Raises:
         RemoteProtocolError: its clock or its count does not run forwards.
@@ -121,7 +121,7 @@ def rate_between(received_bytes: tuple[int, int], now_s: tuple[float, float]) ->
 
 
 def is_steady(last: float, rate: float, share: float = 0.03) -> bool:
-    """Return whether two pieces of time carried the same."""
+    """Return whether two intervals carried the same rate, within `share`."""
     return rate > 0 and abs(rate - last) <= share * rate
 
 
@@ -139,7 +139,7 @@ class Prober:
         peer: Peer,
         ended: threading.Event,
     ) -> None:
-        """`ended` is set when the gateway ends: nothing is waited for any more."""
+        """`ended` is set when the gateway ends; all waits stop then."""
         self.peer = peer
         self._config = config
         self._probe = probe
@@ -172,9 +172,9 @@ class Prober:
     def measure(
         self, wait_s: float, and_then: contextlib.AbstractContextManager[None]
     ) -> LinkFigures:
-        """Take the peer's turn and measure; both ends take part in nothing else meanwhile.
+        """Take the peer's turn and measure; both ends measure nothing else meanwhile.
 
-        Others may have the turn for `wait_s` before. Once it is had, `and_then` is entered.
+        Wait up to `wait_s` for the turn. `and_then` is entered once it is granted.
 
         Raises:
             PeerLostError: the peer went away, or did not give its turn in time.
@@ -201,10 +201,10 @@ class Prober:
         return ((SESSION_KEY, self._session),)
 
     def finish(self) -> None:
-        """Tell the peer that it is needed no more.
+        """Tell the peer that this gateway needs no more turns.
 
         Raises:
-            PeerLostError: it does not answer.
+            PeerLostError: the peer does not answer.
         """
         try:
             with self.peer.channel(self._config) as channel:
@@ -218,7 +218,7 @@ class Prober:
             raise self._lost(error) from error
 
     def _echoes(self, stub: probe_pb2_grpc.ProbeStub) -> list[float]:
-        """Time round trips on a connection that carries nothing else."""
+        """Measure round trips on an otherwise idle connection."""
         for _ in range(_WARM_ECHOES):
             self._echo(stub)
         began_s, times_s = time.monotonic(), list[float]()
@@ -239,7 +239,7 @@ class Prober:
         return time.perf_counter() - began_s
 
     def _rate(self, ask: Ask, connections: int, paced_bytes_per_s: float | None) -> float:
-        """Return the payload that comes in, in bytes per second, once the flow is steady."""
+        """Return the payload bytes per second that arrive once the flow is steady."""
         piece_s = max(
             min(_PIECE_S, self._probe.window_s / _PIECES_A_WINDOW), _PIECE_RTTS * self._link.rtt_s
         )
@@ -263,7 +263,7 @@ class Prober:
         )
 
     def _losses(self, ask: Ask, figures: LinkFigures) -> None:
-        """Count what the kernel sends again while the link is far from full."""
+        """Count retransmissions while the link is far from full."""
         rate = _PACED_SHARE * max(figures.bytes_per_s.values())
         with self._flooding(1, rate) as open_now:
             self._received(ask, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
@@ -273,18 +273,16 @@ class Prober:
     def _flooding(
         self, connections: int, paced_bytes_per_s: float | None
     ) -> Iterator[Callable[[], list[socket.socket]]]:
-        """While the block runs, send all that will go, or so much, over connections of its own.
+        """Flood the link, or send at a set pace, on new connections while the block runs.
 
-        The block gets what returns those that are open.
+        The block gets a function that returns the open connections.
         """
         wire, open_now = WireLoop.acquire(), list[socket.socket]()
         floods = [wire.run(self._flood(paced_bytes_per_s, open_now)) for _ in range(connections)]
         try:
             yield open_now.copy
             for flood in floods:
-                if (
-                    flood.done()
-                ):  # it was refused, or broke: what came in is not what it could carry
+                if flood.done():  # refused or broken: the count says nothing about the link
                     flood.result()
         finally:
             for flood in floods:
@@ -293,7 +291,7 @@ class Prober:
             WireLoop.release()
 
     async def _flood(self, paced_bytes_per_s: float | None, open_now: list[socket.socket]) -> None:
-        """Send pieces until it is cancelled, or the gateway ends."""
+        """Send messages until the task is cancelled, or the gateway ends."""
         rate = paced_bytes_per_s or self._link.bytes_per_s
         piece = bytes(min(PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, int(rate * _FLOOD_PIECE_S))))
         async with self._call() as call:
@@ -308,7 +306,7 @@ class Prober:
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[FrameCall]:
-        """Call Flood; where packets are lost, the first of a connection may be, so try for long."""
+        """Call Flood, with patience: on a lossy link a connection's first packet may be lost."""
         deadline_s = time.monotonic() + self._turn_s
         while True:
             async with contextlib.AsyncExitStack() as stack:
@@ -325,7 +323,7 @@ class Prober:
             await asyncio.sleep(_AGAIN_S)
 
     def _drain(self, stub: probe_pb2_grpc.ProbeStub, usual_s: float) -> None:
-        """Return when echoes take as long as before: queues are empty again."""
+        """Wait until echoes are as quick as before, so queues are empty again."""
         deadline_s = time.monotonic() + _DRAIN_S
         while self._echo(stub) > 1.3 * usual_s + 0.005 and time.monotonic() < deadline_s:
             pass
@@ -338,7 +336,7 @@ class Prober:
     def _turn(self, channel: grpc.Channel, wait_s: float) -> Iterator[Ask]:
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
         stub = probe_pb2_grpc.ProbeStub(channel)
-        self._echo(stub)  # connects; from then on the keepalive watches, however long the wait
+        self._echo(stub)  # connects: from then on keepalive watches the peer
         call = stub.Turn(
             iter(requests.get, None), metadata=self._metadata, timeout=wait_s + self._turn_s
         )

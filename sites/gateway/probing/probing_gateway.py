@@ -1,8 +1,8 @@
-"""A gateway that measures its links: the same process, server and connections as one that trains.
+"""A gateway that measures links, with the same process, server and connections as in training.
 
-Each gateway measures what it sends to each peer, one peer after the other. A gateway takes part in
-one measurement at a time: its own turn and the peer's are both held. Of two turns, that of the site
-that comes first in the topology is taken first, so no two gateways ever wait for each other.
+A gateway measures its outgoing links one after another. It takes part in one measurement at a time,
+so a measurement holds its own turn and the peer's. The turn of the site that comes first in the
+topology is taken first, which rules out deadlocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL_S: Final = 0.1
 
 
 class ProbingGateway(EndingGateway):
-    """Measures a site's links, in the place of a `Gateway`, and with the same methods."""
+    """Measures a site's links; takes the place of a `Gateway`, with the same methods."""
 
     def __init__(self, config: GatewayConfig, probe: Probe, write: Write) -> None:
         super().__init__(config, write)
@@ -49,12 +49,12 @@ class ProbingGateway(EndingGateway):
         self._server.serve(FLOOD_METHOD, self._served.flood)
 
     def start(self) -> None:
-        """Listen for peers, and say where."""
+        """Listen for peers, and report the address."""
         told = self._server.start()
         self._write({"op": "listening", "host": told.host, "port": told.port})
 
     def connect(self, peers: tuple[Peer, ...]) -> None:
-        """Begin: greet all, measure, and wait until all others have measured too.
+        """Begin to greet all peers, measure, and wait until all others have measured too.
 
         Raises:
             LocalProtocolError: a gateway is missing from `peers`, or this was called before.
@@ -90,14 +90,14 @@ class ProbingGateway(EndingGateway):
         raise LocalProtocolError("a frame came to a gateway that only measures links")
 
     def greeted(self, sender: GatewayId) -> None:
-        """A peer has asked whether this gateway lives; probes have deadlines of their own."""
+        """Ignore heartbeats: probes have deadlines of their own."""
 
     def peer_left(self, sender: GatewayId) -> None:
-        """A peer has left: it needs no more turns."""
+        """Note that a peer has left and needs no more turns."""
         self._peer_finished(self._config.sites[sender[0]])
 
     def peer_ended(self, sender: GatewayId, why: str) -> None:
-        """A peer ends before its links are measured: those to it cannot be."""
+        """Fail: a peer ends before its links are measured."""
         site = self._config.sites[sender[0]]
         self.fail(Failure(code="PEER_LOST", message=why, site=site, is_collateral=True))
 
@@ -130,7 +130,7 @@ class ProbingGateway(EndingGateway):
         turns: list[contextlib.AbstractContextManager[None]]
         turns = [self._own_turn(), contextlib.nullcontext()]
         if self._config.site_index > self._config.sites.index(site):
-            turns.reverse()  # the peer's turn is taken before
+            turns.reverse()  # the peer's turn comes first
         with turns[0]:
             figures = prober.measure(self._longest_s(), turns[1])
         self._write(
@@ -155,10 +155,10 @@ class ProbingGateway(EndingGateway):
             self._served.turn.release()
 
     def _wait_for_peers(self) -> None:
-        """Stay until no peer needs this gateway any more, then tell the agent.
+        """Stay until no peer needs this gateway any more, then report to the agent.
 
         Raises:
-            PeerLostError: one needs longer than all measurements together can take.
+            PeerLostError: a peer takes longer than all measurements together can take.
         """
         deadline_s = time.monotonic() + self._longest_s()
         while self._unfinished and not self._ended.is_set():
@@ -169,6 +169,6 @@ class ProbingGateway(EndingGateway):
         self._write({"op": "probed"})
 
     def _longest_s(self) -> float:
-        """Return how long all measurements together can take, if none are made at the same time."""
+        """Return the longest time that all measurements can take, one after another."""
         longest = max((turn_s(self._probe, link.rtt_s) for link in self._config.links), default=0)
         return longest * len(self._config.sites) ** 2

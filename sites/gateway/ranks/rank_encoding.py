@@ -1,7 +1,7 @@
-"""Offers ranks to encode their gradients themselves, and checks what they hand over.
+"""Lets ranks encode their gradients themselves, and checks the encoded chunks they submit.
 
-A body replaces the elements of its chunk, from the first one's place on, and is never larger. So
-results can be written chunk by chunk over what has been read, in any order.
+The encoded body replaces the elements of its chunk in place, and is never larger. So results can be
+written over read chunks, in any order.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from isthmus.topology.spec.reduction_plan import ReductionPlan, has_same_turns
 
 
 class RankEncoding:
-    """What this gateway offers to its ranks, and which of them take it."""
+    """The codecs that a gateway offers to its ranks, and which ranks encode."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Offer the codecs of all trees where one has bodies."""
+        """Offer the codecs of all trees if one has bodies that a rank can encode."""
         self._config = config
         self._codecs = tuple(map(codec_named, config.codecs))
         self._offers = len(config.sites) > 1 and any(map(_has_body, self._codecs))
         self._takers: set[int] = set()
 
     def take(self, rank: int) -> None:
-        """A rank joins, and will encode what it is offered."""
+        """Note that a joining rank will encode as offered."""
         if self._offers:
             self._takers.add(rank)
 
     def problem_with(self, plan: ReductionPlan, codecs: Sequence[str]) -> str:
-        """Return why later rounds cannot have another plan; nothing if they can.
+        """Return why later rounds cannot use another plan; empty if they can.
 
-        Ranks that encode were told once, when they joined, which turn has which codec.
+        Ranks that encode learn each tree's codec only once, when they join.
         """
         if not self._takers or has_same_turns(
             (self._config.plan, self._config.codecs), (plan, codecs)
@@ -48,7 +48,7 @@ class RankEncoding:
 
     @property
     def offer(self) -> EncodingOffer | None:
-        """What a rank's welcome says; None offers nothing."""
+        """The offer in a rank's welcome message. None: ranks do not encode."""
         if not self._offers:
             return None
         config = self._config
@@ -61,10 +61,10 @@ class RankEncoding:
         )
 
     def check(self, rank: int, reduce: Reduce) -> None:
-        """See that what a rank hands over has a form and a size that it may have.
+        """Check that a submitted bucket has a form and size that are allowed.
 
         Raises:
-            LocalProtocolError: it has not; names the bucket.
+            LocalProtocolError: it has not; the message names the bucket.
         """
         if reduce.form is Form.VALUES:
             return

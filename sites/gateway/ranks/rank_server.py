@@ -1,4 +1,4 @@
-"""The gateway's Unix socket: ranks hand over shards in shared memory and get results back."""
+"""The gateway's Unix socket: ranks submit shards in shared memory and get results back."""
 
 from __future__ import annotations
 
@@ -49,34 +49,34 @@ from isthmus.sites.local.regions import map_received
 _log = logging.getLogger(__name__)
 
 SYNCHRONISE: Final = "its script wants `site.synchronize(model, optimizer)` before the first step"
-"""What a script lacks that trains by itself."""
+"""Advice for a script that never synchronised its model."""
 _JOIN_S = 0.5
 _LAST_WORDS_S = 2.0
-"""A rank may take so long to read what was said before its connection ends."""
+"""Time for a rank to read the last messages before its connection is closed."""
 _EARLIER_ENDS_S = 1.0
-"""Seconds in which to read what other ranks sent before one of them went away."""
+"""Time to read what other ranks sent before one of them went away."""
 _PATH_BYTES_MAX: Final = 107
 """The kernel's limit on a Unix socket's path."""
 _DESCRIPTORS_MAX: Final = 4
 
 
 class RankConnection:
-    """One rank's socket and the memory that it shares."""
+    """The connection of one rank: its socket and shared memory regions."""
 
     def __init__(self, accepted: socket.socket) -> None:
         self.regions: dict[int, Floats] = {}
         self._socket = accepted
         self._sending = threading.Condition()
         self._unsent: deque[bytes] = deque()
-        """What the socket had no room for: a message for each bucket that is back, and few more."""
+        """Messages that the socket had no room for: about one per finished bucket."""
         self._sender: threading.Thread | None = None
-        """Sends that, if there is any."""
+        """Thread that sends `_unsent`; None while that is empty."""
 
     def receive(self) -> FromRank | None:
-        """Return the next message; None at the end. A region is mapped before it is returned.
+        """Return the next message; None at the end. A region's memory is mapped before.
 
         Raises:
-            LocalProtocolError: it is no message, or a region without its memory.
+            LocalProtocolError: the bytes are no message, or a region comes without its memory.
         """
         try:
             data, descriptors, flags, _ = socket.recv_fds(
@@ -99,7 +99,7 @@ class RankConnection:
 
     @property
     def has_unread(self) -> bool:
-        """Whether a message waits to be read, or the connection's end."""
+        """Whether a message, or the end of the connection, waits to be read."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
@@ -111,7 +111,7 @@ class RankConnection:
         """Return the rank's part of a bucket: float32, shape (count,), a view of the named region.
 
         Raises:
-            LocalProtocolError: there is no such region, or it ends before.
+            LocalProtocolError: the region does not exist, or is too short.
         """
         region = self.regions.get(message.region)
         if region is None:
@@ -124,10 +124,10 @@ class RankConnection:
         return region[message.offset : end]
 
     def send(self, message: FromGateway) -> None:
-        """Send a message; a rank that has gone is found out by its reader.
+        """Send a message without blocking; the reading thread notices a rank that has gone.
 
-        Who calls receives frames, too. So nobody waits for a rank that does not read: it may be
-        stopped, and its socket holds some 150 results.
+        The calling thread may also receive frames, so it must not wait for a rank that does not
+        read (a stopped process, say). A socket holds some 150 results; further ones are queued.
         """
         data = encode(message)
         with self._sending:
@@ -139,7 +139,7 @@ class RankConnection:
                 self._sender.start()
 
     def wait_sent(self, timeout_s: float) -> None:
-        """Return when all is sent, or after so long."""
+        """Wait until all messages are sent, or for `timeout_s`."""
         with self._sending:
             self._sending.wait_for(lambda: self._sender is None, timeout_s)
 
@@ -154,7 +154,7 @@ class RankConnection:
             self._is_sent(data, 0)
 
     def _is_sent(self, data: bytes, flags: int) -> bool:
-        """Send a message, or find that the rank has gone; False: there is no room for it now."""
+        """Send a message, or drop it if the rank has gone. False: the socket has no room now."""
         try:
             self._socket.send(data, socket.MSG_NOSIGNAL | flags)
         except BlockingIOError:
@@ -167,12 +167,12 @@ class RankConnection:
         return True
 
     def shut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Make the waits at one end, or both, come to an end."""
+        """Shut down the socket, which ends waits on one end or both."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Release the socket; a region ends with the last view of it."""
+        """Close the socket. A region is unmapped with its last view."""
         self.wait_sent(_LAST_WORDS_S)
         self.shut()
         self._socket.close()
@@ -180,35 +180,35 @@ class RankConnection:
 
 
 class Ranks(Protocol):
-    """The functions that hear what the ranks do. They are called from the ranks' threads."""
+    """Receives the ranks' messages. Methods are called on the ranks' threads."""
 
     def joined(self, ranks: list[int]) -> None:
-        """All ranks of the gateway are there."""
+        """All ranks of the gateway have connected."""
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
-        """A rank's part of a bucket is there."""
+        """A rank has submitted its part of a bucket, added up over the site."""
 
     def handed(self, rank: int, round_: int) -> None:
-        """A rank's script has handed a bucket over."""
+        """A rank's script has submitted a bucket."""
 
     def saving(self, rank: int) -> None:
-        """A rank waits for what is being saved."""
+        """A rank waits for a checkpoint that is being saved."""
 
     def state_progress(self, rank: int, told: StateProgress) -> None:
-        """A rank writes its part of the state that others take over, or cannot."""
+        """A rank reports progress or failure in writing its part of the state for others."""
 
     def keep_residuals(self, rank: int, path: Path) -> None:
-        """The residuals of a rank's shards are to be written."""
+        """Write the residuals of a rank's shards to a file."""
 
     def restore_residuals(self, path: Path) -> None:
-        """Residuals that were written are to be taken up again.
+        """Load residuals from a file.
 
         Raises:
-            LocalProtocolError: the file is not what was written.
+            LocalProtocolError: the file is not a valid residual file.
         """
 
     def passed(self, message: dict[str, Any]) -> None:
-        """Something for the agent."""
+        """Pass a message on to the agent."""
 
     def rank_left(self, rank: int) -> None:
         """A rank has left cleanly."""
@@ -227,14 +227,14 @@ class LocalServer:
         self._config = config
         self._ranks = ranks
         self.encoding = RankEncoding(config)
-        """Complete once all ranks have joined."""
+        """The codecs offered to ranks; final once all ranks have joined."""
         num_ranks = config.ranks_per_gateway[config.site_index]
         first_rank = config.gateway * num_ranks
         self._expected = range(first_rank, first_rank + num_ranks)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        """Notified when a rank's connection has ended and that was told."""
+        """Notified when the end of a rank's connection has been handled."""
         self._connections: dict[int, RankConnection] = {}
         self._strangers: set[RankConnection] = set()
         self._joined: set[int] = set()
@@ -246,7 +246,7 @@ class LocalServer:
         """Listen.
 
         Raises:
-            OSError: the path cannot be bound, and why.
+            OSError: the path cannot be bound.
         """
         path = self._config.socket_path
         if len(os.fsencode(path)) > _PATH_BYTES_MAX:
@@ -263,7 +263,7 @@ class LocalServer:
         self._start(self._accept, "accept")
 
     def reduced(self, rank: int, reduced: Reduced) -> None:
-        """Tell a rank that its part of a bucket is done."""
+        """Send a rank the result of its part of a bucket."""
         with self._lock:
             connection = self._connections.get(rank)
         if connection is not None:
@@ -297,8 +297,8 @@ class LocalServer:
         deadline_s = time.monotonic() + _LAST_WORDS_S
         for connection in connections:
             connection.wait_sent(max(0.0, deadline_s - time.monotonic()))
-        # First only our direction: were something of the rank's left unread, it would see a reset
-        # in place of the last message, which says why.
+        # First only our direction: with unread bytes, the rank would see a reset in place of the
+        # last message, which gives the reason.
         for how in (socket.SHUT_WR, socket.SHUT_RDWR):
             for connection in connections:
                 connection.shut(how)
@@ -347,10 +347,10 @@ class LocalServer:
             connection.close()
 
     def _admit(self, connection: RankConnection) -> int | None:
-        """Take a join and return the rank; None when the connection ended first.
+        """Read the join message and return the rank; None if the connection ended first.
 
         Raises:
-            LocalProtocolError: it may not join.
+            LocalProtocolError: the rank may not join.
         """
         message = connection.receive()
         if message is None:
@@ -420,7 +420,7 @@ class LocalServer:
         ranks: Sequence[int] = range(sharing) if isinstance(sharing, int) else sharing
         if rank not in ranks:
             raise LocalProtocolError(f"reduce.participants: rank {rank} is none of them: {ranks}")
-        # Before there is a grid: a bucket that no memory holds would have a grid that none holds.
+        # Check before the grid is made: an absurd bucket would have an absurd grid.
         size = shard_numel(message.numel, len(ranks))
         _, count = shard_of(message.numel, size, ranks.index(rank))
         values = connection.shard(message, count)
@@ -428,7 +428,7 @@ class LocalServer:
         return values
 
     def _end(self, rank: int, leave: Leave | None) -> None:
-        """A rank has left, or has gone without a word."""
+        """Handle the end of a rank's connection: `leave`, or None if it sent none."""
         with self._lock:
             if self._closed:
                 return
@@ -442,7 +442,7 @@ class LocalServer:
                     message=f"rank {rank} of site {self._config.site} went away without leaving",
                     site=self._config.site,
                     rank=rank,
-                    is_collateral=True,  # its own exit status says more
+                    is_collateral=True,  # the rank's exit status says more
                 )
             )
             return
@@ -462,10 +462,10 @@ class LocalServer:
             self._ranks.left()
 
     def _await_earlier_ends(self) -> None:
-        """Wait until what other ranks said before has been read: who went first is told first.
+        """Wait until earlier messages of other ranks are read, so that ends are reported in order.
 
-        A rank that loses another ends soon after it. The kernel has the end of the first one then,
-        though the thread that reads it may not have run yet.
+        A rank that loses another ends soon after it. The first one's end is in the kernel by then,
+        though its reading thread may not have run yet.
         """
         with self._changed:
             unread = [
@@ -481,7 +481,7 @@ class LocalServer:
                 self._changed.wait(0.01)
 
     def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:
-        """A stranger is only turned away; a rank that breaks the protocol ends the run."""
+        """Refuse a stranger; a joined rank that breaks the protocol ends the run."""
         failure = failure_of(error, self._config.site)
         connection.send(failure)
         if rank is None:

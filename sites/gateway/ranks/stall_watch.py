@@ -1,10 +1,10 @@
-"""Which of a gateway's ranks does not come, and whether others wait.
+"""Finds ranks of a gateway that are late, and whether others wait for them.
 
-A rank *waits* from when its script has handed a bucket over until the result is there. A rank that
-has nothing handed over computes, or hangs: nobody but the coordinator can tell, who knows whether
-ranks elsewhere wait. An evaluation at all sites keeps all ranks away and nobody waiting. What was
-handed over comes to the gateway once all ranks of the site have added it up. If it does not come,
-the rank waits for others of its site, or hangs on the way.
+A rank *waits* from when its script has submitted a bucket until it has the result. A rank that has
+submitted nothing computes, or hangs: only the coordinator can tell, which knows whether ranks
+elsewhere wait. During an evaluation at all sites, all ranks are absent and none waits. A bucket
+reaches the gateway once all ranks of the site have added it up. If it does not come, the rank waits
+for others of its site, or hangs on the way.
 
 Pure: times are arguments, of one monotonic clock. Whoever calls holds a lock.
 """
@@ -20,9 +20,9 @@ from isthmus.sites.gateway.config import StallLimits
 from isthmus.sites.silence import Standstills
 
 _ROUNDS = 16
-"""Rounds of which the median counts."""
+"""Number of recent rounds whose median time sets the limit."""
 _FIRST_ROUNDS = 3
-"""Before so many are known, ranks compile and warm up, each for as long as it takes."""
+"""First rounds, in which ranks compile and warm up for an unknown time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class StalledRanks:
     """The ranks of a gateway that have not moved for too long."""
 
     absent: tuple[int, ...]
-    """They have handed nothing over that is not back, or what has not come to the gateway."""
+    """Ranks with no open bucket, or whose bucket has not reached the gateway."""
     waiting: tuple[int, ...]
-    """They have handed something over that is not back; they may be absent, too."""
+    """Ranks with an open bucket; they may be absent, too."""
 
 
 @dataclass(slots=True)
@@ -40,18 +40,18 @@ class _Rank:
     moved_s: float
     num_open: int = 0
     num_posted: int = 0
-    """How many of the open ones have come to the gateway."""
+    """Number of open buckets that have reached the gateway."""
     round: int = -1
     round_began_s: float = 0.0
 
 
 class StallWatch:
-    """The ranks of one gateway."""
+    """Tracks the progress of the ranks of one gateway."""
 
     def __init__(
         self, ranks: Iterable[int], limits: StallLimits, lease_s: float, now_s: float
     ) -> None:
-        """All ranks have just joined."""
+        """Begin when all ranks have just joined."""
         self._ranks = {rank: _Rank(now_s) for rank in ranks}
         self._limits = limits
         self._standstills = Standstills(now_s, lease_s)
@@ -59,7 +59,7 @@ class StallWatch:
         self._told = StalledRanks((), ())
 
     def handed(self, rank: int, round_: int, now_s: float) -> None:
-        """A rank has handed a bucket over."""
+        """A rank's script has submitted a bucket."""
         each = self._ranks[rank]
         if round_ > each.round:
             if each.round >= 0:
@@ -69,11 +69,11 @@ class StallWatch:
         each.moved_s = now_s
 
     def saving(self, rank: int, now_s: float) -> None:
-        """A rank waits for what is being saved, and says so every second."""
+        """A rank waits for a checkpoint; repeated every second."""
         self._ranks[rank].moved_s = now_s
 
     def posted(self, rank: int, now_s: float) -> None:
-        """A bucket that a rank has handed over has come."""
+        """A bucket that a rank has submitted has reached the gateway."""
         each = self._ranks[rank]
         each.num_posted += 1
         each.moved_s = now_s
@@ -87,19 +87,19 @@ class StallWatch:
             each.moved_s = now_s
 
     def left(self, rank: int) -> None:
-        """A rank is done."""
+        """A rank has left cleanly."""
         self._ranks.pop(rank, None)
 
     @property
     def limit_s(self) -> float:
-        """How long a rank may stand still."""
+        """Seconds without progress after which a rank counts as late."""
         limits = self._limits
         if len(self._rounds_s) < _FIRST_ROUNDS:
             return max(limits.least_s, limits.first_s)
         return max(limits.least_s, limits.rounds * statistics.median(self._rounds_s))
 
     def silent_s(self, rank: int, now_s: float) -> float:
-        """Return for how long a rank has not moved."""
+        """Return the seconds since a rank's latest progress."""
         return now_s - self._ranks[rank].moved_s
 
     def round_of(self, rank: int) -> int:
@@ -107,9 +107,9 @@ class StallWatch:
         return self._ranks[rank].round
 
     def look(self, now_s: float, longest_s: float) -> StalledRanks | None:
-        """Return who has not moved for too long; None: the same as at the look before.
+        """Return the late ranks; None: unchanged since the previous call.
 
-        `longest_s`: by when the caller would have looked again at the latest.
+        `longest_s`: latest time at which the caller meant to call again.
         """
         if self._standstills.look(now_s, longest_s):
             for each in self._ranks.values():

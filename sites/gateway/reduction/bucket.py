@@ -1,8 +1,8 @@
 """One bucket at one gateway, from the first frame or post until all ranks have their result.
 
 A bucket is `Expected` while peers have sent frames of it and no rank of this gateway has posted it.
-It is `OpenBucket` from the first rank's `Post` on: then its grid, plan and codecs are known, and
-its reduction is under way. Whoever calls holds the executor's lock.
+From the first rank's `Post` on it is an `OpenBucket`: its grid, plan and codecs are known, and its
+reduction is under way. Callers hold the executor's lock.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from isthmus.sites.local.rank_messages import Form, Reduce, Reduced, ReductionTi
 from isthmus.sites.local.squares import total_of, units_of
 
 _AHEAD_MAX = 2
-"""Rounds that a peer can be ahead of this gateway: a site is at most one round ahead of another,
-and this gateway is at most one round behind its own site."""
+"""Rounds that a peer can be ahead of this gateway: one between two sites, and one between this
+gateway and its own site."""
 
 
 def check_finite(request: Reduce, values: Floats) -> None:
-    """Look at each number of a rank's part of a bucket.
+    """Check that all numbers of a rank's part of a bucket are finite.
 
     Raises:
-        NonFiniteError: one is a NaN or an infinity; names the first.
+        NonFiniteError: a number is NaN or infinite; the message names the first.
     """
     first = loops.first_not_finite(values)
     if first >= 0:
@@ -66,25 +66,24 @@ class Arrival:
 
     at_s: float
     previous_s: float
-    """When the frame before it came from the same peer; 0 if it was the first ever."""
+    """When the previous frame of this peer came; 0 if there was none."""
     frame_bytes: int
     num_channels: int
-    """Connections of the link: so many frames may cross side by side."""
+    """Connections of the link: the number of frames that may cross in parallel."""
     is_result: bool
     rtt_s: float
     bytes_per_s: float
 
     def lateness_s(self, ready_s: float) -> float:
-        """Return by how much the peer was later than this site, at least 0.
+        """Return the seconds by which the peer was later than this site, at least 0.
 
-        The frame is expected half a round trip after this site was ready, plus its transmission. A
-        result answers what this site sent, so it takes a whole round trip. No frame is expected
-        before the link has carried what the peer sent earlier. What goes beyond that is the peer's
-        lateness, and not the link's time.
+        The frame is expected half a round trip, plus its transmission, after this site was ready. A
+        result answers this site's part, so it takes a whole round trip. No frame is expected before
+        the link has carried the peer's earlier frames. Any further delay is the peer's lateness.
 
-        Frames cross side by side, one a connection, so the first arrives hardly before the last:
-        the transmission of all of them counts. Where fewer were under way, up to so much lateness
-        is taken for the link's time.
+        Frames cross in parallel, one per connection, so the first arrives hardly before the last:
+            the transmission of all of them counts. If fewer were in flight, lateness is
+            underestimated by at most that time.
 
         Args:
             ready_s: when this site's own part was ready.
@@ -103,9 +102,9 @@ class Shard:
     rank: int
     ready_s: float
     remaining: int
-    """Chunks that are not finished."""
+    """Number of chunks that are not finished."""
     squares: int | None = 0
-    """Sum over the finished chunks of their squares, in units (sites/local/squares.py)."""
+    """Sum of squares of the finished chunks, in the units of sites/local/squares.py."""
     wire_bytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -113,29 +112,29 @@ class Shard:
 
 @dataclass(slots=True)
 class Chunk:
-    """One chunk's machine and its inbox."""
+    """One chunk's state machine and its inbox of events."""
 
     index: int
     machine: ChunkReduction
     raw_bytes: int
     peers: tuple[GatewayId, ...]
-    """The gateways that get this one's part of it, or the sum formed here."""
+    """The gateways that get this gateway's part of the chunk, or the sum formed here."""
     most_bytes: int
-    """What a frame of it takes there at most."""
+    """Largest memory that a frame of the chunk takes at a peer."""
     own: Own | None = None
     """The own part, once its rank has posted it."""
     inbox: deque[Event] = field(default_factory=deque)
     is_admitted: bool = False
-    """The own part is in the inbox, or was."""
+    """Whether the own part has been put into the inbox."""
     is_scheduled: bool = False
     is_summed: bool = False
-    """No more contributions are needed here."""
+    """Whether all contributions needed here have been summed."""
     is_finished: bool = False
     handed_over: dict[int, Frame] = field(default_factory=dict)
-    """The frames of a handover that have come, by who made them."""
+    """Received frames of a handover, by the site that made them."""
 
     def stop(self) -> int:
-        """Forget what has come and was not worked on.
+        """Drop events that were not handled; return the float32 bytes of the own part if dropped.
 
         Return the float32 bytes of the own part, if that is such.
         """
@@ -144,7 +143,7 @@ class Chunk:
         return own_bytes
 
     def take_handed_over(self, frame: Frame, count: int) -> bool:
-        """Take one of `count` frames of a handover; return, as `deliver`, what to do about it."""
+        """Take one of `count` frames of a handover; return as `deliver` does."""
         self.handed_over[frame.key.site] = frame
         if len(self.handed_over) < count:
             return False
@@ -152,9 +151,9 @@ class Chunk:
         return self.deliver(HandedOver(frames))
 
     def deliver(self, event: Event) -> bool:
-        """Put an event into the inbox; return whether the caller has to see that it is worked on.
+        """Put an event into the inbox; return whether the caller must schedule the chunk.
 
-        Without the own part nothing can be done yet.
+        Before the own part is there, nothing can be handled.
         """
         self.inbox.append(event)
         self.is_admitted = self.is_admitted or isinstance(event, Own)
@@ -164,13 +163,13 @@ class Chunk:
         return True
 
     def is_past(self, kind: Kind) -> bool:
-        """Whether a frame of this kind changes nothing any more."""
+        """Whether a frame of this kind comes too late to change anything."""
         return self.is_finished or (self.is_summed and kind is Kind.CONTRIBUTION)
 
 
 @dataclass(slots=True)
 class Expected:
-    """A bucket of which frames came, and which no rank of this gateway has posted yet."""
+    """A bucket with frames from peers that no rank of this gateway has posted yet."""
 
     key: BucketKey
     frames: list[tuple[GatewayId, Frame]] = field(default_factory=list)
@@ -187,7 +186,7 @@ class OpenBucket:
         reduction: BucketReduction,
         arrivals: dict[GatewayId, Arrival],
     ) -> None:
-        """`first` opened the bucket: what the other ranks post has to agree with it."""
+        """`first` is the post that opened the bucket; the other ranks' posts must agree with it."""
         self.key = first.round, first.bucket
         self.reduction = reduction
         self.arrivals = arrivals
@@ -204,20 +203,21 @@ class OpenBucket:
         self._ranks = [rank for rank in self._grid.ranks(config.site_index) if rank in served]
         """The ranks of this gateway that share the bucket."""
         self._weight: float | None = None
-        """Tokens of all sites, from the first chunk that is finished."""
+        """Total tokens of the round over all sites. None until the bucket's first chunk is
+        finished."""
         self._finished: list[Shard] = []
-        """Shards without an unfinished chunk whose ranks have not been told."""
+        """Finished shards whose ranks do not have the result yet."""
         self._num_reduced = 0
 
     def renew(
         self, reduction: BucketReduction, fates: Mapping[int, Fate]
     ) -> list[tuple[Chunk, Own]]:
-        """Go on by another epoch's plan; return the chunks that have to be admitted again.
+        """Switch to a new epoch's plan; return the chunks that have to be admitted again.
 
-        `fates` has every chunk that there is.
+        `fates` has an entry for every chunk of the bucket.
 
         Raises:
-            LocalProtocolError: one is to be handed over that this site has never begun.
+            LocalProtocolError: a chunk is to be handed over that this site has never begun.
         """
         self.reduction = reduction
         again = []
@@ -243,12 +243,12 @@ class OpenBucket:
 
     @property
     def request(self) -> Reduce:
-        """What opened the bucket."""
+        """The post that opened the bucket."""
         return self._first
 
     @property
     def after(self) -> BucketKey | None:
-        """The bucket that other ranks have to post before, as its ranks say; None: none."""
+        """The bucket that all ranks must post before this one; None: none."""
         return (self.key[0], self._after - 1) if self._after else None
 
     @property
@@ -266,7 +266,7 @@ class OpenBucket:
         return site, self._grid.owner(site, index) // self._config.ranks_per_gateway[site]
 
     def chunk(self, index: int) -> Chunk:
-        """Return a chunk, made when it is first asked for."""
+        """Return a chunk, created on first use."""
         chunk = self.chunks.get(index)
         if chunk is None:
             raw_bytes = 4 * self._grid.span(index)[1]
@@ -275,7 +275,7 @@ class OpenBucket:
         return chunk
 
     def _peers(self, index: int) -> tuple[tuple[GatewayId, ...], int]:
-        """Return the gateways at which a chunk takes credit, and the bytes that it takes."""
+        """Return the gateways at which a chunk takes credit, and the bytes per gateway."""
         numel = self._grid.span(index)[1]
         peers = tuple(self.gateway(index, site) for site in self.reduction.peers(index))
         return peers, FRAME_OVERHEAD_BYTES + self.reduction.codec(index).max_bytes(numel)
@@ -283,13 +283,13 @@ class OpenBucket:
     def add_part(
         self, rank: int, request: Reduce, values: Floats, now_s: float
     ) -> list[tuple[Chunk, Own]]:
-        """Take a rank's part; return its chunks and what their machines are to be given.
+        """Take a rank's part; return its chunks, each with the event for its machine.
 
-        `values`, float32 (n,), is the rank's shard without padding. It is lent until it is reduced.
+        `values`, float32 (n,), is the rank's shard without padding. It is borrowed until reduced.
 
         Raises:
             LocalProtocolError: the rank has posted the bucket before.
-            LayoutMismatchError: another rank has another bucket in this place.
+            LayoutMismatchError: another rank posted a different bucket under this index.
         """
         name = f"rank {rank}: round {request.round} bucket {request.bucket}"
         if rank in self.shards:
@@ -317,16 +317,16 @@ class OpenBucket:
         return parts
 
     def _offered(self, index: int) -> Codec:
-        """Return the codec that ranks were told for a chunk, whatever the plan of its round."""
+        """Return the codec that ranks use for a chunk, whatever the plan of its round."""
         config = self._config
         turn = self._grid.turn(self.key[1], index)
         return codec_named(config.codecs[config.plan.tree_index(turn)])
 
     def accept(self, sender: int, frame: Frame) -> Chunk:
-        """Check a peer's frame against this site's plan; return the chunk that it is for.
+        """Check a peer's frame against this site's plan; return its chunk.
 
         Raises:
-            IsthmusError: the bucket's plan has no such frame.
+            IsthmusError: the plan has no such frame.
         """
         self.reduction.check(sender, frame)
         config, index = self._config, frame.key.chunk
@@ -336,9 +336,9 @@ class OpenBucket:
         return self.chunk(index)
 
     def account(self, chunk: Chunk, wire_bytes: int, finish: Finish | None) -> None:
-        """Add up what was sent of a chunk since the call before, and in the end what it cost.
+        """Add bytes sent for a chunk since the previous call, and at its end its CPU cost.
 
-        `finish` is its end; None while it is not finished.
+        `finish` is the chunk's last action; None while it is not finished.
         """
         shard = self.shards[self._grid.owner(self._config.site_index, chunk.index)]
         shard.wire_bytes += wire_bytes
@@ -346,7 +346,7 @@ class OpenBucket:
             return
         self._weight = finish.weight
         shard.squares = total_of((shard.squares, units_of(finish.squares)))
-        # A chunk is finished by the last that its machine does.
+        # Finish is a machine's last action, so its times are final.
         shard.encode_s += chunk.machine.encode_s
         shard.decode_s += chunk.machine.decode_s
         shard.remaining -= 1
@@ -354,10 +354,10 @@ class OpenBucket:
             self._finished.append(shard)
 
     def take_reduced(self, now_s: float) -> list[tuple[int, Reduced]]:
-        """Return the ranks whose parts are reduced now, each with what it is to be told.
+        """Return (rank, result message) for ranks whose parts are now reduced.
 
-        A rank without a chunk is told once the weight is known. Where no chunk belongs to this
-        gateway, nothing will come, and it is told at once.
+        A rank without a chunk gets its message once the weight is known. If no chunk belongs to
+        this gateway, it gets the message at once.
         """
         if self._weight is None and self._grid.chunks(self._config.site_index, self._ranks[0]):
             return []
@@ -384,27 +384,26 @@ class OpenBucket:
 
 
 class RoundHistory:
-    """Which buckets a gateway has had, and which may still come. Pure; remembers two rounds.
+    """Tracks which buckets a gateway has had and which may come. Pure; remembers two rounds.
 
-    A round ends at all sites together, for each needs something of every other; so a peer is at
-    most one round ahead of a site. A gateway can be a round behind its site. All buckets of a round
-    may be so small that its ranks have no part in them. Then nobody waits for its ranks until the
-    collectives of the next round. What comes of an older round is a repetition, or a bucket that
-    never was here.
+    Every site needs a contribution of every other in each round, so a peer is at most one round
+    ahead. A gateway can be a round behind its site: if all buckets of a round are so small that its
+    ranks have no part in them, nothing waits for its ranks until the next round. A frame of an
+    older round is a repetition, or of a bucket that never existed here.
     """
 
     def __init__(self) -> None:
         self.current = -1
         """The latest round that a local rank has posted; -1 before the first."""
         self.first = 0
-        """The round that a local rank may post first."""
+        """First round that local ranks may post."""
         self.has_followed = False
-        """This site came back to a run, and got results while its ranks were behind."""
+        """Whether this site rejoined, and got results while its ranks were catching up."""
         self._posted: dict[int, set[int]] = {}
         self._done: set[BucketKey] = set()
 
     def begin(self, round_: int) -> None:
-        """A local rank has gone on to `round_`: everything of the rounds before was posted."""
+        """A local rank begins `round_`: all buckets of earlier rounds have been posted."""
         self.current = round_
         self._posted = {r: buckets for r, buckets in self._posted.items() if r >= round_ - 1}
         self._done = {key for key in self._done if key[0] >= round_ - 1}
@@ -418,15 +417,15 @@ class RoundHistory:
         self._done.add(key)
 
     def is_done(self, key: BucketKey) -> bool:
-        """Whether a bucket is finished here; of older rounds, nothing is remembered."""
+        """Whether a bucket is finished here. Only for the rounds that are remembered."""
         return key in self._done
 
     def is_ahead(self, key: BucketKey) -> bool:
         """Whether a bucket that is not open here is still to come.
 
         Raises:
-            LayoutMismatchError: it never will.
-            RemoteProtocolError: no site can be that far ahead.
+            LayoutMismatchError: this site never has the bucket.
+            RemoteProtocolError: the round is further ahead than any site can be.
         """
         round_, bucket = key
         most = max(self.current, self.first - 1) + _AHEAD_MAX
@@ -444,7 +443,7 @@ class RoundHistory:
 
 
 def _own_encoded(name: str, codec: Codec, form: Form, values: Floats) -> OwnEncoded | None:
-    """Return what completes a chunk that its rank has encoded; None: these are its values.
+    """Return the own part as its rank encoded it; None: `values` are plain float32.
 
     `values` is the chunk's part of the region, float32 (n,), whose form `RankEncoding` has checked.
     """

@@ -1,16 +1,16 @@
 """The all-reduce of one bucket between sites, chunk by chunk, as pure state machines.
 
-Events in, actions out; no sockets, threads or clocks. A chunk's machine hears of three events: this
-site's own part is there (`Own`), a peer's frame came (`Received`), and, after a site was lost,
-another one has handed over what it had finished (`HandedOver`). It answers with frames to send
-(`Send`) and, once, with the end (`Finish`).
+Events in, actions out; no sockets, threads or clocks. A chunk's machine takes three events: this
+site's own part (`Own`), a peer's frame (`Received`), and, after a site was lost, a result that
+another site had finished (`HandedOver`). Its actions are frames to send (`Send`) and, once, the end
+(`Finish`).
 
-Until the result is written the own part stays as it is: where a site is lost, a fresh machine does
-the chunk again with the same `Own`.
+The own part stays unchanged until the result is written: if a site is lost, a fresh machine repeats
+the chunk with the same `Own`.
 
 Every site ends with the same bits. Sums are formed in site order whatever the order of arrival, and
-what a site applies is decoded from the same bytes as everywhere else. A codec rounds a number only
-where the number travels: what a site adds to its children's sums by itself is added as it is.
+every site decodes the result from the same bytes. A codec rounds only numbers that travel: a site
+adds its own part to its children's sums unrounded.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ _ONE = np.float32(1)
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one site does for the chunks of one tree. In a gather it has one role for all chunks."""
+    """What one site does for the chunks of one tree. In a gather, one role covers all chunks."""
 
     site: int
     tree: int
     members: tuple[int, ...]
     """The sites whose contributions are summed here, this one included, in ascending order."""
     audience: tuple[int, ...]
-    """The sites that get this site's contribution alone: all others in a gather, none in a tree."""
+    """Sites that get this site's own contribution: all others in a gather, none in a tree."""
     parent: int | None
-    """The site that gets the sum formed here. None where that is the sum of all sites."""
+    """Site that gets the sum formed here. None at the root, and in a gather."""
     giver: int | None
-    """The site that the result comes from. None where it is made here."""
+    """Site that sends the result here. None where it is made here."""
     receivers: tuple[int, ...]
-    """The sites that get the result from here."""
+    """Sites to which this site passes the result on."""
     root: int | None
-    """The site that makes the result. None in a gather, where every site makes it for itself."""
+    """Site that makes the result. None in a gather, where every site makes its own."""
     follows: bool = False
-    """The site gets the result, and gives nothing."""
+    """Whether the site is catching up: it gets results and contributes nothing."""
 
 
 def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
@@ -87,11 +87,11 @@ class Bucket:
     index: int
     layout: int
     codecs: tuple[Codec, ...]
-    """One for each tree of the plan, or the only one of a gather. All edges of a tree have the same
-    codec, because all sites must decode the same bytes."""
+    """One codec per tree of the plan, or the only one of a gather. All edges of a tree share it,
+    because all sites must decode the same bytes."""
     grid: Grid
     cpu_s: Callable[[], float] = field(compare=False)
-    """CPU time of the calling thread. It measures what encoding and summing cost."""
+    """Clock of the calling thread's CPU time, to measure encoding and summing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,30 +99,30 @@ class OwnEncoded:
     """A part that its rank has encoded."""
 
     codec: Codec
-    """What the rank was told at the start, whatever the plan of the round."""
+    """Codec that the rank used: the one offered when it joined, whatever the round's plan."""
     seal: Callable[[], Encoded]
     """Makes the payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """This site's part of a chunk is there.
+    """Event: this site's part of a chunk is ready.
 
-    `values` (float32, shape (n,)) is lent to the machine until `Finish`; then it holds the result,
-    and until then what it held.
+    `values` (float32, shape (n,)) is borrowed until `Finish`. It is unchanged until then, and then
+    holds the result.
     """
 
     values: Floats
     weight: float
-    """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
+    """Tokens of the whole site for this bucket. 0 is legal; the values are then zeros."""
     encoded: OwnEncoded | None = None
-    """Where the rank has encoded its part: what lies in `values`. None: `values` are float32, and
-    the part itself."""
+    """The encoded part, if `values` holds encoded bytes. None: `values` is the plain float32
+    part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A frame came that `BucketReduction.check` has let through."""
+    """Event: a frame came that `BucketReduction.check` has accepted."""
 
     sender: int
     frame: Frame
@@ -130,9 +130,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The frames of a finished chunk: its result, or in a gather all contributions.
+    """Event: another site sent the frames of a finished chunk (result, or all contributions).
 
-    `BucketReduction.check_handover` has let each of them through.
+    `BucketReduction.check_handover` has accepted each frame.
     """
 
     frames: tuple[Frame, ...]
@@ -140,10 +140,9 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A frame is to be sent to the gateway of `site` that owns the chunk there.
+    """Action: send a frame to the gateway of `site` that owns the chunk.
 
-    It has to be packed at once: its payload may be a view of the chunk's `values`, which the
-    machine goes on to change.
+    Pack it at once: its payload may be a view of the chunk's `values`, which change later.
     """
 
     site: int
@@ -152,15 +151,15 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The chunk's `values` now hold the result."""
+    """Action: the chunk is finished, and its `values` hold the result."""
 
     weight: float
     """Tokens of all sites that took part."""
     squares: float
-    """The sum of squares of the result: the same bits at all sites."""
+    """Sum of squares of the result, bitwise equal at all sites."""
     frames: tuple[Frame, ...]
-    """What others need of it: the result, or in a gather all contributions. None where nobody else
-    takes part."""
+    """Frames for sites that may lack the chunk: the result, or in a gather all contributions. Empty
+    if no other site takes part."""
 
 
 Event = Own | Received | HandedOver
@@ -188,15 +187,15 @@ class ChunkReduction:
         self._numel = bucket.grid.span(chunk)[1]
         self._own: Own | None = None
         self._contribution: Frame | None = None
-        """What all others get of the own part, in a gather."""
+        """The own contribution as sent to all others, in a gather."""
         self._residual: Floats | None = None
-        """The residual before the way up was encoded; None: no residual was changed."""
+        """Copy of the residual before encoding; None: no residual was changed."""
         self._encoded: Encoded | None = None
-        """The own part, if its rank encoded it, until it is sent."""
+        """The own part as encoded by its rank, until it is sent."""
         self._part: Part | None = None
-        """What all others decode of the own part. None: nobody decodes it, and it is `values`."""
+        """The own part as the others decode it. None: no site decodes it, so `values` is used."""
         self._frames: dict[int, Frame] = {}
-        """What the other members sent, until it is summed."""
+        """Frames of the other members, until they are summed."""
         self._early: Frame | None = None
         """A result that came before this site's part."""
         self._is_summed = False
@@ -205,14 +204,14 @@ class ChunkReduction:
         self.decode_s = 0.0
 
     def handle(self, event: Event) -> Iterator[Action]:
-        """Apply one event and yield what to do; each action is done before the next is asked for.
+        """Apply one event, and yield actions; carry out an action before taking the next.
 
         One thread takes all actions of an event.
 
         Raises:
-            CorruptDataError: a payload does not hold the chunk.
-            NoTokensError: the weights of all sites add up to nothing.
-            RemoteProtocolError: a result came before everything that it must contain.
+            CorruptDataError: a payload has the wrong length or content.
+            NoTokensError: the weights of all sites add up to 0.
+            RemoteProtocolError: a result came before this site sent its part.
         """
         if isinstance(event, Own):
             if self._own is None:
@@ -235,7 +234,7 @@ class ChunkReduction:
             yield from self._sum()
 
     def _contribute(self, own: Own) -> Iterator[Action]:
-        """In a gather, tell all others; from now on the own part is what they decode."""
+        """In a gather, send the own part; from now on use its decoded form, as the others do."""
         role = self._role
         if role.audience:
             encoded = self._encode_part(own)
@@ -245,13 +244,13 @@ class ChunkReduction:
             yield from (Send(site, frame) for site in role.audience)
 
     def put_back(self) -> None:
-        """The chunk is to be done again, by another machine: put back the residual of before."""
+        """Restore the residual from before: another machine will repeat the chunk."""
         if self._residual is not None and self._residuals is not None:
             self._residuals.restore(self._chunk, Kind.CONTRIBUTION, self._residual)
             self._residual = None
 
     def _sum(self) -> Iterator[Action]:
-        """Sum all members in site order once they are there, and pass the sum on."""
+        """Sum all members in site order once all have come, and pass the sum on."""
         own, role = self._own, self._role
         if own is None or self._is_summed or len(self._frames) < len(role.members) - 1:
             return
@@ -266,7 +265,7 @@ class ChunkReduction:
                 encoded = self._encode(Kind.CONTRIBUTION, meant)
             else:
                 encoded = self._encode_part(own)
-                self._part = None  # the result is long in coming
+                self._part = None  # free it: the result takes a while
             yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, encoded.payload))
             return
         frames = self._frames
@@ -285,7 +284,7 @@ class ChunkReduction:
             yield self._finish(weight, ())
 
     def _take_early_result(self) -> Iterator[Action]:
-        """A site that follows may be behind: take the result that has come before its ranks."""
+        """While catching up, take a result that came before the ranks' own part."""
         frame, self._early = self._early, None
         if frame is not None:
             yield from self._take_result(frame)
@@ -304,7 +303,7 @@ class ChunkReduction:
         yield self._finish(frame.weight, (frame,))
 
     def _take_over(self, frames: tuple[Frame, ...]) -> Iterator[Action]:
-        """Apply what another site has finished, from the same bytes and in the same order."""
+        """Apply a chunk finished by another site, from the same bytes and in the same order."""
         if self._is_finished:
             return
         if self._own is None:
@@ -334,7 +333,7 @@ class ChunkReduction:
         return divisor
 
     def _add_up(self, own: Own, out: Floats, divisor: np.float32 | None) -> None:
-        """Write the sum of all parts in site order to `out`; divide the sum, if asked."""
+        """Write the sum of all parts in site order to `out`, divided by `divisor` if given."""
         role = self._role
         frames, self._frames = self._frames, {}
         with self._decoding():
@@ -358,7 +357,7 @@ class ChunkReduction:
         self.decode_s += self._bucket.cpu_s() - begun_s
 
     def _own_encoded(self, own: OwnEncoded) -> Encoded:
-        """Return what the rank encoded; by the plan's codec, if that is another one by now."""
+        """Return the rank's encoding, re-encoded if the plan has another codec by now."""
         encoded = self._timed(own.seal)
         if own.codec is self._codec:
             return encoded
@@ -367,7 +366,7 @@ class ChunkReduction:
         return self._timed(lambda: self._codec.encode_with_residual(values, None))
 
     def _encode_part(self, own: Own) -> Encoded:
-        """Return this site's part alone."""
+        """Encode this site's own part."""
         if self._encoded is not None:
             return self._encoded
         return self._encode(Kind.CONTRIBUTION, own.values)
@@ -408,7 +407,7 @@ class ChunkReduction:
 
 
 class BucketReduction:
-    """All chunks of one bucket at one site: their machines, and which frames may come for them."""
+    """One bucket at one site: makes its chunks' machines, and checks frames for them."""
 
     def __init__(
         self,
@@ -417,7 +416,7 @@ class BucketReduction:
         own_roles: tuple[Role, ...],
         residuals: BucketResiduals | None,
     ) -> None:
-        """`residuals` are what codecs lost in the rounds before; None: no error feedback."""
+        """`residuals` are the bucket's error-feedback residuals; None: no error feedback."""
         self.bucket = bucket
         self._residuals = residuals
         self._plan = plan
@@ -440,7 +439,7 @@ class BucketReduction:
     def peers(self, chunk: int) -> tuple[int, ...]:
         """Return the sites at which an unfinished chunk takes credit (credit.py).
 
-        They get this site's part, or the sum that is formed here, or pass the result on to here.
+        They get this site's part, or the sum formed here, or send the result here.
         """
         role = self._role(chunk)
         if role.follows:
@@ -458,11 +457,11 @@ class BucketReduction:
         return self._roles[self._plan.tree_index(turn)]
 
     def check(self, sender: int, frame: Frame) -> None:
-        """Compare a frame of this bucket with this site's own plan, before anything is decoded.
+        """Check a frame of this bucket against this site's plan, before it is decoded.
 
         Raises:
-            LayoutMismatchError: its bucket is not what the same bucket is here.
-            RemoteProtocolError: `sender` may not send this.
+            LayoutMismatchError: the bucket has another layout at the sender.
+            RemoteProtocolError: `sender` may not send this frame.
         """
         key, bucket = frame.key, self.bucket
         if frame.epoch != bucket.epoch:
@@ -474,11 +473,11 @@ class BucketReduction:
         self._check_part(sender, frame)
 
     def check_handover(self, given: Frame, frame: Frame) -> None:
-        """Compare what a handover holds with what it says that it is, and with this bucket.
+        """Check a handed-over frame against its header and this bucket.
 
         Raises:
-            LayoutMismatchError: its bucket is not what the same bucket is here.
-            RemoteProtocolError: it is no part of a finished chunk.
+            LayoutMismatchError: the bucket has another layout at the sender.
+            RemoteProtocolError: the frame is no part of a finished chunk.
         """
         key, name = frame.key, f"round {given.key.round} bucket {given.key.bucket}"
         self._check_place(frame)
@@ -535,8 +534,7 @@ class BucketReduction:
 def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> None:
     """Write the sum of all parts to `out`, divided if there is a divisor, which is above 0.
 
-    A sum that is not a number is the NaN 0x7FC00000; a single part's NaN is what it was. Parts may
-    lie in `out`.
+    A NaN in a sum is 0x7FC00000; a NaN of a single part keeps its bits. `out` may hold a part.
     """
     first, *others = parts
     last_divisor = _ONE if divisor is None else divisor
@@ -546,7 +544,7 @@ def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> No
         if divisor is not None:
             loops.divide(out, divisor)
         return
-    if others[0].fills(out):  # of two, the order changes no bit, and this one need not be moved
+    if others[0].fills(out):  # with two parts the order changes no bit, so no copy is needed
         first, others[0] = others[0], first
     others = [part.apart_from(out) for part in others]
     divisors = [_ONE] * (len(others) - 1) + [last_divisor]

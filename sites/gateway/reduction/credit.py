@@ -1,20 +1,20 @@
-"""Limits how many bytes a gateway sends before it has their results, by credit at each peer. Pure.
+"""Limits the bytes that a gateway sends before it has the results, by credit per peer. Pure.
 
-A gateway sends its part of a chunk only while each gateway that gets it, and the one that the
-chunk's result comes from, has room promised for it. This promise is credit. A chunk takes it when
-it is admitted, and gives it back when its result is here. So a peer takes over whatever comes, at
-once, and bounded memory delays nothing but the admission of own chunks. `Credit` counts what is
-taken at peers; `Held` counts what lies here.
+A gateway sends its part of a chunk only while every receiver, and the gateway that will send the
+result, has memory reserved for it. This reservation is credit. A chunk takes credit when it is
+admitted, and returns it when its result arrives. So a peer accepts every frame at once, and bounded
+memory delays only the admission of own chunks. `Credit` counts bytes reserved at peers; `Held`
+counts peers' bytes kept here.
 
-docs/invariants.md proves that with any credit every chunk is finished, whatever is late.
+docs/invariants.md proves that every chunk is finished with any credit, whatever is late.
 
-**What a peer q holds of a gateway g is at most twice the credit c of the two.**
+**A peer q holds at most 2c bytes of frames of a gateway g, where c is the credit of the pair.**
 
-- In a tree, a part of g lies at q only until q has summed the chunk, and before that the chunk is
-  unfinished at g: at most c. A result of g lies at q while the chunk is unfinished at q, which has
-  credit of g for it, whether its own sum goes to g or elsewhere: c again.
-- In a gather, the chunk of what lies at q is either unfinished at g: at most c. Or it is finished
-  there, so g has the part of q, which has credit of g for it while the chunk is unfinished at q: c
+- In a tree, q holds a part of g only until q has summed the chunk. Until then the chunk is
+  unfinished at g: at most c. q holds a result of g while the chunk is unfinished at q, which has
+  taken credit at g for it: c again.
+- In a gather, a chunk whose frame q holds may be unfinished at g: at most c. Or it is finished at
+  g, so g has q's part, for which q has taken credit at g while the chunk is unfinished at q: c
   again.
 """
 
@@ -28,21 +28,20 @@ from isthmus.protos.errors import RemoteProtocolError
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 
 FRAME_OVERHEAD_BYTES = 1 << 10
-"""Memory that a kept frame takes beside its payload, with a bucket of its own. Frames without a
-payload have to be bounded, too."""
+"""Memory of a kept frame beside its payload, in the worst case with its own bucket. It also bounds
+frames without a payload."""
 ChunkOrder = tuple[int, int, int]
 """Round, bucket, chunk."""
 _LEAST_CHUNKS = 4
-"""Chunks that any peer is given credit for, so that they can be under way side by side."""
+"""Minimum credit per peer, in chunks, so that several can be in flight."""
 _STRAY_CHUNKS = 256
-"""Credit of a gateway whose ranks' shards of a long bucket do not meet those of this one's ranks.
-
-Shards are rounded up to whole elements. So in other buckets such shards may meet, by fewer elements
-than a site has ranks."""
+"""Credit in chunks for a gateway whose ranks' shards do not overlap those of this gateway's ranks
+in a long bucket. Shards are rounded up to whole elements, so in other buckets they may overlap by a
+few elements."""
 
 
 class Credit:
-    """Room that own chunks without a result take at each peer."""
+    """Bytes that own chunks without a result have reserved at each peer."""
 
     def __init__(self, most_bytes: Mapping[GatewayId, int]) -> None:
         self._most_bytes = most_bytes
@@ -51,7 +50,7 @@ class Credit:
 
     @property
     def num_bytes(self) -> int:
-        """What is taken at all peers together."""
+        """Bytes reserved at all peers together."""
         return self._taken_bytes.total()
 
     def has_room(self, peers: Iterable[GatewayId], size_bytes: int) -> bool:
@@ -59,23 +58,23 @@ class Credit:
         return all(self._taken_bytes[peer] + size_bytes <= self._most_bytes[peer] for peer in peers)
 
     def take(self, order: ChunkOrder, peers: tuple[GatewayId, ...], size_bytes: int) -> None:
-        """A chunk is admitted. A frame of it takes `size_bytes` at most."""
+        """Reserve room for an admitted chunk, whose frames take at most `size_bytes`."""
         self._chunks[order] = peers, size_bytes
         for peer in peers:
             self._taken_bytes[peer] += size_bytes
 
     def give_back(self, order: ChunkOrder) -> None:
-        """A chunk's result is here. To say so again changes nothing."""
+        """Release a chunk's reservation: its result has arrived. Idempotent."""
         peers, size_bytes = self._chunks.pop(order, ((), 0))
         for peer in peers:
             self._taken_bytes[peer] -= size_bytes
 
 
 def credit_of_peers(config: GatewayConfig) -> dict[GatewayId, int]:
-    """Return the credit of each gateway of the other sites, in bytes. Both of a pair find the same.
+    """Return the credit of each gateway of the other sites in bytes; equal on both sides.
 
-    Whatever the plan is: twice the credit of all peers with which a gateway exchanges more than a
-    few elements is at most `held_bytes`, or what it takes to keep the links busy.
+    With any plan, twice the credit of all peers with which a gateway exchanges more than a few
+    elements is at most `held_bytes`, or the amount that keeps the links busy.
     """
     own = config.site_index, config.gateway
     counts = config.gateways_per_site
@@ -99,9 +98,9 @@ def _num_partners(counts: tuple[int, ...], gateway: GatewayId) -> int:
 
 
 def _partners(counts: tuple[int, ...], gateway: GatewayId, site: int) -> range:
-    """Return the gateways of a site that have elements of a long bucket in common with this one.
+    """Return the gateways of a site whose shards of a long bucket overlap this gateway's.
 
-    None of its own site. `counts` are the gateways of each site.
+    Empty for the own site. `counts` are the numbers of gateways by site.
     """
     if site == gateway[0]:
         return range(0)
@@ -110,24 +109,23 @@ def _partners(counts: tuple[int, ...], gateway: GatewayId, site: int) -> range:
 
 
 class Held:
-    """Bytes of peers' frames that lie here until they can be summed, by chunk and peer.
+    """Counts peers' frames that are kept here until they can be summed, by chunk and peer.
 
-    A peer may be ahead of the local ranks, which have not posted a bucket yet. It may be ahead of
-    this gateway, which has not sent its own part because another link is slower. Or it is ahead of
-    a third site, whose part is missing. What it sends then is kept. A peer never sends more than it
-    has credit for, so a frame never waits here. A frame beyond that ends the run, for its sender
-    has lost count.
+    A peer's frames are kept if it is ahead of the local ranks, which have not posted the bucket; of
+    this gateway, whose own part waits for a slower link; or of a third site, whose part is missing.
+    A peer never sends more than its credit, so no frame is ever refused for lack of room. A frame
+    beyond the credit ends the run, for its sender has lost count.
     """
 
     def __init__(self, most_bytes: Mapping[GatewayId, int]) -> None:
-        """`most_bytes` may be kept of each peer; of one that is not there, any number."""
+        """`most_bytes` limits the bytes kept per peer; peers without an entry have no limit."""
         self._most_bytes = most_bytes
         self._chunks: dict[ChunkOrder, dict[GatewayId, int]] = defaultdict(dict)
         self._bytes: Counter[GatewayId] = Counter()
 
     @property
     def num_bytes(self) -> int:
-        """What is kept of all peers together."""
+        """Bytes kept of all peers together."""
         return self._bytes.total()
 
     def has(self, sender: GatewayId, order: ChunkOrder) -> bool:
@@ -135,10 +133,10 @@ class Held:
         return order in self._chunks and sender in self._chunks[order]
 
     def keep(self, sender: GatewayId, order: ChunkOrder, size_bytes: int) -> None:
-        """Count a frame that is taken over.
+        """Count a frame that is kept.
 
         Raises:
-            RemoteProtocolError: a peer with enough sense of its credit would not have sent it.
+            RemoteProtocolError: the frame exceeds the peer's credit.
         """
         if self._bytes[sender] + size_bytes > self._most_bytes.get(sender, math.inf):
             raise RemoteProtocolError(
@@ -149,6 +147,6 @@ class Held:
         self._bytes[sender] += size_bytes
 
     def release(self, order: ChunkOrder) -> None:
-        """Forget a chunk's frames, of all peers: they are summed."""
+        """Release a chunk's frames of all peers: they are summed."""
         for sender, size_bytes in self._chunks.pop(order, {}).items():
             self._bytes[sender] -= size_bytes

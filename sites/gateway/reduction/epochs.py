@@ -1,15 +1,14 @@
 """The epochs of one gateway: which plan carries a round, and what a resume means. Pure.
 
-Members and trees change in two phases (topology/spec/epoch.py). *Settle*: no new round begins.
-Where a site is lost, chunks stop, too, and what is finished here no longer changes: that is what
-the answer says. *Resume*: later rounds have the new plan. Where a site was lost, all rounds from
-the oldest unfinished one on have it. Each chunk of these has one of three fates: it is done, it
-comes from a site that has it, or it is done again. A change that was announced may also be
-*cancelled*, but not where a site is lost, for frames have been dropped.
+Members and trees change in two phases (topology/spec/epoch.py). *Settle*: no new round begins. If a
+site is lost, chunks stop, too, and the answer reports which are finished. *Resume*: later rounds
+use the new plan; if a site was lost, all rounds from the oldest unfinished one on. Each chunk of
+these has one of three fates: it is done, it comes from a site that has it, or it is done again. An
+announced change may also be *cancelled*, but not if a site is lost, for frames have been dropped.
 
-Of each finished chunk the result's frames are kept, for those who might not get them, until its
-round is *stable*: finished at all members. A finished chunk of the next round proves that, for each
-member has put into it what it made of all of this one.
+The result's frames of each finished chunk are kept, for sites that may lack them, until its round
+is *stable*: finished at all members. A finished chunk of the next round proves that, because each
+member contributes to it only after it has finished this round.
 """
 
 from __future__ import annotations
@@ -34,26 +33,27 @@ _CHAIN_FACTOR = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, odd: no power of it is 0."""
 _WORD = 1 << 64
 _CHAINS_KEPT = 4
-"""Rounds that gateways of a site may be apart, and some."""
+"""Rounds whose checksums are kept: more than gateways of a site may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
-    """What a bucket needs to know of the plan that carries it."""
+    """A plan as one site uses it: codecs and the site's roles."""
 
     plan: ReductionPlan
     codecs: tuple[Codec, ...]
-    """One for each tree, or the only one of a gather."""
+    """One codec per tree, or the only one of a gather."""
     roles: tuple[Role, ...]
-    """This site's roles in it."""
+    """This site's role in each tree."""
     epoch: int
-    """0 is the plan that the run began with."""
+    """Epoch of the plan; 0: the run's first plan."""
     from_round: int
     small: PlanInForce | None = None
-    """What carries buckets of `plan.gathered_bytes` at most; None: there are none."""
+    """Gather for buckets of at most `plan.gathered_bytes`; None: such buckets use the plan
+    itself."""
 
     def of_bucket(self, numel: int) -> PlanInForce:
-        """Return what carries a bucket of so many float32 elements."""
+        """Return the plan for a bucket of `numel` float32 elements."""
         if self.small is not None and 4 * numel <= self.plan.gathered_bytes:
             return self.small
         return self
@@ -62,7 +62,7 @@ class PlanInForce:
 def in_force(
     plan: ReductionPlan, codecs: Sequence[str], site: int, *, epoch: int, from_round: int
 ) -> PlanInForce:
-    """Return a plan as one site has it."""
+    """Return a plan as one site uses it."""
     small = None
     if plan.gathered_bytes:
         small = in_force(plan.gathering(), codecs[:1], site, epoch=epoch, from_round=from_round)
@@ -72,7 +72,7 @@ def in_force(
 
 @dataclass(frozen=True, slots=True)
 class Gift:
-    """Chunks of a bucket that one site hands over to another; sites are given by index."""
+    """Chunks of a bucket that one site hands over to another. Sites are indices."""
 
     donor: int
     receiver: int
@@ -82,58 +82,59 @@ class Gift:
 
 
 class Fate(Enum):
-    """What a resume means for a chunk of a round that the new epoch carries."""
+    """What a resume means for a chunk of a round that moves to the new epoch."""
 
     DONE = auto()
-    """It is finished here."""
+    """The chunk is finished here."""
     COMES = auto()
-    """Another member has finished it, and hands it over."""
+    """Another member has finished the chunk, and hands it over."""
     AGAIN = auto()
-    """No member has finished it: it is done by the new plan."""
+    """No member has finished the chunk: it is repeated by the new plan."""
 
 
 class Verdict(Enum):
-    """What is done with a frame that came."""
+    """How to treat a received frame."""
 
     TAKE = auto()
     DROP = auto()
-    """Its epoch is over: its sender does the chunk again, or has no need to."""
+    """The frame's epoch is over: the sender repeats the chunk, or need not."""
     WAIT = auto()
-    """Its epoch has not begun here."""
+    """The frame's epoch has not begun here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """A change that was announced, and whose outcome is not known."""
+    """An announced change whose outcome is not known yet."""
 
     epoch: int
     from_round: int
-    """No round from here on begins."""
+    """Rounds from this one on may not begin."""
     stops: bool
-    """A site is lost: chunks do not move."""
+    """Whether chunks are stopped, because a site is lost."""
 
 
 class Epochs:
-    """The epochs of one gateway, and what it has finished. Not thread-safe."""
+    """The epochs of one gateway, and its finished chunks. Not thread-safe."""
 
     def __init__(self, first: PlanInForce) -> None:
         """Begin with the plan of the run's configuration."""
         self.round = -1
-        """The latest that has begun here; -1 before the first."""
+        """Latest round that has begun here; -1 before the first."""
         self._site = {role.site for role in first.roles}.pop()
         self._plans = [first]
         self.missing: dict[int, int] = {}
-        """Sites that take part no more, and the first round without them."""
+        """Sites that have left, with the first round without them."""
         self._hold: _Hold | None = None
         self._pending: PlanInForce | None = None
-        """It begins with a round that ranks will mark: a site enters then."""
+        """New epoch in which a site rejoins; it begins with a round that ranks will mark. None:
+        none."""
         self._cancelled_epoch = 0
         self._leaves_at: int | None = None
-        """The first round in which this site has no part any more."""
+        """First round after this site has left; None: it is a member."""
         self._finished: dict[BucketKey, dict[int, tuple[object, ...]]] = {}
-        """The frames of each finished chunk's result; of rounds not known to be stable."""
+        """Result frames of finished chunks, for rounds not known to be stable."""
         self._coming: dict[ChunkOrder, int] = {}
-        """Unfinished chunks that others hand over, and who."""
+        """Unfinished chunks that another site hands over, with that site."""
         self._gifts: dict[BucketKey, list[Gift]] = {}
         self._digests: dict[int, int] = {}
         self._chains: dict[int, int] = {}
@@ -142,40 +143,40 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The newest epoch in force."""
+        """Number of the newest epoch in force."""
         return self._plans[-1].epoch
 
     @property
     def from_round(self) -> int:
-        """The first round of the newest epoch in force."""
+        """First round of the newest epoch in force."""
         return self._plans[-1].from_round
 
     @property
     def is_stopped(self) -> bool:
-        """Whether chunks stand still until a resume, for a site is lost."""
+        """Whether chunks are stopped until a resume, because a site is lost."""
         return self._hold is not None and self._hold.stops
 
     def plan_of(self, round_: int) -> PlanInForce:
-        """Return what carries a round that `may_begin`, or has begun."""
+        """Return the plan of a round that `may_begin`, or has begun."""
         found = [each for each in self._plans if each.from_round <= round_]
         return found[-1] if found else self._plans[0]
 
     def follows(self, round_: int) -> bool:
-        """Whether this site only gets the results of a round that `may_begin`, or has begun."""
+        """Whether this site is catching up in a round: it gets results and contributes nothing."""
         return self.plan_of(round_).roles[0].follows
 
     def may_begin(self, round_: int) -> bool:
-        """Whether this site has a part in a round, and it is known which plan carries it."""
+        """Whether this site takes part in a round, and the round's plan is known."""
         return (self._hold is None or round_ < self._hold.from_round) and not self.is_over(round_)
 
     def is_over(self, round_: int) -> bool:
-        """Whether this site has left before a round."""
+        """Whether this site has left before the round."""
         return self._leaves_at is not None and round_ >= self._leaves_at
 
     def begin(self, round_: int) -> None:
-        """A round begins here; those before are complete.
+        """Begin a round; earlier rounds are complete.
 
-        Plans of rounds before the previous one are forgotten.
+        Drops plans of rounds before the previous one.
         """
         assert self.may_begin(round_), "nobody knows yet what carries it"
         over = [each for each in self._plans[1:] if each.from_round < round_]
@@ -185,12 +186,12 @@ class Epochs:
             self._extend_chain(before, round_)
 
     def needs(self, site: int) -> bool:
-        """Whether a plan that carries rounds has bytes go to or from a site."""
+        """Whether a plan in use has traffic to or from a site."""
         plans = [*self._plans, *([self._pending] if self._pending else [])]
         return any(site in each.plan.neighbours(self._site) for each in plans)
 
     def verdict(self, epoch: int, round_: int) -> Verdict:
-        """Return what is done with a frame of an epoch that belongs to a round."""
+        """Return how to treat a frame of an epoch and round."""
         if epoch > self.number:
             return Verdict.WAIT
         if self.is_stopped or epoch < self.plan_of(round_).epoch:
@@ -200,12 +201,12 @@ class Epochs:
     # ---------------------------------------------------------------- what is finished
 
     def finish(self, order: ChunkOrder, frames: tuple[object, ...], checksum: int) -> None:
-        """A chunk's result is in place.
+        """Record a finished chunk.
 
         Args:
-            order: Which chunk.
-            frames: The result, or in a gather all contributions: what another site needs of it.
-            checksum: The sum of the frames' own checksums.
+            order: the chunk.
+            frames: the result, or in a gather all contributions, for sites that lack it.
+            checksum: the sum of the frames' checksums.
         """
         round_, bucket, chunk = order
         for key in [key for key in self._finished if key[0] < round_]:
@@ -220,9 +221,9 @@ class Epochs:
 
     @property
     def chains(self) -> Mapping[int, int]:
-        """What all results of the rounds up to one came to, for the latest complete ones.
+        """Checksums over all results up to a round, by round, for the latest complete rounds.
 
-        Modulo 2^64. Gateways of a site have theirs added up: then all members have the same.
+        Modulo 2^64. Added up over the gateways of a site, they must be equal at all members.
         """
         return self._chains
 
@@ -237,33 +238,32 @@ class Epochs:
     # ---------------------------------------------------------------- changes
 
     def settle(self, epoch: int, *, stops: bool) -> None:
-        """Begin no further round, and `stops`: let no chunk move.
+        """Begin no further round; with `stops`, also stop all chunks.
 
-        An older epoch than one in force, or announced, changes nothing.
+        An epoch older than one in force or announced changes nothing.
         """
         hold = self._hold
         pending = self._pending.epoch if self._pending else 0
         newest = max(self.number, self._cancelled_epoch, pending)
         if epoch <= newest or (hold is not None and epoch < hold.epoch):
             return
-        stops = stops or self.is_stopped  # what was dropped since does not come back
+        stops = stops or self.is_stopped  # frames dropped since do not come back
         self._hold = _Hold(epoch, self.round + 1, stops)
 
     def cancel(self, epoch: int) -> None:
-        """The change does not come. Where chunks are stopped, another one will."""
+        """Call off a change. If chunks are stopped, they wait for another one."""
         hold = self._hold
         self._cancelled_epoch = max(self._cancelled_epoch, epoch)
         if hold is not None and hold.epoch <= epoch and not hold.stops:
             self._hold = None
 
     def resume(self, plan: PlanInForce, gifts: Iterable[Gift] = ()) -> bool:
-        """Take a new epoch; return whether it is new here. A site that is no member in it leaves.
+        """Take a new epoch; return whether it is new. If this site is no member of it, it leaves.
 
-        Afterwards `fate` tells about chunks of rounds from `plan.from_round` on, if they had been
-        stopped.
+        If chunks were stopped, `fate` then answers for rounds from `plan.from_round` on.
 
         Raises:
-            LocalProtocolError: its first round has begun here, and was not stopped.
+            LocalProtocolError: its first round has begun here, and chunks were not stopped.
         """
         hold = self._hold
         if plan.epoch <= self.number or (hold is not None and plan.epoch < hold.epoch):
@@ -295,9 +295,9 @@ class Epochs:
         return True
 
     def await_entry(self, plan: PlanInForce) -> bool:
-        """Take a new epoch that begins with a round that ranks will mark; return whether it is new.
+        """Take a new epoch that starts when ranks mark a round; return whether it is new.
 
-        Until `enter` all goes on as before. Any other new epoch takes its place.
+        Until `enter` the current epoch goes on. Any other new epoch replaces the awaited one.
         """
         hold = self._hold
         pending = self._pending.epoch if self._pending else 0
@@ -309,7 +309,7 @@ class Epochs:
         return True
 
     def enter(self, epoch: int, round_: int) -> bool:
-        """Ranks have marked a round; return whether an epoch begins with it that was awaited."""
+        """Ranks have marked a round; return whether the awaited epoch begins with it."""
         pending = self._pending
         if pending is None or pending.epoch != epoch or round_ <= self.round:
             return False
@@ -325,19 +325,19 @@ class Epochs:
         self.missing |= {site: plan.from_round for site in before if site not in after}
 
     def fate(self, order: ChunkOrder) -> Fate:
-        """Return what becomes of a chunk of a round that a resume has begun anew."""
+        """Return the fate of a chunk in a round that a resume has restarted."""
         if order[2] in self._finished.get(order[:2], {}):
             return Fate.DONE
         return Fate.COMES if order in self._coming else Fate.AGAIN
 
     def donor(self, order: ChunkOrder) -> int | None:
-        """Return the site that hands a chunk over to here; None: nobody does."""
+        """Return the site that hands a chunk over to this one; None: none does."""
         return self._coming.get(order)
 
     def due(self) -> list[tuple[ChunkOrder, int, tuple[object, ...]]]:
-        """Return what is to be handed over now: chunks, to which site, and their frames.
+        """Return the handovers that are due: (chunk, receiving site, frames).
 
-        Each is told once. What is not finished here yet comes from another donor first.
+        A handover is returned once. A chunk not finished here yet comes from another donor first.
         """
         found = []
         for key, gifts in self._gifts.items():

@@ -5,14 +5,13 @@ side by side, so encoding, sending, summing and decoding overlap. A rank's own p
 whichever pool thread is free. A peer's frame is worked on by the thread that received it, if it is
 small, and else by the pool.
 
-What a peer sends is taken over at once, in whatever order it comes, and kept until it can be
-summed. Own parts are admitted to encoding one after another, in (round, bucket, chunk) order, as
-fast as the links take them and as far as peers have room for them (`credit.py`). So encoded bytes
-do not pile up here, and frames do not pile up at peers.
+Peers' frames are accepted at once, in any order, and kept until they can be summed. Own parts are
+admitted to encoding in (round, bucket, chunk) order, as fast as links take them and peers have room
+(`credit.py`). So encoded bytes do not pile up here, nor frames at peers.
 
 A round has one plan (`epochs.py`). While members or trees change, ranks wait at the next round. If
-a site is lost, chunks stop, and are then handed over or done again: each is admitted anew, with
-credit of its own.
+a site is lost, chunks stop, and are then handed over or repeated; a repeated chunk is admitted
+anew.
 
 One lock guards all of this; machines work outside of it.
 """
@@ -100,43 +99,43 @@ from isthmus.topology.spec.reduction_plan import ReductionPlan
 _log = logging.getLogger(__name__)
 
 _HERE_BYTES = 2 << 20
-"""Payloads up to here are summed by the thread that received them. It takes 0.2 ms or so, in which
-all links wait; to wake a thread of the pool would cost more."""
+"""Largest payload that the receiving thread sums itself. That takes about 0.2 ms, in which all
+links wait; waking a pool thread would cost more."""
 _OUTCOME_CHECK_S = 1.0
 _FOLLOW_SHARE = 0.25
-"""The part of a machine's memory that results may take which wait for ranks that are behind."""
+"""Share of a machine's memory for results that wait for ranks that are catching up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How far a gateway has got."""
+    """A gateway's progress, as reported during a change."""
 
     round: int
-    """The latest that a local rank has posted; -1 before the first."""
+    """Latest round that a local rank has posted; -1 before the first."""
     finished: tuple[Finished, ...]
-    """Chunks of rounds that are not known to be stable. They stay so, if chunks are stopped."""
+    """Finished chunks of rounds not known to be stable. Final if chunks are stopped."""
     chains: Mapping[int, int]
-    """`Epochs.chains`."""
+    """Checksums of complete rounds: `Epochs.chains`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What begins with a round that a rank posts."""
+    """An epoch that begins with a round that a rank posts."""
 
     epoch: int
-    """The epoch in which a site enters, or in which this site follows and could take part."""
+    """The epoch in which a site rejoins, or in which this site is catching up and could rejoin."""
     behind: int = 0
-    """How many rounds a site that follows may be behind when it is let in; 0 for a member."""
+    """Rounds that this site, while catching up, may be behind when it rejoins; 0 for a member."""
 
 
 class SiteLeftError(IsthmusError):
-    """The site has had its last round, and has no part in this one."""
+    """The site has left: it has no part in this round."""
 
     code = "CANCELLED"
 
 
 def follow_bytes() -> int:
-    """Return the most bytes that may lie here of results for ranks that are behind."""
+    """Return the memory limit for results that wait while ranks catch up."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(_FOLLOW_SHARE * memory_bytes)
 
@@ -160,15 +159,14 @@ class Executor:
         self._on_failure = on_failure
         self._links: Mapping[GatewayId, Link] = {}
         self._condition = threading.Condition()
-        """Guards everything below. It is notified when it becomes known which plan carries a
-        round."""
+        """Guards everything below. Notified when a round's plan becomes known."""
         self._is_closed = False
         self._expected: dict[BucketKey, Expected] = {}
         self._open: dict[BucketKey, OpenBucket] = {}
         self._history = RoundHistory()
         self._residuals = Residuals()
         self._sharing: dict[int, Sharing] = {}
-        """Who shares a bucket, by its layout, where that is not everybody."""
+        """Ranks that share a bucket, by its layout, if not all ranks do."""
         self._epochs = Epochs(self._plan(config.plan, config.codecs, epoch=0, from_round=0))
         self._room_bytes = credit_of_peers(config)
         self._credit = Credit(self._room_bytes)
@@ -177,40 +175,40 @@ class Executor:
         """Frames of epochs that have not begun here, by sender, key and epoch."""
         self._held_ahead = self._nothing_held()
         self._results_ahead_bytes = 0
-        """How much memory the results among those frames take."""
+        """Memory of the results among those frames."""
         self._due: deque[tuple[ChunkOrder, int, tuple[object, ...]]] = deque()
-        """Chunks that are to be handed over, to which site, and their frames."""
+        """Handovers to send: (chunk, receiving site, frames)."""
         self._num_working = 0
-        """Events that machines are handling."""
+        """Number of events that machines are handling."""
         self._waiting: list[tuple[Priority, OpenBucket, Chunk, Own]] = []
-        """Own parts that are not admitted: a heap. Priorities are unique."""
+        """Heap of own parts that are not admitted. Priorities are unique."""
         self._encoding_bytes = 0
-        """float32 bytes of own parts that are admitted and not handed to links yet."""
+        """float32 bytes of own parts admitted and not yet queued on links."""
         self._last_arrival_s: dict[GatewayId, float] = {}
         self._following = Following(config.peer_lost_s)
         self._newest = -1
-        """The latest round of which anything came before a rank had posted it."""
+        """Latest round of which a frame came before a rank had posted it; -1: none."""
         self._awaited_since_s = math.inf
-        """Since when the others may wait for this site, whose ranks are to enter later."""
+        """Since when the others may be waiting for this site to rejoin (monotonic)."""
         self._ahead_bytes = follow_bytes()
-        """What a site that comes back may keep of the others' results until its ranks take it."""
+        """Cap in bytes on the others' results that are kept while our ranks catch up."""
 
     def connect(self, links: Mapping[GatewayId, Link]) -> None:
-        """Take all links that there are now, in a mapping that stays as it is.
+        """Set the current links, as an immutable mapping.
 
-        Before the first call nothing may be posted.
+        Must be called before the first post.
         """
         self._links = links
 
     def close(self) -> None:
-        """Let everybody who waits go."""
+        """End all waits."""
         with self._condition:
             self._is_closed = True
             self._waiting.clear()
             self._condition.notify_all()
 
     def wait_complete(self) -> None:
-        """Wait until all that was posted is reduced, or this gateway ends."""
+        """Wait until every posted bucket is reduced, or this gateway ends."""
         with self._condition:
             while self._open and not self._is_closed:
                 self._condition.wait(_OUTCOME_CHECK_S)
@@ -218,7 +216,8 @@ class Executor:
     # ---------------------------------------------------------------- residuals
 
     def residuals_of(self, rank: int) -> KeptResiduals:
-        """Return copies of the residuals of a rank's shards. It has no round under way."""
+        """Return copies of the residuals of a rank's shards. The rank must have no round under
+        way."""
         config = self._config
 
         def chunks(numel: int, layout: int) -> range:
@@ -228,11 +227,11 @@ class Executor:
 
         with self._condition:
             residual = self._residuals.kept(chunks)
-        # Copied without the lock: that takes seconds where a model is large, and frames come.
+        # Copied without the lock: with a large model it takes seconds, and frames keep coming.
         return {key: lost.copy() for key, lost in residual.items()}
 
     def restore(self, residual: KeptResiduals) -> None:
-        """Go on with residuals that a checkpoint has kept, before the first round."""
+        """Load residuals from a checkpoint, before the first round."""
         with self._condition:
             self._residuals.restore(residual)
 
@@ -244,14 +243,14 @@ class Executor:
         return self._history.current
 
     def needs(self, site: int) -> bool:
-        """Whether a plan of rounds under way, or of later ones, needs the link to a site."""
+        """Whether the plan of a current or later round needs the link to a site."""
         with self._condition:
             return self._epochs.needs(site)
 
     def settle(self, epoch: int, *, stops: bool) -> Settled:
-        """Begin no new round before `resume` or `cancel`, and `stops`: let no chunk move.
+        """Begin no new round before `resume` or `cancel`; with `stops`, also stop all chunks.
 
-        Returns when nothing moves any more: what has been finished then stays all there is.
+        Returns the progress; with `stops`, no further chunk will finish.
         """
         with self._condition:
             was_stopped = self._epochs.is_stopped
@@ -263,7 +262,7 @@ class Executor:
             return Settled(self.round, self._epochs.finished(), dict(self._epochs.chains))
 
     def cancel(self, epoch: int) -> None:
-        """A change does not come: go on as before."""
+        """Call off a change: go on as before."""
         with self._condition:
             self._epochs.cancel(epoch)
             self._condition.notify_all()
@@ -276,12 +275,12 @@ class Executor:
         codecs: tuple[str, ...],
         gifts: Iterable[Gift] = (),
     ) -> None:
-        """Use a plan from a round on; if chunks were stopped, let them go on, or do them again.
+        """Use a plan from a round on; if chunks were stopped, continue or repeat them.
 
-        To say so again changes nothing.
+        Repeated calls change nothing.
 
         Raises:
-            LocalProtocolError: the round has begun, and chunks were not stopped.
+            LocalProtocolError: the round has begun and chunks were not stopped.
         """
         with self._condition:
             was_stopped = self._epochs.is_stopped
@@ -289,9 +288,9 @@ class Executor:
             if not self._epochs.resume(ruling, gifts):
                 return
             if self.round < 0 and not self._history.has_followed:
-                self._history.first = from_round  # this site may have joined later
+                self._history.first = from_round  # this site may have joined late
             if self._epochs.follows(from_round) and not self._history.has_followed:
-                self._expected.clear()  # of those who take it for the processes before
+                self._expected.clear()  # frames meant for this site's previous processes
                 self._history.has_followed = True
                 self._held = self._nothing_held()
             if was_stopped:
@@ -308,10 +307,10 @@ class Executor:
     def await_entry(
         self, epoch: int, from_round: int, plan: ReductionPlan, codecs: tuple[str, ...]
     ) -> int | None:
-        """Use a plan from the round on that ranks mark with its epoch; a site enters then.
+        """Use a plan from the round on that ranks mark with its epoch, for a rejoining site.
 
-        Rounds go on meanwhile. To say so again changes nothing; return the round with which it has
-        begun; None: it has not.
+        Rounds go on meanwhile. Repeated calls change nothing. Return the round with which the epoch
+        has begun; None: it has not.
         """
         with self._condition:
             if self._epochs.await_entry(
@@ -321,7 +320,7 @@ class Executor:
             return self._epochs.from_round if self._epochs.number >= epoch else None
 
     def _take_ahead(self) -> dict[tuple[GatewayId, ChunkKey, int], Frame]:
-        """Return the frames that waited for an epoch; the lock is held."""
+        """Return frames that waited for an epoch that has begun; the lock is held."""
         ahead, self._ahead = self._ahead, {}
         self._held_ahead = self._nothing_held()
         self._results_ahead_bytes = 0
@@ -335,7 +334,7 @@ class Executor:
                 self._on_failure(failure_of(error, self._config.sites[sender[0]]))
 
     def _stop(self) -> None:
-        """Forget all of unfinished chunks but their own parts; the lock is held."""
+        """Drop the state of unfinished chunks except their own parts; the lock is held."""
         for bucket in self._open.values():
             for chunk in bucket.chunks.values():
                 self._encoding_bytes -= chunk.stop()
@@ -344,7 +343,7 @@ class Executor:
         self._held = self._nothing_held()
 
     def _do_again(self, from_round: int) -> None:
-        """Begin all unfinished chunks anew that nobody hands over; the lock is held."""
+        """Restart all unfinished chunks that no site hands over; the lock is held."""
         for key, bucket in self._open.items():
             if key[0] < from_round:
                 continue
@@ -363,12 +362,12 @@ class Executor:
         return Held({peer: 2 * num_bytes for peer, num_bytes in self._room_bytes.items()})
 
     def _wait_for_plan(self, round_: int) -> None:
-        """Wait until it is known which plan carries a round; the caller holds the lock.
+        """Wait until a round's plan is known; the caller holds the lock.
 
         Raises:
-            SiteLeftError: none does, here.
-            DeadlineExceededError: nobody has said so for too long.
-            PeerLostError: this gateway ends.
+            SiteLeftError: this site has left before the round.
+            DeadlineExceededError: the plan did not become known in time.
+            PeerLostError: this gateway is stopping.
         """
         if round_ <= self.round or self._epochs.may_begin(round_):
             return
@@ -392,23 +391,23 @@ class Executor:
                 )
             wait_s = min(remaining_s, _OUTCOME_CHECK_S)
             self._condition.wait(wait_s)
-            # While this process stood still, nobody could have told it.
+            # Time in which this process was suspended does not count.
             deadline_s += standstills.look(time.monotonic(), wait_s)
 
     # ---------------------------------------------------------------- local ranks
 
     def post(self, rank: int, request: Reduce, values: Floats) -> Begun | None:
-        """Start a rank's part of a bucket, which is lent until it is reduced: `add_part`.
+        """Start the reduction of a rank's part, which is borrowed until then; see `add_part`.
 
         Returns:
-            What the coordinator has to hear of; None: nothing.
+            The epoch to report to the coordinator; None: none begins.
 
         Raises:
             SiteLeftError: the site has no part in the round.
-            PeerLostError: it came back, and others have waited for it for too long.
+            PeerLostError: the site rejoins, and the others have waited for it for too long.
             LocalProtocolError: the rank broke the order of posts.
-            LayoutMismatchError: another rank or site has another bucket in this place.
-            NonFiniteError: it holds a NaN or an infinity, and the run is to stop for that.
+            LayoutMismatchError: another rank or site has a different bucket under this index.
+            NonFiniteError: the part holds NaN or infinity, and the run is configured to stop.
         """
         if self._config.non_finite == "stop" and request.form is not Form.ENCODED:
             check_finite(request, values)
@@ -431,10 +430,10 @@ class Executor:
         return Begun(request.enters) if has_entered else None
 
     def _begin_to_follow(self, round_: int, now_s: float) -> int | None:
-        """Return how far behind this site could be let in, as `Following.begins`.
+        """Return how many rounds this site may be behind at its rejoin: `Following.begins`.
 
         Raises:
-            PeerLostError: it was, and others have waited for it for too long.
+            PeerLostError: the others have waited for this site for too long.
         """
         if not self._epochs.follows(round_):
             self._awaited_since_s = math.inf
@@ -450,7 +449,7 @@ class Executor:
 
         Raises:
             LocalProtocolError: the rank broke the order of posts.
-            LayoutMismatchError: another site has a bucket that this site has not.
+            LayoutMismatchError: another site has a bucket that this site lacks.
         """
         key = request.round, request.bucket
         if request.round > self._history.current:
@@ -471,15 +470,15 @@ class Executor:
         for sender, frame in expected.frames:
             try:
                 bucket.accept(sender[0], frame).deliver(Received(sender[0], frame))
-            except IsthmusError as error:  # the peer's, and not of the rank that posts
+            except IsthmusError as error:  # the peer's error, not the posting rank's
                 self._on_failure(failure_of(error, self._config.sites[sender[0]]))
         return bucket
 
     def _begin_round(self, round_: int) -> None:
-        """A local rank has gone on: every bucket of the rounds before has been posted.
+        """A local rank begins a round: every bucket of earlier rounds has been posted.
 
         Raises:
-            LayoutMismatchError: another site has a bucket there that this site has not.
+            LayoutMismatchError: another site has a bucket in an earlier round that this site lacks.
         """
         for (before, index), expected in self._expected.items():
             if before < round_:
@@ -492,7 +491,7 @@ class Executor:
         self._epochs.begin(round_)
 
     def _reduction(self, request: Reduce) -> BucketReduction:
-        """Return the machines of a bucket: its grid, and the plan and codecs of its round."""
+        """Return the reduction of a bucket, from its grid and its round's plan and codecs."""
         config = self._config
         ruling = self._epochs.plan_of(request.round).of_bucket(request.numel)
         codecs = (EXACT,) * len(ruling.codecs) if request.exact else ruling.codecs
@@ -516,9 +515,9 @@ class Executor:
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as links and peers have room.
 
-        First of all, what others wait for that is finished here.
+        Handovers that others wait for come first.
         """
-        # Asked without the lock: who adds to these calls this afterwards.
+        # Read without the lock: whoever adds an entry calls `pump` afterwards.
         if not self._waiting and not self._due:
             return
         with self._condition:
@@ -532,7 +531,7 @@ class Executor:
                     self._pool.submit(order, partial(self._work, bucket, chunk))
 
     def _may_admit(self) -> bool:
-        """Return whether the earliest chunk that waits may be encoded and sent.
+        """Return whether the earliest waiting chunk may be encoded and sent.
 
         All ranks of the gateway must have posted its bucket, and the one before: the chunks of a
         late rank come before those of the others' later buckets, here as at all sites.
@@ -551,7 +550,7 @@ class Executor:
         )
 
     def _give(self, order: ChunkOrder, site: int, frames: tuple[object, ...]) -> bool:
-        """Hand a chunk over, unless the link has no room now; return whether that was done."""
+        """Hand a chunk over, unless the link has no room now; return whether it was sent."""
         config = self._config
         for packed in frames:
             assert isinstance(packed, bytes | memoryview)
@@ -583,12 +582,12 @@ class Executor:
     # ---------------------------------------------------------------- peers
 
     def receive(self, sender: GatewayId, frame: Frame) -> None:
-        """Take a peer's frame over, and sum its chunk if nothing else is missing; waits for nobody.
+        """Accept a peer's frame, and sum its chunk if it was the last one missing; never waits.
 
-        A repeated frame, or one of a bucket that is finished, changes nothing.
+        A repeated frame, or one of a finished bucket, changes nothing.
 
         Raises:
-            IsthmusError: the peer may not send this.
+            IsthmusError: the peer may not send this frame.
         """
         now_s = time.monotonic()
         key, is_handover = frame.key, frame.key.kind is Kind.HANDOVER
@@ -621,11 +620,11 @@ class Executor:
     def _keep_ahead(self, sender: GatewayId, frame: Frame, size_bytes: int) -> None:
         """Keep a frame of an epoch that has not begun here.
 
-        A handover takes no credit: what it holds is kept here anyway until its round is stable. Nor
-        do results: they are as many as this site asks for, unless it comes back.
+        A handover takes no credit: its result is kept here anyway until its round is stable. Nor do
+            results: this site's own requests bound them, except while it catches up.
 
         Raises:
-            RemoteProtocolError: a peer with enough sense of its credit would not have sent it.
+            RemoteProtocolError: the frame exceeds the peer's credit.
         """
         key = frame.key
         if (sender, key, frame.epoch) in self._ahead:
@@ -638,7 +637,7 @@ class Executor:
         self._ahead[sender, key, frame.epoch] = frame
 
     def _check_level(self) -> None:
-        """Give up where the ranks of a site that comes back do not get nearer to the others'."""
+        """Give up if results pile up because our ranks do not catch up."""
         held_bytes = self._held.num_bytes if self._history.has_followed else 0
         if held_bytes + self._results_ahead_bytes > self._ahead_bytes:
             has_begun = self._history.has_followed
@@ -650,15 +649,15 @@ class Executor:
             self._on_failure(failure_of(PeerLostError(why, self._config.site)))
 
     def _take_handover(self, sender: GatewayId, given: Frame) -> tuple[OpenBucket, Chunk] | None:
-        """Take over a part of what another site has finished; return what to work on.
+        """Accept a handed-over frame; return the chunk to work on, if any.
 
         Raises:
-            IsthmusError: the peer may not send this.
+            IsthmusError: the peer may not send this frame.
         """
         order = given.key.round, given.key.bucket, given.key.chunk
         donor = self._epochs.donor(order)
         if donor is None:
-            return None  # it is a repetition
+            return None  # a repeated frame
         bucket = self._open.get(order[:2])
         if donor != sender[0] or bucket is None or order[2] not in bucket.chunks:
             raise RemoteProtocolError(f"chunk {order} was handed over, and nobody asked for it")
@@ -668,11 +667,11 @@ class Executor:
         return (bucket, chunk) if chunk.take_handed_over(frame, given.tree) else None
 
     def _is_repetition(self, sender: GatewayId, frame: Frame) -> bool:
-        """Whether a frame changes nothing any more: its connection broke before it was told so.
+        """Whether a frame was already taken: its connection broke before the acknowledgement.
 
         Raises:
-            LayoutMismatchError: this site never has its bucket.
-            RemoteProtocolError: no site can be that far ahead.
+            LayoutMismatchError: this site never has the frame's bucket.
+            RemoteProtocolError: the round is further ahead than any site can be.
         """
         key = frame.key
         bucket = self._open.get((key.round, key.bucket))
@@ -686,10 +685,10 @@ class Executor:
     def _take_over(
         self, sender: GatewayId, frame: Frame, now_s: float
     ) -> tuple[OpenBucket, Chunk] | None:
-        """Deliver a frame, or keep it until a local rank posts its bucket; return what to work on.
+        """Deliver a frame, or keep it until a local rank posts its bucket; return work to do.
 
         Raises:
-            IsthmusError: the peer may not send this.
+            IsthmusError: the peer may not send this frame.
         """
         key = frame.key.round, frame.key.bucket
         bucket = self._open.get(key)
@@ -710,7 +709,7 @@ class Executor:
         frame: Frame,
         now_s: float,
     ) -> None:
-        """Note when a bucket's first frame from a peer came: that tells how late the peer is."""
+        """Record when a peer's first frame of a bucket came, to measure the peer's lateness."""
         previous_s = self._last_arrival_s.get(sender, 0.0)
         self._last_arrival_s[sender] = now_s
         link = self._links.get(sender)
@@ -736,7 +735,7 @@ class Executor:
                 if not chunk.inbox or self._is_closed:
                     chunk.is_scheduled = False
                     if not self._num_working:
-                        self._condition.notify_all()  # somebody may wait for it to settle
+                        self._condition.notify_all()  # `settle` may wait for the last event
                     return
                 event, machine = chunk.inbox.popleft(), chunk.machine
                 self._num_working += 1
@@ -758,10 +757,10 @@ class Executor:
         try:
             for action in machine.handle(event):
                 if isinstance(action, Send):
-                    # In a tree, whatever is sent is a whole sum; in a gather, it is the own part.
+                    # In a tree a sent frame is a complete sum; in a gather it is the own part.
                     if not bucket.reduction.is_gather:
                         self._note_summed(bucket, chunk, ())
-                    wire_bytes += len(pack(action.frame))  # now: its payload may change
+                    wire_bytes += len(pack(action.frame))  # at once: its payload may change
                     link = self._links.get(bucket.gateway(chunk.index, action.site))
                     if link is not None:
                         link.send(action.frame, chunk.raw_bytes)
@@ -790,9 +789,9 @@ class Executor:
         *,
         is_last: bool = False,
     ) -> None:
-        """Forget what was kept of a chunk once it is summed, before anybody can hear that it is.
+        """Release a summed chunk's kept frames, before any peer can learn that it is summed.
 
-        `is_last`: it is finished, and `frames` are what others need of it.
+        `is_last`: the chunk is finished, and `frames` are its result for other sites.
         """
         with self._condition:
             order = (*bucket.key, chunk.index)
@@ -803,7 +802,7 @@ class Executor:
                 self._epochs.finish(order, frames, sum(map(checksum_of, frames)))
 
     def _take_reduced(self, bucket: OpenBucket, now_s: float) -> list[tuple[int, Reduced]]:
-        """Return the ranks that are to be told; with the gateway's last one the bucket is over."""
+        """Return finished ranks with their results; drop the bucket after the last rank."""
         reduced = bucket.take_reduced(now_s)
         if self._epochs.missing:
             told = self._epochs.missing.items()
@@ -812,7 +811,7 @@ class Executor:
         if reduced and bucket.is_reduced:
             del self._open[bucket.key]
             self._history.note_done(bucket.key)
-            self._condition.notify_all()  # somebody may wait for the last one
+            self._condition.notify_all()  # `wait_complete` may wait for it
         return reduced
 
     def _reply(self, reduced: list[tuple[int, Reduced]]) -> None:

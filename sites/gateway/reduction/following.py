@@ -1,10 +1,9 @@
-"""When a site that follows may take part: it is level with the others, or never will be. Pure.
+"""Decides when a site that is catching up rejoins: once caught up, or if it never will. Pure.
 
-It is level when its ranks begin a round of which no result has come yet. Where a step takes a few
-milliseconds, or the site computes as much as the others, it may never be, or not for long. So if it
-gains too little on them in a while, it enters all the same. The others wait for it once, in the
-round with which it enters. It enters only where its ranks can make up soon enough for the rounds
-that they lack.
+A site has caught up when its ranks begin a round of which no result has come yet. A site as fast as
+the others never catches up, or not for long, because they train on meanwhile. So if it gains too
+little in a while, it rejoins anyway. The others then wait for it once, in the round of the rejoin,
+if its ranks can make up the missing rounds soon enough.
 """
 
 from __future__ import annotations
@@ -12,22 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEVEL_EVERY = 16
-"""Rounds between two times that it is said: what follows from it may fail."""
+"""Rounds between two announcements that the site has caught up: the rejoin may fail."""
 GAINS = 1 / 4
-"""It goes on to follow where its ranks gain at least so much of a round with each that they make.
-
-With a gain of g rounds a round it is level after 1/g times as long as the others would have to
-wait. While they wait, all sites but one stand still. While it follows, one is missing. So among
-five sites both cost the same at a quarter."""
+"""Catch-up rate, in rounds gained per round made, from which the site goes on catching up. At a
+rate g it has caught up after 1/g times as long as the others would have to wait. While they wait,
+all sites but one stand still; while it catches up, one is missing. So among five sites both cost
+the same at a quarter."""
 LONGEST_WAIT = 4.0
-"""Times `patience_s`: so long may the others have to wait."""
+"""Longest wait of the others, in multiples of `patience_s`."""
 LEEWAY_S = 1.0
-"""More, in which they come to hear of it."""
+"""Extra wait for the rejoin to become known at the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far the ranks were at a time."""
+    """The progress of the ranks at a time."""
 
     at_s: float
     round: int
@@ -35,26 +33,26 @@ class Mark:
 
 
 class Following:
-    """How far the ranks of a site that follows are behind the results of the others."""
+    """Tracks how far the ranks of a site that is catching up are behind the others."""
 
     def __init__(self, patience_s: float) -> None:
-        """Begin before the first round. Every `patience_s` it is looked how much the site gains."""
+        """Begin before the first round. The gain is measured every `patience_s`."""
         self._patience_s = patience_s
         self._since: Mark | None = None
         self._silent_until = 0
-        """The round of which it may be said again that the site is level."""
+        """First round at which the site may be announced as caught up again."""
 
     @property
     def longest_wait_s(self) -> float:
-        """The longest that the others may have to wait for the site."""
+        """Longest time that the others may have to wait for the site."""
         return LONGEST_WAIT * self._patience_s
 
     def begins(self, round_: int, newest: int, now_s: float) -> int | None:
-        """The ranks begin a round, and there are results of rounds up to `newest`.
+        """Decide at the beginning of a round; results of rounds up to `newest` have come.
 
         Returns:
-            How many rounds the site may be behind when it is let in: 0 where it is level, more
-            where it never is; None: it is not to be let in now.
+            How many rounds the site may be behind when it rejoins: 0 if it has caught up, more if
+                it never will. None: it should not rejoin now.
         """
         now = Mark(now_s, round_, max(0, newest - round_ + 1))
         since = self._since = self._since or now

@@ -1,7 +1,7 @@
-"""A rank's residuals as a file: a checkpoint keeps them, and a resumed run goes on with them.
+"""Saves a rank's residuals to a checkpoint's file, and loads them in a resumed run.
 
-An npz with one float32 array a chunk, named `BUCKET-LAYOUT-NUMEL-CHUNK-KIND`, and the size of
-chunks that the grid was cut with: another grid has other chunks, and then all is forgotten.
+The file is an npz with one float32 array per chunk, named `BUCKET-LAYOUT-NUMEL-CHUNK-KIND`, and the
+chunk size of the grid. With another chunk size all residuals are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GRID = "chunk_numel"
 
 
 def write_residuals(path: Path, residual: KeptResiduals, chunk_numel: int) -> None:
-    """Write a file, which has its name only once it is whole, and the folders that it lacks.
+    """Write residuals atomically to `path`, and make missing folders.
 
     Raises:
         OSError: it cannot be written.
@@ -40,10 +40,10 @@ def write_residuals(path: Path, residual: KeptResiduals, chunk_numel: int) -> No
 
 
 def read_residuals(path: Path, chunk_numel: int) -> KeptResiduals:
-    """Read what `write_residuals` wrote; nothing where the grid was another.
+    """Read residuals that `write_residuals` wrote; empty if the grid was another.
 
     Raises:
-        LocalProtocolError: it did not, or the file cannot be read.
+        LocalProtocolError: the file is not valid, or cannot be read.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -1,6 +1,6 @@
 """A few threads that work on chunks, the earliest chunk first.
 
-The codecs' loops, zstd and checksums release the interpreter's lock: so a few threads keep as many
+The codecs' loops, zstd and checksums release the interpreter's lock, so a few threads keep as many
 cores busy.
 """
 

@@ -1,24 +1,23 @@
-"""Error feedback: what an encoder lost is added to what it encodes next.
+"""Error feedback: an encoder's rounding error is added to the next values that it encodes.
 
-A site encodes its own part, a subtree's sum, or a root's result. It keeps the difference between
-what it meant and what others decode, and adds it to the same chunk of the next round. So nothing is
-lost for good, only late. Over any number of rounds, what was decoded adds up to what was meant,
-less the latest residual, which is at most one step of the codec.
+A site encodes its own part, a subtree's sum, or a root's result. It keeps the residual, the
+difference between the true values and the decoded ones, and adds it to the same chunk of the next
+round. So no value is lost, only late. Over any number of rounds, the decoded values add up to the
+true ones less the latest residual, which is at most one step of the codec.
 
 A residual has the unit of what is encoded. Going up, that is gradients times tokens. So each
-token's share arrives once, whatever the weights of the rounds are; a late part is divided by the
-next round's tokens instead of its own. To divide by the site's own tokens before would fail where
-it has none. Coming down, the unit is the mean gradient: what optimizers apply adds up exactly.
+token's share arrives once, whatever the rounds' weights are; a late part is divided by the next
+round's tokens instead of its own. Dividing by the site's own tokens first would fail if it has
+none. Coming down, the unit is the mean gradient: the applied gradients add up exactly.
 
-Own part, subtree's sum and root's result each have a residual of their own, so a site that has
-another role in another epoch loses nothing. Where a chunk is done again, because a site was lost,
-its residual is put back as it was, bit for bit: until a chunk is finished its machine keeps a copy.
-What was meant less what was given would be another number, by a rounding, and many rounds later an
-element would cross as another code.
+Own part, subtree's sum and root's result have separate residuals, so a site that changes its role
+in a new epoch loses nothing. If a chunk is repeated because a site was lost, its residual is
+restored bit for bit from a copy that its machine keeps. Recomputing it as a difference would round,
+and many rounds later an element would cross as another code.
 
-Only the encoder has a residual, so sites decode the same bytes as without. Residuals end with their
-gateway, which costs one rounding error, once. A checkpoint keeps them nevertheless, for a resumed
-run to end in the same bits (kept_residuals.py).
+Only the encoder has a residual, so decoding is unaffected. A gateway that ends loses its residuals,
+which costs one rounding error, once. A checkpoint keeps them nevertheless, so that a resumed run
+ends in the same bits (kept_residuals.py).
 """
 
 from __future__ import annotations
@@ -31,20 +30,22 @@ from isthmus.protos.frame import Kind
 from isthmus.sites.codecs.codec import Codec, Encoded, Floats
 
 KeptResiduals = dict[tuple[int, int, int, int, Kind], Floats]
-"""Residuals by bucket, its layout and elements, chunk, and way."""
+"""Residuals by (bucket, its layout, its numel, chunk, kind of frame)."""
 
 
 class BucketResiduals:
-    """What a gateway's encoders have lost of one bucket: one float32 an element.
+    """The residuals of one bucket at a gateway: one float32 per element.
 
-    Where a site has had both ways of a chunk, two. A chunk is encoded by one thread at a time.
+    Two per element if the site encodes a chunk both up and down. A chunk is encoded by one thread
+    at a time.
     """
 
     def __init__(self, layout: int, numel: int) -> None:
         self.layout = layout
         self.numel = numel
         self._lost: dict[tuple[int, Kind], Floats] = {}
-        """By chunk and way, once it is encoded. Where ranks encode, that may be never."""
+        """Residual by (chunk, kind of frame). Absent until first encoded; ranks that encode may
+        keep it."""
 
     def encode(self, chunk: int, kind: Kind, codec: Codec, values: Floats) -> Encoded:
         """Encode a chunk's `values`, float32 (n,), and the residual. They are not modified.
@@ -57,19 +58,19 @@ class BucketResiduals:
         return codec.encode_with_residual(values, lost)
 
     def of(self, chunk: int, kind: Kind) -> Floats | None:
-        """Return the residual of a chunk, until it is encoded again; None: it was never encoded."""
+        """Return the current residual of a chunk; None: it was never encoded."""
         return self._lost.get((chunk, kind))
 
     def restore(self, chunk: int, kind: Kind, values: Floats) -> None:
-        """Set a chunk's residual to `values`, which are owned from now on."""
+        """Set a chunk's residual to `values`, and take ownership of the array."""
         self._lost[chunk, kind] = values
 
 
 class Residuals:
-    """All residuals of a gateway: at most one float32 for each element of its shards of the model.
+    """All residuals of a gateway: about one float32 per element of its shards.
 
-    Not thread-safe. One round at a time uses what is handed out: a bucket's next round is posted
-    after the previous one has been reduced.
+    Not thread-safe. A returned `BucketResiduals` has one user at a time: a bucket's next round is
+    posted after the previous one is reduced.
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,8 @@ class Residuals:
     def bucket(self, index: int, layout: int, numel: int) -> BucketResiduals:
         """Return the residuals of a bucket.
 
-        If it holds something else than in the round before, the model has been cut into other
-        buckets. The residual belongs to none of them: the residuals of all buckets are dropped.
+        If `layout` or `numel` differs from the previous round, the model has been cut into other
+        buckets, and all residuals are dropped.
         """
         found = self._buckets.get(index)
         if found is not None and (found.layout, found.numel) != (layout, numel):
@@ -90,9 +91,9 @@ class Residuals:
         return found
 
     def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> KeptResiduals:
-        """Return the residual of `chunks(numel, layout)` of each bucket, until their next round.
+        """Return the residuals of the chunks in `chunks(numel, layout)` of each bucket.
 
-        Of chunks whose latest round has ended.
+        Their latest round must have ended; the arrays change in the next one.
         """
         return {
             (index, bucket.layout, bucket.numel, chunk, kind): lost

@@ -1,4 +1,4 @@
-"""Who gives a state to a site that enters, how fast, and how that site reaches them."""
+"""The donors of a training state to a rejoining site: addresses and bandwidth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STREAMS_MAX: Final = 8
 
 
 def bytes_per_s_to(config: GatewayConfig) -> Mapping[str, float]:
-    """Return how fast this gateway may give a state away, by site: its part of a link's share."""
+    """Return the rate in bytes/s at which this gateway may send a state, by site."""
     gateways = config.gateways_per_site[config.site_index]
     return {each.site: each.bytes_per_s * config.return_share / gateways for each in config.links}
 
@@ -26,9 +26,9 @@ def bytes_per_s_to(config: GatewayConfig) -> Mapping[str, float]:
 def donor(
     config: GatewayConfig, peer: Peer | InboundProxy, address: Callable[[], Peer | InboundProxy]
 ) -> Donor:
-    """Return a peer as one who gives its state to this gateway.
+    """Return a peer as a donor of its state to this gateway.
 
-    `address` returns where it listens by now: it may have been started again.
+    `address` returns the peer's current address; it may have restarted.
     """
 
     def connect() -> tuple[grpc.Channel, str]:

@@ -1,9 +1,9 @@
-"""The taking side of a transfer: fetches the training state from all other sites at once.
+"""The receiving side of a transfer: fetches the training state from all other sites at once.
 
-They may still be writing it: as long as they get on with that, they are asked again. What the index
-says is known from one of them, and each piece is asked of whoever is free: so a fast link brings
-more of them. A piece that does not come, or comes damaged, is asked for again; those that have come
-stay. So a link that is cut costs the piece that was on its way.
+Donors may still be writing the state; as long as they make progress, they are asked again. One
+donor gives the index, and pieces are requested from any free donor, so a fast link brings more. A
+piece that is missing or corrupt is requested again; others stay. So a cut link costs only the piece
+in flight.
 """
 
 from __future__ import annotations
@@ -42,51 +42,51 @@ from isthmus.topology.spec.units import format_size
 _log = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 60.0
-"""An answer that takes longer is asked for again."""
+"""Timeout of a request, which is then repeated."""
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
 _TURN_S: Final = 0.5
-"""After so long it is asked again whose turn has not come."""
+"""Wait before asking a donor again that said it is not this site's turn."""
 _DAMAGED_MAX: Final = 3
-"""Whoever sends more damaged pieces has another state, and is not asked again."""
+"""Corrupt pieces after which a donor is dropped: it has another state."""
 
 
 class PieceBook:
-    """Which pieces of a file are still to be had. All methods may be called from any thread."""
+    """Tracks the missing pieces of a file. All methods may be called from any thread."""
 
     def __init__(self, count: int) -> None:
-        """All of `count` pieces are."""
+        """Begin with all `count` pieces missing."""
         self._open = list(reversed(range(count)))
         self._num_missing = count
         self._condition = threading.Condition()
         self._is_over = False
 
     def take(self) -> int | None:
-        """Return a piece to ask for, waiting while others ask for all; None: there are no more."""
+        """Return a piece to request; wait while all are being requested; None: none is missing."""
         with self._condition:
             self._condition.wait_for(lambda: self._open or not self._num_missing or self._is_over)
             return self._open.pop() if self._open and not self._is_over else None
 
     def put_back(self, piece: int) -> None:
-        """A piece did not come: it is asked for again."""
+        """Mark a requested piece as missing again."""
         with self._condition:
             self._open.append(piece)
             self._condition.notify()
 
     def note_done(self) -> None:
-        """A piece has come."""
+        """Count a received piece."""
         with self._condition:
             self._num_missing -= 1
             if not self._num_missing:
                 self._condition.notify_all()
 
     def wait_complete(self, timeout_s: float) -> None:
-        """Return when every piece has come, or after `timeout_s`."""
+        """Wait until every piece has come, or for `timeout_s`."""
         with self._condition:
             self._condition.wait_for(lambda: not self._num_missing, timeout_s)
 
     def give_up(self) -> None:
-        """Let everybody go who waits."""
+        """End all waits."""
         with self._condition:
             self._is_over = True
             self._condition.notify_all()
@@ -104,15 +104,15 @@ class Donor:
 
     name: str
     connect: Callable[[], tuple[grpc.Channel, str]]
-    """Opens a connection, which the caller closes; returns it, and the session's name there."""
+    """Opens a connection, which the caller closes; returns it, and this side's session there."""
     num_streams: int = 1
-    """Pieces that are asked for at once: as many as the link holds in a round trip."""
+    """Pieces requested in parallel: enough to fill the link's BDP."""
 
 
 class StateFetch:
     """Fetches the state of one epoch into a folder. `run` blocks; `close` ends it from any thread.
 
-    One piece of each stream is on its way at a time.
+    Each stream has one piece in flight at a time.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class StateFetch:
     ) -> None:
         """Fetch from all of `donors`.
 
-        Give up when nothing has come for `timeout_s`, and nobody has got on with writing it.
+        Give up when nothing has come for `timeout_s` and no donor made progress in writing.
         """
         self._donors = donors
         self._epoch = epoch
@@ -131,22 +131,22 @@ class StateFetch:
         self._lock = threading.Lock()
         self._silence = Silence(time.monotonic())
         self._is_silent = False
-        """Nothing has come for too long."""
+        """Set when nothing has come for too long."""
         self._problem: Exception | None = None
-        """What ended a thread."""
+        """Exception that ended a thread; None: none did."""
         self._latest_loss = ""
-        """Who did not give the latest piece that did not come, and why."""
+        """The latest failed request: which donor, and why."""
         self.num_again = 0
-        """Pieces that were asked for again."""
+        """Number of pieces requested again."""
         self.fetched_bytes = 0
         """Bytes of whole pieces that have come."""
 
     def run(self) -> None:
-        """Fetch the whole state, or keep nothing of it. The index is written last.
+        """Fetch the whole state, or remove it all. The index is written last.
 
         Raises:
-            PeerLostError: nobody has it, or answers any more.
-            OSError: it cannot be written.
+            PeerLostError: no donor has the state, or none answers.
+            OSError: the state cannot be written.
         """
         self._note_come(0)
         watching = threading.Thread(target=self._watch, name="fetch-watch", daemon=True)
@@ -199,29 +199,29 @@ class StateFetch:
         (self._folder / INDEX).write_bytes(index.to_bytes())
 
     def wait_for_other(self) -> None:
-        """Wait until another gateway of the site has fetched all of it.
+        """Wait until another gateway of the node has fetched the whole state.
 
         Raises:
-            PeerLostError: it was ended before.
+            PeerLostError: `close` was called before.
         """
         while not (self._folder / INDEX).exists():
             if self._ended.wait(_AGAIN_S):
                 raise PeerLostError("another gateway of the site has not fetched the state")
 
     def close(self) -> None:
-        """End a fetch that goes on."""
+        """Stop a running fetch."""
         self._ended.set()
 
     def _watch(self) -> None:
-        """End the fetch when nothing has come for too long, while this process did not stand still.
+        """End the fetch after too long without progress; time in suspension does not count.
 
-        Only here silence is judged: the other threads may wait long for an answer.
+        Only this thread judges silence; the others may wait long for an answer.
         """
         standstills = Standstills(time.monotonic(), self._timeout_s)
         while not self._ended.wait(_AGAIN_S):
             now_s = time.monotonic()
             if stood_s := standstills.look(now_s, _AGAIN_S):
-                _log.warning("stood still for %.1f s; donors are given time anew", stood_s)
+                _log.warning("was suspended for %.1f s; restarting the donors' deadline", stood_s)
                 self._silence.begin_anew(now_s)
             if self._silence.lasts_s(now_s) > self._timeout_s:
                 self._is_silent = True
@@ -238,10 +238,10 @@ class StateFetch:
             self.fetched_bytes += num_bytes
 
     def _take_index(self) -> Index:
-        """Ask one donor after another, again and again, for the index and the objects that fit it.
+        """Ask donors in turn, repeatedly, for the index and the objects that belong to it.
 
         Raises:
-            PeerLostError: nobody has it.
+            PeerLostError: no donor has the index.
         """
         said: dict[str, str] = {}
         done_bytes: dict[str, int] = {}
@@ -274,11 +274,11 @@ class StateFetch:
         )
 
     def _ask(self, donor: Donor) -> Index | state_pb2.IndexResponse:
-        """Return the index, and take the objects that fit it; or the answer that it is not there.
+        """Return the index after storing its objects, or the answer that it is not ready.
 
         Raises:
-            grpc.RpcError: there is no answer, or none of them.
-            RemoteProtocolError: they are not what the index says.
+            grpc.RpcError: the donor did not answer, or lacks an object. RemoteProtocolError: an
+            object does not match the index.
         """
         with ExitStack() as stack:
             connection = _Connection(donor, stack)
@@ -295,7 +295,7 @@ class StateFetch:
         self._note_come(index.num_bytes[OBJECTS])
 
     def _take_from(self, donor: Donor, index: Index, file: BinaryIO) -> None:
-        """Ask one donor for pieces until there are no more. Closes the file."""
+        """Request pieces from one donor until none is missing. Closes the file."""
         again_s, num_damaged = _AGAIN_S, 0
         with ExitStack() as stack, file:
             connection: _Connection | None = None
@@ -324,17 +324,17 @@ class StateFetch:
                 self._book.note_done()
 
     def _read(self, connection: _Connection, path: str, piece: int, index: Index) -> bytes:
-        """Return a piece; as long as a donor says that it is not the turn of this site, wait.
+        """Return a piece; wait as long as the donor says that it is not this site's turn.
 
         Raises:
-            grpc.RpcError: it did not come.
-            RemoteProtocolError: it is not what the index says.
+            grpc.RpcError: the piece did not come. RemoteProtocolError: the piece does not match the
+            index.
         """
         while True:
             try:
                 return connection.read(self._epoch, path, piece, index)
             except grpc.RpcError as error:
-                # gRPC itself says so, too: of a message that is too long.
+                # gRPC uses the same status for a message that is too long.
                 is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 is_early = is_exhausted and (error.details() or "").startswith(EARLY)
                 if not is_early or self._ended.wait(_TURN_S):
@@ -352,7 +352,7 @@ class _Connection:
         self._metadata = ((SESSION_KEY, session),)
 
     def index(self, epoch: int) -> Index | state_pb2.IndexResponse:
-        """Return what there is to be had, or the answer that it is not there."""
+        """Return the index, or the answer that it is not ready."""
         request = state_pb2.IndexRequest(epoch=epoch)
         answer = self._stub.Index(request, timeout=_ANSWER_S, metadata=self._metadata)
         return Index.from_bytes(answer.index) if answer.index else answer
@@ -361,8 +361,8 @@ class _Connection:
         """Return a piece.
 
         Raises:
-            grpc.RpcError: it did not come.
-            RemoteProtocolError: it is not what the index says.
+            grpc.RpcError: the piece did not come. RemoteProtocolError: the piece does not match the
+            index.
         """
         request = state_pb2.ReadRequest(epoch=epoch, path=path, piece=piece)
         answer = self._stub.Read(request, timeout=_ANSWER_S, metadata=self._metadata)

@@ -1,4 +1,4 @@
-"""The giving side of a transfer: serves the training state to sites that enter."""
+"""The sending side of a transfer: serves the training state to rejoining sites."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from isthmus.sites.local.entry_folder import INDEX, OBJECTS, PIECE_BYTES, TENSOR
 from isthmus.sites.local.rank_messages import StateProgress
 
 _TURN_S: Final = 0.5
-"""Whoever would wait longer for its turn is told to ask again: then it knows that it is heard, and
-nobody who has gone takes a turn."""
+"""Longest wait for a turn. Then the caller is told to ask again: it knows that the donor lives, and
+callers that have gone take no turn."""
 EARLY: Final = "its turn comes in"
-"""So begins what a site is told that has to ask again."""
+"""Prefix of the message to a site that has to ask again."""
 
 SiteOf = Callable[[Context], Awaitable[str]]
-"""Names the site that calls, or aborts."""
+"""Returns the site of a call, or aborts it."""
 
 
 class StateServer(state_pb2_grpc.StateServicer):
-    """Serves what lies in a node's folder, reading on threads: frames never wait for a disk.
+    """Serves the states in a node's folder; reads on threads, so frames never wait for a disk.
 
-    It takes no more of a link than it may, on average over a piece.
+    It keeps to its share of a link, on average over a piece.
     """
 
     def __init__(
         self, node_folder: Path, site_of: SiteOf, bytes_per_s: Mapping[str, float]
     ) -> None:
-        """Serve states in `node_folder`; `bytes_per_s` says how fast, by site."""
+        """Serve states in `node_folder`, at `bytes_per_s` by receiving site."""
         self._node_folder = node_folder
         self._site_of = site_of
         self._bytes_per_s = bytes_per_s
@@ -46,14 +46,14 @@ class StateServer(state_pb2_grpc.StateServicer):
         """When the next piece may leave, by site."""
         self._lock = threading.Lock()
         self._progress: dict[int, StateProgress] = {}
-        """What each rank has told last, of the latest epoch."""
+        """Latest progress report of each rank, for the newest epoch."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the methods to a server that has not been started."""
         state_pb2_grpc.add_StateServicer_to_server(self, server)
 
     def note(self, rank: int, told: StateProgress) -> None:
-        """A rank writes its part of a state, or cannot. From any thread."""
+        """Record a rank's progress or failure in writing its part. From any thread."""
         with self._lock:
             latest = max((each.epoch for each in self._progress.values()), default=0)
             if told.epoch > latest:
@@ -63,7 +63,7 @@ class StateServer(state_pb2_grpc.StateServicer):
 
     @property
     def methods(self) -> tuple[tuple[str, Callable[..., Any], Callable[[bytes], Any]], ...]:
-        """The methods by name, and how their requests are read."""
+        """The methods: (name, handler, parser of the request)."""
         return (
             ("Index", self.Index, state_pb2.IndexRequest.FromString),
             ("Read", self.Read, state_pb2.ReadRequest.FromString),
@@ -72,7 +72,7 @@ class StateServer(state_pb2_grpc.StateServicer):
     async def Index(  # noqa: N802 - gRPC fixes the name
         self, request: state_pb2.IndexRequest, context: Context
     ) -> state_pb2.IndexResponse:
-        """Answer what the state of an epoch consists of, or how far those are who write it."""
+        """Answer the index of an epoch's state, or the progress of the ranks that write it."""
         await self._site_of(context)
         path = entry_folder(self._node_folder, request.epoch) / INDEX
         try:
@@ -91,7 +91,7 @@ class StateServer(state_pb2_grpc.StateServicer):
     async def Read(  # noqa: N802 - gRPC fixes the name
         self, request: state_pb2.ReadRequest, context: Context
     ) -> state_pb2.ReadResponse:
-        """Give one piece of a file."""
+        """Return one piece of a file."""
         site = await self._site_of(context)
         now_s = time.monotonic()
         turn_s = max(now_s, self._free_s.get(site, 0.0))
@@ -113,7 +113,7 @@ class StateServer(state_pb2_grpc.StateServicer):
         """Return a piece.
 
         Raises:
-            NotFoundError: there is none, or it is not known to be whole.
+            NotFoundError: the piece does not exist, or its file is not complete.
         """
         folder = entry_folder(self._node_folder, request.epoch)
         data = b""
