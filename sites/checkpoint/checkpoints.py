@@ -1,16 +1,15 @@
-"""A run's checkpoints as one rank sees them: what `Site.checkpoint` sets up.
+"""Saves and resumes a run's checkpoints at one rank; set up by `Site.checkpoint`.
 
-A checkpoint of step N is what step N + 1 begins with: all that a script does after a step belongs
-to it, a scheduler, an average of weights, weights that are clamped, or swapped for an evaluation
-and swapped back. So tensors are copied as the next gradients begin to cross. No forward pass is
-under way then, nothing else changes weights while a script computes gradients, and the copy is
-made before anything may. Buffers and generators, which a forward pass changes, are copied when the
-step has ended.
+A checkpoint of step N is the state with which step N + 1 begins. It includes everything that a
+script does after a step: a scheduler, an average of weights, weights that are clamped, or swapped
+for an evaluation and swapped back. So tensors are copied when the next gradients begin to cross: no
+forward pass is under way then, and nothing else changes weights. Buffers and generators, which a
+forward pass changes, are copied when the step has ended.
 
-Of several optimizers, those that step after the counted one and before the next step belong to the
-same step. The next step begins with the optimizer that was the first of all to step, and in any
-case with the counted one. Which optimizer gradients are for shows only as it steps: so a copy is
-made anew where another one of the same step was due.
+With several optimizers, those that step after the counted one and before the next step belong to
+the same step. The next step begins with the optimizer that was the first of all to step, or with
+the counted one. It is unknown until an optimizer steps which one the gradients are for, so the copy
+is repeated if that optimizer still belonged to the same step.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ from isthmus.topology.spec.job import Checkpoint
 
 @dataclass(slots=True, kw_only=True)
 class _Due:
-    """The checkpoint of a step that has ended, until the next one begins."""
+    """The pending checkpoint of a step that has ended, until the next step begins."""
 
     step: int
     publishes: bool
-    """This site writes what all have."""
+    """Whether this site writes the shared part and the manifest."""
     generators: dict[str, Any] = field(default_factory=dict)
     parameters: Tensors = field(default_factory=dict)
-    """The very ones, which do not change their places while a step goes on."""
+    """References to the parameters; their storage stays in place during a step."""
     buffers: Tensors = field(default_factory=dict)
-    """Copies."""
+    """Copies of the buffers."""
     residuals: list[Path] = field(default_factory=list)
-    """Files that the gateway was asked for; the last one counts."""
+    """Files requested from the gateway; the last one counts."""
     snapshot: Snapshot | None = None
-    """None: there is no copy, or one from before another optimizer's step."""
+    """Copy of the state. None: not made yet, or outdated by another optimizer's step."""
     problem: str = ""
 
 
 class Checkpoints:
-    """Saves after steps and resumes. For the training thread; a collective of the site to make."""
+    """Saves after steps, and resumes. Use it in the training thread."""
 
     def __init__(
         self,
@@ -78,23 +77,23 @@ class Checkpoints:
         on_stays: Callable[[int, str], None],
         on_waiting: Callable[[], None],
     ) -> None:
-        """Look at what is to be saved.
+        """Set up saving. A collective of the site.
 
         Args:
-            settings: of the job.
-            place: who writes, and where to.
-            device: this rank's.
+            settings: checkpoint settings of the job.
+            place: this rank's place among the writers, and the store.
+            device: device of this rank.
             state: model and optimizer.
-            objects: what is saved beside them.
-            data: returns what the manifest has of the run's data.
-            exchange: what it carries from one round to the next.
-            missing_sites: which sites take part.
-            on_written: told step, seconds, bytes, and how many seconds training has waited; from
-                a thread, where the checkpoint is published.
-            on_failed: told step and reason, from a thread, where this rank could not write.
-            on_stays: told step and reason, from a thread, where one beyond the newest could not be
+            objects: further objects to save.
+            data: returns the manifest's entry about the run's data.
+            exchange: the exchange's state between rounds.
+            missing_sites: knows which sites take part.
+            on_written: called from a thread with step, seconds, bytes, and seconds that training
+                waited, at the publishing site.
+            on_failed: called from a thread with step and reason if this rank could not write.
+            on_stays: called from a thread with step and reason if an old checkpoint could not be
                 removed.
-            on_waiting: told every second that training waits for the checkpoint before.
+            on_waiting: called every second while training waits for the previous checkpoint.
         """
         self._settings = settings
         self._place = place
@@ -122,18 +121,18 @@ class Checkpoints:
         self._due: _Due | None = None
         self._counted: torch.optim.Optimizer | None = None
         self._first: torch.optim.Optimizer | None = None
-        """Which optimizer was the first to step."""
+        """The optimizer that was the first to step; None before any step."""
         self._own: dict[str, Any] | None = None
         self._counts_anew = False
 
     def resume(self) -> Manifest | None:
-        """Load what the job says to go on from; None: it says nothing.
+        """Load the checkpoint that the job names; return None if it names none.
 
         A collective of the site.
 
         Raises:
-            BadCheckpointError: it is damaged.
-            ConfigMismatchError: it is of another model, or has other objects.
+            BadCheckpointError: the checkpoint is damaged.
+            ConfigMismatchError: the checkpoint has another model or other objects.
         """
         if self._settings.resume is None:
             return None
@@ -142,14 +141,14 @@ class Checkpoints:
         self._objects.take(reader.load(self._state))
         self._own = reader.own(manifest, self._place)
         self.restore_generators()
-        # Chunks are cut for all sites, those included that took no part.
+        # Chunks are cut for all sites, including those that took no part.
         if self._own is not None and self._own.get("ranks", manifest.ranks) == self._place.ranks:
             self._exchange.resume(self._own["exchange"], reader.residuals(manifest, self._place))
         self._last_step = manifest.step
         return manifest
 
     def restore_generators(self) -> None:
-        """Put the global generators into the states that this rank had, if it was there."""
+        """Restore this rank's global generators, if the checkpoint has their states."""
         if self._own is not None:
             restore_generators(self._own["generators"], self._device)
 
@@ -163,9 +162,9 @@ class Checkpoints:
         self._watch = RequestWatch(self._place.store)
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[RemovableHandle]:
-        """Save what they have made of the model. The first one's steps are the run's.
+        """Save after steps of `optimizers`. The first one's steps are counted as the run's.
 
-        Returns what takes the hooks off.
+        Returns handles that remove the hooks.
         """
         self._counted, self._first = optimizers[0], None
         return [
@@ -174,23 +173,23 @@ class Checkpoints:
         ]
 
     def flush(self) -> None:
-        """Have what is due written now, for the model may become another one before the next step.
+        """Write the pending checkpoint now: the model may be replaced before the next step.
 
-        What has been done to it by now stays out, but for values of parameters that were there.
+        Changes since the step are left out, except values of existing parameters.
         """
         self.before_gradients()
         self._save()
 
     def replace(self, state: TrainingState, objects: RunObjects, exchange: ExchangeState) -> None:
-        """Save these from now on, after `flush`."""
+        """Save another model and objects from now on; call after `flush`."""
         self._state, self._objects, self._exchange = state, objects, exchange
 
     def let_enter(self) -> None:
-        """Sites enter with the next step: count the interval anew after this one, as they do."""
+        """Restart the interval after this step, as sites do that rejoin with the next one."""
         self._counts_anew = True
 
     def after_step(self, step: int) -> None:
-        """Note whether it is time to save, or asked for. After each counted step, in order."""
+        """Check whether a checkpoint is due or requested. Call after each step, in order."""
         assert self._interval is not None, "started"
         assert self._watch is not None, "started"
         if self._interval.is_due(step) or step == self._watch.step:
@@ -200,12 +199,12 @@ class Checkpoints:
             self._interval = Interval(self._settings, step, self._agree)
 
     def before_gradients(self) -> None:
-        """Copy what is to be saved, if anything is: the gradients of a next step begin to cross."""
+        """Copy the pending checkpoint, if any: gradients of the next step begin to cross."""
         if self._due is not None and self._due.snapshot is None:
             self._copy(self._due)
 
     def finish(self, step: int) -> None:
-        """Save the last step unless it was, and return when all is written."""
+        """Save the last step, unless it is saved, and wait until all is written."""
         if self._watch is not None:
             self._watch.close()
         if step != self._last_step:
@@ -223,14 +222,14 @@ class Checkpoints:
         gone = {sites[each] for each in self._missing_sites.gone()}
         if self._place.site in self._absent():
             return  # it catches up, and comes to this step long after the others
-        self._writer.wait()  # the copies are written from where the next ones come to lie
+        self._writer.wait()  # the next copies overwrite the previous ones
         publishes = self._place.site == next(site for site in sites if site not in gone)
         self._due = _Due(step=step, publishes=publishes)
         self._note_end(self._due)
         self._stall_s = time.monotonic() - begin_s
 
     def _note_end(self, due: _Due) -> None:
-        """Take note of what a step leaves that the next forward pass changes, or puts elsewhere."""
+        """Copy or note the state after a step that the next forward pass changes or moves."""
         due.snapshot = None
         due.generators = generator_states(self._device)
         if not due.publishes:
@@ -254,7 +253,7 @@ class Checkpoints:
             return
         if optimizer is self._first or optimizer is self._counted:
             self._save()
-        else:  # this step is not the next one's first, but of the same one
+        else:  # another optimizer's step within the same step
             self._due.snapshot = None
 
     def _after_any_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -262,7 +261,7 @@ class Checkpoints:
             self._note_end(self._due)
 
     def _copy(self, due: _Due) -> None:
-        """Copy all that is to be saved, now."""
+        """Copy the whole pending checkpoint now."""
         begin_s = time.monotonic()
         due.residuals.append(
             self._place.staging(due.step) / asked_path(self._place, len(due.residuals))
@@ -294,7 +293,7 @@ class Checkpoints:
         self._stall_s += time.monotonic() - begin_s
 
     def _save(self) -> None:
-        """Have what is due written, before a step changes anything."""
+        """Write the pending checkpoint before a step changes the state."""
         due, self._due = self._due, None
         if due is None:
             return

@@ -1,13 +1,13 @@
-"""What is removed of checkpoints: those beyond the newest, and what failed or killed writers left.
+"""Removes old checkpoints, and leftovers of failed or killed writers.
 
-Nothing that may become a checkpoint goes, nor what another process still writes into one:
+Parts that may become a checkpoint, or that another process still writes, are kept:
 
-- Each rank writes one checkpoint at a time. Once all ranks of a site have given a step up, or have
-  come to a later one, none of them writes that step any more.
-- Once a site's part has a list of its files, it may become part of a checkpoint, unless the site
-  that publishes has given the step up. So only that site removes parts with a list. Every other
-  site removes its own part while it has no list.
-- Once a checkpoint is whole, nobody needs what is left of earlier ones.
+- A rank writes one checkpoint at a time. Once all ranks of a site have given a step up, or have
+  come to a later one, none of them writes that step.
+- A site's part with a list of its files may become part of a checkpoint, unless the publishing site
+  has given the step up. So only that site removes parts with a list. Every other site removes its
+  own part while it has no list.
+- Once a checkpoint is complete, leftovers of earlier ones are useless.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _HALF_WRITTEN = re.compile(r"\.step-(\d{8,})\.g(\d+)")
 
 
 def remove_parts(place: Place, through_step: int) -> None:
-    """Remove what this site has left of all steps up to one. It writes none of these any more.
+    """Remove this site's leftovers of steps up to `through_step`, which it no longer writes.
 
-    All ranks of the site may call this, and one does it. What cannot be removed now may be before
-    the next checkpoint.
+    All ranks of the site may call this; one does the work. A failed removal is retried at the next
+    checkpoint.
     """
     if not place.cleans:
         return
     for folder in _half_written(place, through_step):
         part = folder / OWN / place.site
         with suppress(OSError):
-            if place.is_remote:  # all in it is this site's, and uploaded or given up
+            if place.is_remote:  # all files are this site's, and uploaded or given up
                 shutil.rmtree(folder)
             elif (part / PUBLISHES).exists():
                 _give_up(folder, part)
@@ -44,9 +44,9 @@ def remove_parts(place: Place, through_step: int) -> None:
 
 
 def _give_up(folder: Path, own: Path) -> None:
-    """Remove what nobody writes of a checkpoint that will not be published.
+    """Remove the parts of an unpublished checkpoint that no process writes.
 
-    Parts that others still write stay for the next time, and with them who was to publish it.
+    Parts that others still write stay until next time, and with them the mark of the publisher.
     """
     for name in (MANIFEST, f".{MANIFEST}"):
         (folder / name).unlink(missing_ok=True)
@@ -61,13 +61,13 @@ def _give_up(folder: Path, own: Path) -> None:
 
 
 def remove_superseded(place: Place, step: int) -> list[tuple[int, str]]:
-    """Remove what nobody needs, now that the checkpoint of `step` is whole.
+    """Remove superseded checkpoints, now that the checkpoint of `step` is complete.
 
-    That is every older one but the newest `keep` with a manifest. So those that were never whole
-    go, too. Newer ones may be being written.
+    That is every older one except the newest `keep` with a manifest. So incomplete ones go, too.
+    Newer ones may be under way.
 
     Returns:
-        Of each that stays, step and reason.
+        (step, reason) of those that could not be removed.
     """
     for left in _half_written(place, step - 1):
         shutil.rmtree(left, ignore_errors=True)
@@ -91,7 +91,7 @@ def _superseded(place: Place, step: int) -> list[StoredCheckpoint]:
 
 
 def _half_written(place: Place, through_step: int) -> list[Path]:
-    """Return folders of steps up to one, and of all steps before the run was started anew."""
+    """Return unfinished folders of steps up to `through_step`, and of earlier generations."""
     found = []
     with suppress(OSError):
         for folder in place.staging_root.glob(".step-*"):

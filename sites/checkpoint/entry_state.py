@@ -1,4 +1,4 @@
-"""Writes the training state for sites that come back into a run, and loads it at such a site.
+"""Writes the training state for sites that rejoin a run, and loads it at such a site.
 
 All ranks agree on a step after which other sites catch up. After it, each node writes the whole
 state into its folder (sites/local/entry_folder.py). Tensors are whole and in one order, so the
@@ -42,24 +42,24 @@ from isthmus.sites.worker.exchange.tensor_hashes import as_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """What a site that enters has to know beside the state itself."""
+    """The position of a run that a rejoining site takes over, beside the tensors."""
 
     step: int
-    """Optimizer steps that had been taken."""
+    """Number of optimizer steps taken."""
     data: Mapping[str, Any]
-    """The place in the data; empty: the script reads its data in another way."""
+    """The place in the data; empty: the script manages its data itself."""
     lists: Sequence[bytes]
-    """What each site has told all others of its tensors; empty: these are not sharded."""
+    """Each site's description of its sharded tensors; empty: tensors are not sharded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What is saved with the tensors of a step, as it was right after it."""
+    """State other than the tensors, copied right after a step."""
 
     buffers: Tensors
-    """They may differ from site to site, and so are no part of what comes from all of them."""
+    """Buffers may differ between sites, so they are not fetched from several sites."""
     other_state: Mapping[str, Any]
-    """What the optimizer has of all parameters that is no tensor."""
+    """The optimizer's per-parameter state that is no tensor."""
     buckets: list[list[str]]
 
 
@@ -68,7 +68,7 @@ def _on_host(tensors: Tensors) -> Tensors:
 
 
 class EntryState:
-    """One rank's part in writing the state, or in taking it over. For the training thread.
+    """Writes or takes over the state at one rank. Use it in the training thread.
 
     `write` and `take` are collectives of the site.
     """
@@ -81,14 +81,14 @@ class EntryState:
         lists: Callable[[], Sequence[bytes]],
         reports: Reports,
     ) -> None:
-        """Look at what is to be taken over.
+        """Set up; nothing is written yet.
 
         Args:
             state: model and optimizer.
-            objects: what there is beside them.
-            data: returns the place in the data, as it is when the next step begins.
-            lists: returns what each site has told all others of its tensors, if they are sharded.
-            reports: told how writing goes.
+            objects: further objects of the run.
+            data: returns the place in the data at the beginning of the next step.
+            lists: returns each site's description of its sharded tensors, if they are sharded.
+            reports: receives the progress of writing.
         """
         self._state = state
         self._objects = objects
@@ -99,23 +99,23 @@ class EntryState:
         self._group: dist.ProcessGroup | None = None
         self._reports = reports
         self._writer: EntryWriter | None = None
-        """Writes the latest state."""
+        """Writer of the latest state."""
         self._make_objects: Callable[[], dict[str, Any]] = dict
         self._live: Tensors = {}
-        """Tensors of this rank's part that are yet to be copied."""
+        """Tensors of this rank's part that are not copied yet."""
         self._copies: Tensors = {}
         self._problem: Exception | None = None
-        """Why what is yet to be copied is not all that there is."""
+        """Why `_live` is incomplete; None: it is complete."""
         self._told_s = float("-inf")
 
     def replace(self, state: TrainingState, objects: RunObjects) -> None:
-        """Write these from now on, after `publish`."""
+        """Write another model and objects from now on; call after `publish`."""
         self._state, self._objects = state, objects
 
     def write(self, catching_up: CatchingUp, step: int) -> None:
         """Note what there is to write, right after the step before sites catch up.
 
-        What ranks hold shards of is brought together at once.
+        Sharded tensors are gathered at once.
         """
         self.discard()
         if self._writer is not None:
@@ -124,7 +124,7 @@ class EntryState:
         self._problem = None
         try:
             self._state.refresh()
-        except TypeError as error:  # an optimizer has got what cannot be saved: training goes on
+        except TypeError as error:  # an optimizer's value cannot be saved: training goes on
             self._problem = error
         tensors = self._state.tensors()
         common = {path: each for path, each in tensors.items() if self._state.is_common(path)}
@@ -170,7 +170,7 @@ class EntryState:
         self._writer = EntryWriter(written, part, self._reports)
 
     def _objects_of(self, written: Written, beside: _Beside) -> dict[str, Any]:
-        """Return what others take over beside the tensors."""
+        """Return the state that others take over beside the tensors."""
         return {
             "step": written.step,
             "data": self._data(),
@@ -184,7 +184,7 @@ class EntryState:
         }
 
     def _say_waiting(self) -> None:
-        """Tell every second that this rank does not hang, but brings tensors together."""
+        """Report every second that this rank gathers tensors, and does not hang."""
         now_s = time.monotonic()
         if now_s >= self._told_s + TELL_EVERY_S:
             self._told_s = now_s
@@ -193,7 +193,7 @@ class EntryState:
     def _whole_of(
         self, own: torch.Tensor | None, extent: Extent, holders: list[int]
     ) -> torch.Tensor:
-        """Return all of a tensor, which other ranks of the site hold where this one does not."""
+        """Return a whole tensor, from the ranks of the site that hold its parts."""
         if len(holders) == dist.get_world_size():
             assert own is not None
             return whole_of(own)
@@ -206,9 +206,9 @@ class EntryState:
         return octets.view(extent.dtype).view(extent.shape)
 
     def publish(self) -> None:
-        """Copy what there is to write, and have it written: then others may fetch it.
+        """Copy the noted state, and write it for others to fetch.
 
-        As the next gradients begin, and before the next step: once it is enough.
+        Call when the next gradients begin, or before the next step; later calls do nothing.
         """
         if self._writer is None or self._writer.has_started:
             return
@@ -230,12 +230,12 @@ class EntryState:
             self._writer.discard()
 
     def close(self) -> None:
-        """Have it removed, and wait for that, a bounded time."""
+        """Remove the written state, and wait for that, for a limited time."""
         if self._writer is not None:
             self._writer.close()
 
     def take(self, folder: Path) -> Entered:
-        """Take over the state that lies in a folder, and remove it.
+        """Load the state in a folder, and remove it.
 
         Raises:
             ConfigMismatchError: it is of another model, or has other objects.
@@ -272,7 +272,7 @@ class EntryState:
             self._group = dist.new_group(backend="gloo", timeout=APART)
 
     def _all(self, own: Any) -> list[Any]:  # noqa: ANN401 - anything that can be pickled
-        """Return what each rank of the site has."""
+        """Return `own` of each rank of the site."""
         if dist.get_world_size() == 1:
             return [own]
         found: list[Any] = [None] * dist.get_world_size()

@@ -1,9 +1,9 @@
-"""Writes the state that others take over into a node's folder, in a thread beside training.
+"""Writes the training state for rejoining sites into a node's folder, in a thread.
 
-One of these is one state, at one rank. Ranks of a node write parts of one file, and each hashes
-pieces of it; the site's first rank on the node adds what else there is, and the index. What goes
-wrong at one rank is told in the collective that all come to: then nobody goes on, and nothing
-stays. Training goes on in any case.
+An `EntryWriter` handles one state at one rank. Ranks of a node write parts of one file, and hash
+some pieces each; the site's first rank on the node adds the other objects and the index. An error
+at one rank is shared in the next collective: then all ranks give up and remove the state. Training
+goes on in any case.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from isthmus.sites.local.entry_folder import (
 )
 
 _ALIGNMENT = 64
-"""Each tensor begins at a multiple of so many bytes: any type can be read there."""
+"""Tensors begin at multiples of this, so that any dtype can be read in place."""
 _WRITE_BYTES = 4 << 20
-"""Between two of these it is looked whether the state is still wanted."""
+"""Bytes written between two checks whether the state is still wanted."""
 _REMOVED_S = 10.0
-"""Time for what nobody wants any more to be removed, when the rank leaves."""
+"""Time to remove a state when the rank leaves."""
 _UNWANTED = "nobody wants it any more"
 
 Made = TypeVar("Made")
@@ -49,7 +49,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a tensor lies in the file of a state."""
+    """The place of a tensor in the file of a state."""
 
     offset: int
     shape: torch.Size
@@ -63,60 +63,61 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The state after one step, as it lies in the folder."""
+    """The files of the state after one step."""
 
     folder: Path
     epoch: int
-    """Others take it over when this epoch begins."""
+    """Epoch with which other sites take the state over."""
     step: int
     extents: Mapping[str, Extent]
     num_bytes: int
-    """The size of all tensors together."""
+    """Total size of the tensors."""
 
 
 class Reports(Protocol):
-    """The functions that hear how writing goes. They are called from any thread."""
+    """Callbacks for the progress of writing, called from any thread."""
 
     def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:
-        """This rank's part has come so far; or the state cannot be had."""
+        """Report this rank's written bytes, or why the state cannot be provided."""
 
     def failed(self, step: int, reason: str) -> None:
-        """The state after a step could not be written: told at the site's first rank."""
+        """Report that the state after a step could not be written; at the site's first rank."""
 
     def waiting(self) -> None:
-        """Training waits, and does not hang: told every second."""
+        """Report every second that training waits, and does not hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """This rank among those of its site and its node."""
+    """This rank's position among those of its site and node."""
 
     rank: int
     """Inside the site."""
     local_rank: int
     num_local_ranks: int
     tell_all: Callable[[Any], Sequence[Any]]
-    """A collective of the site for this thread: returns what each rank tells, by rank."""
+    """A collective of the site for this thread: returns each rank's value, by rank."""
 
 
 class _UnwantedError(Exception):
-    """Whoever was to take the state over has it, or does not come."""
+    """The state is no longer wanted: the rejoining site has it, or does not come."""
 
 
 class EntryWriter:
-    """Owns the thread, and the folder from when it is made until it is removed."""
+    """Owns the writing thread, and the folder from its creation to its removal."""
 
     def __init__(self, written: Written, part: Part, reports: Reports) -> None:
-        """Begin nothing yet."""
+        """Set up; the thread starts later."""
         self._written = written
         self._part = part
         self._reports = reports
         self._objects: bytes | Exception = b""
-        """What there is beside the tensors, at a node's first rank, or why it cannot be saved."""
+        """Serialised objects beside the tensors, at a node's first rank, or why they cannot be
+        saved."""
         self._has_objects = threading.Event()
         self._is_unwanted = threading.Event()
         self._is_settled = threading.Event()
-        """All is written, or will not be: no collective comes any more."""
+        """Set once the state is written or given up: no further collective follows."""
         self._done_bytes = 0
         self._told_s = float("-inf")
         self._thread: threading.Thread | None = None
@@ -127,9 +128,9 @@ class EntryWriter:
         return self._thread is not None
 
     def start(self, copies: Tensors, problem: Exception | None = None) -> None:
-        """Begin to write this rank's tensors, all of them whole, and free them.
+        """Begin to write this rank's whole tensors, and free the copies.
 
-        `problem` is why there are none.
+        `problem` is why tensors are missing.
         """
         self._thread = threading.Thread(
             target=self._run, args=(copies, problem), name="write-entry", daemon=True
@@ -137,10 +138,10 @@ class EntryWriter:
         self._thread.start()
 
     def publish(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Add what there is beside the tensors: then others may fetch it all. Once it is enough.
+        """Add the other objects, so that others may fetch the state. Idempotent.
 
         Args:
-            make: returns it; called at a node's first rank only.
+            make: returns the objects; called at a node's first rank only.
         """
         if self._has_objects.is_set():
             return
@@ -159,7 +160,7 @@ class EntryWriter:
         self._has_objects.set()
 
     def wait_settled(self) -> None:
-        """Wait until the thread takes part in no collective any more."""
+        """Wait until the thread takes part in no further collective."""
         if self.has_started:
             wait_patiently(self._is_settled, self._reports.waiting)
 
@@ -172,7 +173,7 @@ class EntryWriter:
     # ------------------------------------------------------------ the thread
 
     def _run(self, copies: Tensors, problem: Exception | None) -> None:
-        """Write it, have it lie there while it is wanted, and remove it."""
+        """Write the state, keep it while it is wanted, and remove it."""
         try:
             self._agreed(lambda: self._write_tensors(copies, problem))
             digests = self._agreed(self._hash_tensors)
@@ -190,11 +191,11 @@ class EntryWriter:
             shutil.rmtree(self._written.folder, ignore_errors=True)
 
     def _agreed(self, work: Callable[[], Made]) -> list[Made]:
-        """Do this rank's part, and return what each rank of the site has made.
+        """Do this rank's part, and return the results of all ranks of the site.
 
         Raises:
-            OSError: some rank could not.
-            _UnwantedError: nobody needs it.
+            OSError: some rank failed.
+            _UnwantedError: the state is no longer wanted.
         """
         problem, made = "", None
         try:
@@ -212,23 +213,23 @@ class EntryWriter:
         return [each for _, each in told]
 
     def _fail(self, error: Exception) -> None:
-        """Tell others, and people, that there is no state of this step."""
+        """Report to the ranks and the log that there is no state of this step."""
         written, why = self._written, one_line(str(error))
-        with contextlib.suppress(IsthmusError):  # where the gateway has gone, all ends
+        with contextlib.suppress(IsthmusError):  # the gateway has gone: the run ends anyway
             self._reports.progress(written.epoch, self._done_bytes, why)
-            # What is no OSError has broken the collective: a rank has gone, and that is told.
+            # Other errors broke the collective: a rank has gone, which is reported elsewhere.
             if self._part.rank == 0 and isinstance(error, OSError):
                 self._reports.failed(written.step, why)
-        with contextlib.suppress(OSError):  # its file may lie on the disk that is full
+        with contextlib.suppress(OSError):  # the log may be on the full disk
             sys.stderr.write(
                 f"isthmus: the state after step {written.step} is not written: {why}\n"
             )
 
     def _note_done(self, num_bytes: int) -> None:
-        """Count what is done, and tell it every second.
+        """Count written bytes, and report them every second.
 
         Raises:
-            _UnwantedError: it need not go on.
+            _UnwantedError: the state is no longer wanted.
         """
         if self._is_unwanted.is_set():
             raise _UnwantedError
@@ -257,13 +258,13 @@ class EntryWriter:
             copies.clear()
 
     def _hash_tensors(self) -> dict[int, int]:
-        """Return digests of this rank's pieces, which others may have written."""
+        """Return digests of this rank's share of pieces, whichever rank wrote them."""
         part, written = self._part, self._written
         pieces = range(part.local_rank, num_pieces(written.num_bytes), part.num_local_ranks)
         return digests_in(written.folder / TENSORS, pieces, self._note_done)
 
     def _write_index(self, parts: Sequence[Mapping[int, int]]) -> None:
-        """Add all else once it is published, and digests of all there is."""
+        """Write the other objects once published, then the index with all digests."""
         if self._part.local_rank != 0:
             return
         self._has_objects.wait()
@@ -287,7 +288,7 @@ class EntryWriter:
 
 
 def laid_out(forms: Forms) -> tuple[dict[str, Extent], int]:
-    """Return where tensors lie in the file, and its size. By name: the same at all sites."""
+    """Return the tensors' places in the file, and its size; sorted by name, equal at all sites."""
     extents, end = {}, 0
     for path in sorted(forms):
         shape, dtype = forms[path]
@@ -297,7 +298,7 @@ def laid_out(forms: Forms) -> tuple[dict[str, Extent], int]:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's elements as they lie in memory."""
+    """Return a view of a tensor's bytes in memory."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
 

@@ -2,8 +2,8 @@
 
 Usage: python -m isthmus.sites.checkpoint.export PLACE FILE
 
-Whole tensors, under the names of `model.state_dict()`: what any other tool loads. All of them are
-in memory at once.
+The file has whole tensors under the names of `model.state_dict()`, for any other tool. All of them
+are in memory at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def model_tensors(place: str) -> Tensors:
         if path.startswith(MODEL) and isinstance(found, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        # This process is alone, and that is meant.
+        # A single process is intended here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=reader, no_dist=True)
     return {path.removeprefix(MODEL): each for path, each in tensors.items()}
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     try:
         manifest = StoredCheckpoint(place).verified()
         about = {"format": "pt", "run": manifest.run, "step": str(manifest.step)}
-        part.touch()  # so that the system says why nothing can be written
+        part.touch()  # raises the system's error if the folder is not writable
         with storage_errors(place):
             tensors = model_tensors(place)
         save_file(tensors, part, metadata=about)

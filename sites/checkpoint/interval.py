@@ -1,4 +1,4 @@
-"""After which steps a checkpoint is written: the same at every rank of every site."""
+"""Decides after which steps a checkpoint is written, equally at every rank of every site."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from isthmus.topology.spec.job import Checkpoint
 
 FIRST_STEPS = 8
-"""Time becomes steps once so many have shown how long one takes."""
+"""Steps measured before an interval of time is converted to steps."""
 
 
 class Interval:
-    """Counts steps. Clocks differ, so ranks agree on how many steps an interval of time has.
+    """Counts steps. Clocks differ, so ranks agree on the number of steps in an interval of time.
 
-    They do so once after the first steps and with each checkpoint: one exact average over all
-    ranks, a round trip over the WAN.
+    They do so after the first steps and with each checkpoint, by one exact average over all ranks
+    (a round trip over the WAN).
     """
 
     def __init__(

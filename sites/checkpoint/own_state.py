@@ -1,4 +1,4 @@
-"""What each rank has of its own: the state of its random number generators."""
+"""Saves and restores a rank's random number generators."""
 
 from __future__ import annotations
 

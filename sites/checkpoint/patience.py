@@ -1,4 +1,4 @@
-"""Training waits for a thread that saves, and says meanwhile that it does not hang."""
+"""Waits for a saving thread, and reports meanwhile that training does not hang."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 TELL_EVERY_S = 1.0
 PATIENCE_S = 600.0
-"""A store or device that takes longer hangs, and the rank that waits for it is named as stalled."""
+"""Longest wait. A slower store or device counts as hanging, and the rank as stalled."""
 
 
 def join_patiently(
     thread: threading.Thread, tell: Callable[[], None], within_s: float = PATIENCE_S
 ) -> None:
-    """Return once a thread has ended, or after `within_s`; `tell` is called every second."""
+    """Wait for a thread to end, for at most `within_s`; call `tell` every second."""
     until_s = time.monotonic() + within_s
     while thread.is_alive() and time.monotonic() < until_s:
         tell()
@@ -22,7 +22,7 @@ def join_patiently(
 
 
 def wait_patiently(event: threading.Event, tell: Callable[[], None]) -> None:
-    """Return once an event is set; `tell` is called every second, for PATIENCE_S at most."""
+    """Wait for an event; call `tell` every second, for at most PATIENCE_S."""
     until_s = time.monotonic() + PATIENCE_S
     while not event.wait(TELL_EVERY_S) and time.monotonic() < until_s:
         tell()

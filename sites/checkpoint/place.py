@@ -1,4 +1,4 @@
-"""Where a rank's files of a checkpoint lie, while it is being written and afterwards."""
+"""The paths of a rank's files of a checkpoint, while it is written and afterwards."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from isthmus.protos.checkpoint.store import checkpoint_name
 SHARED, OWN = "shared", "own"
 OBJECTS = f"{SHARED}/objects.pt"
 LIST = "files.json"
-"""In the part of a site that does not publish, once it is whole: its files."""
+"""File with a site's list of files, in a part that is complete and not the publisher's."""
 PUBLISHES = "publishes"
-"""An empty file in the part of the site that writes what all have, and the manifest."""
+"""Empty file that marks the part of the publishing site (shared part and manifest)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Who writes, and where to."""
+    """A rank's position among the writers, and the store."""
 
     store: str
     """The run's folder or URL."""
     local: Path
-    """A folder of the site, or of its node, for what is to be uploaded."""
+    """Local folder of the site or node for files to be uploaded."""
     run: str
     job: str
     generation: int
     site: str
     rank: int
     local_rank: int
-    """Among the ranks of this node."""
+    """Rank on this node."""
     ranks: Mapping[str, int]
-    """Ranks of each site, in the run's order."""
+    """Number of ranks by site, in the run's order."""
     keep: int
 
     @property
@@ -42,12 +42,12 @@ class Place:
 
     @property
     def cleans(self) -> bool:
-        """Whether this rank removes what lies where `staging` does: one does that for all."""
+        """Whether this rank cleans the folder of `staging` on behalf of all."""
         return (self.local_rank if self.is_remote else self.rank) == 0
 
     @property
     def staging_root(self) -> Path:
-        """The folder with what is being written."""
+        """Folder of the checkpoints being written."""
         return self.local if self.is_remote else Path(self.store)
 
     def staging(self, step: int) -> Path:
@@ -56,15 +56,15 @@ class Place:
 
 
 def own_path(place: Place) -> str:
-    """Return where in a checkpoint a rank's own state is."""
+    """Return the path of a rank's own state within a checkpoint."""
     return f"{OWN}/{place.site}/{place.rank}.pt"
 
 
 def residuals_path(place: Place) -> str:
-    """Return where the residuals of this rank's shards are, which its gateway keeps."""
+    """Return the path of the residuals of this rank's shards within a checkpoint."""
     return f"{OWN}/{place.site}/{place.rank}.residuals.npz"
 
 
 def asked_path(place: Place, number: int) -> str:
-    """Return where its gateway writes that when asked for it, one time after another."""
+    """Return the path at which the gateway writes residuals for request `number`."""
     return f"{OWN}/{place.site}/{place.rank}.residuals-{number}.npz"

@@ -1,7 +1,7 @@
 """Reads the list of tensors of a PyTorch checkpoint without running code that it may hold.
 
-torch.distributed.checkpoint pickles that list, `.metadata`, and a pickle can call anything. Here
-only what the list is made of is let in.
+torch.distributed.checkpoint pickles that list, `.metadata`, and a pickle can call anything. This
+module admits only the types that the list consists of.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _DAMAGED = (
     TypeError,
     ValueError,
 )
-"""What pickle raises for bytes that are no pickle."""
+"""Exceptions of pickle for invalid bytes."""
 
 
 def _member(enumeration: type[Enum], name: str) -> Enum:
-    """Return a member by its name: Python before 3.11.4 pickles it as an attribute of its class.
+    """Return an enum member by name: Python before 3.11.4 pickles it as a class attribute.
 
     Raises:
-        UnpicklingError: that is no member.
+        UnpicklingError: there is no such member.
     """
     if not (isinstance(enumeration, EnumType) and name in enumeration.__members__):
         raise pickle.UnpicklingError(f"{name!r} is no member of {enumeration!r}")
@@ -58,13 +58,13 @@ def _member(enumeration: type[Enum], name: str) -> Enum:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Lets in what lists of tensors are made of, and nothing else."""
+    """Unpickles lists of tensors, and refuses all other types."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return what a pickle names.
+        """Return the class that a pickle names.
 
         Raises:
-            UnpicklingError: that is no part of a list of tensors.
+            UnpicklingError: the class does not belong to a list of tensors.
         """
         if module == metadata.__name__ and isinstance(getattr(metadata, name, None), type):
             return super().find_class(module, name)
@@ -83,7 +83,7 @@ class PlainReader(FileSystemReader):
         """Return the list of tensors.
 
         Raises:
-            BadCheckpointError: it is damaged, or would run code.
+            BadCheckpointError: the list is damaged, or would run code.
         """
         path = self.fs.concat_path(self.path, ".metadata")
         try:

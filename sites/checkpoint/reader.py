@@ -1,4 +1,4 @@
-"""Reads a checkpoint into a model and its optimizer, at whatever number of ranks and sites."""
+"""Reads a checkpoint into a model and its optimizer, with any number of ranks and sites."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from isthmus.sites.worker.exchange.collectives import APART
 
 
 class CheckpointReader:
-    """One checkpoint, for all ranks of a site together."""
+    """Reads one checkpoint, with all ranks of a site together."""
 
     def __init__(self, place: str) -> None:
-        """`place` is its folder or URL. A collective of the site."""
+        """`place` is the checkpoint's folder or URL. A collective of the site."""
         self._stored = StoredCheckpoint(place)
         self._group = dist.new_group(backend="gloo", timeout=APART)
 
     def verified(self) -> Manifest:
-        """Compare the digests of all files, each rank of some. A collective of the site.
+        """Verify the digests of all files, some at each rank. A collective of the site.
 
         Raises:
-            BadCheckpointError: at all ranks, what one of them found.
+            BadCheckpointError: a file is damaged; raised at all ranks.
         """
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         problem, manifest = "", None
@@ -52,7 +52,7 @@ class CheckpointReader:
         """Fill model and optimizer, and return the first rank's objects. A collective of the site.
 
         Raises:
-            ConfigMismatchError: it is of another model or optimizer.
+            ConfigMismatchError: the checkpoint has another model or optimizer.
         """
         reader = storage_reader(self._stored.place)
         with storage_errors(self._stored.place):
@@ -70,7 +70,7 @@ class CheckpointReader:
         return objects
 
     def own(self, manifest: Manifest, place: Place) -> dict[str, Any] | None:
-        """Return what this rank itself had saved; None: there was no such rank."""
+        """Return this rank's own saved state; None: there was no such rank."""
         path = own_path(place)
         has_ranks = manifest.ranks.get(place.site) == place.ranks[place.site]
         return self._unpickled(path) if has_ranks and _has(manifest, path) else None
@@ -100,6 +100,6 @@ def _has(manifest: Manifest, path: str) -> bool:
 
 
 def storage_reader(place: str) -> StorageReader:
-    """Return what reads model and optimizer of the checkpoint at a path or URL."""
+    """Return a reader for model and optimizer of a checkpoint at a path or URL."""
     shared = joined(place, SHARED)
     return PlainReader(shared) if "://" not in shared else PlainUrlReader(shared)

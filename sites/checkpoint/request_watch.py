@@ -1,4 +1,4 @@
-"""Looks now and then whether a checkpoint is asked for, beside training."""
+"""Polls the store for requested checkpoints, beside training."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from isthmus.protos.checkpoint.requests import look_every_s, requested_step
 
 
 class RequestWatch:
-    """A thread that looks into a store until `close`."""
+    """A thread that polls a store for requests until `close`."""
 
     def __init__(self, store: str) -> None:
-        """Start to look."""
+        """Start the thread."""
         self.step: int | None = None
-        """After which all ranks save."""
+        """Step after which all ranks save; None: no request."""
         self._store = store
         self._closed = threading.Event()
         self._thread = threading.Thread(
@@ -29,5 +29,5 @@ class RequestWatch:
     def _look(self) -> None:
         while not self._closed.wait(look_every_s(self._store)):
             step = requested_step(self._store)
-            if step is not None:  # a store that does not answer takes no request back
+            if step is not None:  # an unreachable store withdraws no request
                 self.step = step

@@ -1,4 +1,4 @@
-"""What a run's state consists of beside tensors: settings, what the script names, and buckets."""
+"""A run's state beside tensors: optimizer settings, objects of the script, and buckets."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ Copies = Callable[[Tensors], Tensors]
 
 
 class Stateful(Protocol):
-    """What a script may have saved along: a scheduler, a scaler, counts of its own."""
+    """An object that a script saves along: a scheduler, a scaler, its own counters."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the object's state; equal at all ranks, for the first one's is saved."""
+        """Return the object's state, equal at all ranks: only the first rank's is saved."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
         """Restore the state that `state_dict` returned."""
 
 
 class RunObjects:
-    """Gathers what a run has beside tensors, and puts it back. Holds references only."""
+    """Collects and restores a run's state beside tensors. Holds references only."""
 
     def __init__(
         self, state: TrainingState, named: Mapping[str, Stateful], exchange: ExchangeState
     ) -> None:
-        """Look after the scheduler and extras, `named`, by name."""
+        """`named` are the script's objects (scheduler, extras) by name."""
         self._state = state
         self._named = named
         self._exchange = exchange
 
     @property
     def buckets(self) -> list[list[str]]:
-        """How gradients were cut in the latest round."""
+        """Buckets of the latest round, as parameter names."""
         return self._exchange.buckets
 
     def other_state(self) -> dict[str, dict[str, Any]]:
-        """Return what the optimizer has of this rank's parameters that is no tensor."""
+        """Return the optimizer's state of this rank's parameters that is no tensor."""
         return self._state.other_state()
 
     def now(
         self, buckets: list[list[str]], other_state: Mapping[str, Any], copies: Copies
     ) -> dict[str, Any]:
-        """Return a copy of all of it.
+        """Return a copy of the whole state beside tensors.
 
-        With the buckets into which gradients were cut, and what the optimizer has of all parameters
-        that is no tensor. `copies` makes those of the tensors.
+        It includes the given `buckets` and the optimizer's `other_state` of all parameters.
+        `copies` copies tensors inside objects.
         """
         states = {name: each.state_dict() for name, each in self._named.items()}
         exchange = {"buckets": buckets}
@@ -65,10 +65,10 @@ class RunObjects:
         return made
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Put back what is not the optimizer's.
+        """Restore everything except the optimizer's state.
 
         Raises:
-            ConfigMismatchError: the run that was saved had other objects.
+            ConfigMismatchError: the saved run had other objects.
         """
         for name, each in self._named.items():
             if name not in saved["objects"]:

@@ -1,7 +1,7 @@
-"""Writes tensors that ranks share, each rank its part, as torch.distributed.checkpoint has them.
+"""Writes sharded tensors, one part per rank, in the format of torch.distributed.checkpoint.
 
-Its own `save` speaks over groups that a script may have ended by then (site_group.py). This is the
-same plan, made and written by the same planner and writer.
+torch's own `save` uses process groups that a script may have destroyed by then (site_group.py).
+This module uses the same planner and writer over another group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def save_sharded(tensors: Tensors, folder: Path, group: SiteGroup) -> None:
     """Write all ranks' tensors into one folder. A collective of the site.
 
     Raises:
-        OSError: at all ranks, what one of them could not do.
+        OSError: a rank failed; raised at all ranks.
     """
     writer, planner = FileSystemWriter(folder), DefaultSavePlanner()
     is_first = group.rank == 0
@@ -35,7 +35,7 @@ def save_sharded(tensors: Tensors, folder: Path, group: SiteGroup) -> None:
         writer.set_up_storage_writer(is_first)
         return writer.prepare_local_plan(planner.create_local_plan())
 
-    # Each makes the whole plan, of the same parts: sending it to all would be more.
+    # Each rank computes the whole plan from the same parts, which is cheaper than sending it.
     whole, metadata = planner.create_global_plan(_of_all(group, plan))
     part = planner.finish_plan(writer.prepare_global_plan(whole)[group.rank])
     written = _of_all(group, lambda: writer.write_data(part, planner).wait())
@@ -44,10 +44,10 @@ def save_sharded(tensors: Tensors, folder: Path, group: SiteGroup) -> None:
 
 
 def _of_all(group: SiteGroup, make: Callable[[], Made]) -> list[Made]:
-    """Return what each rank makes.
+    """Return the results of `make` at all ranks.
 
     Raises:
-        OSError: at all ranks, why one of them could not.
+        OSError: a rank failed; raised at all ranks.
     """
     made, problem = None, ""
     try:

@@ -1,8 +1,8 @@
 """The ranks of a site, for a thread that saves: a group that the script cannot end.
 
-Many scripts call `dist.destroy_process_group()` after their last step, and that step is saved when
-the script ends. It ends all groups that torch has made, and forgets them. So this is gloo itself,
-of which torch's list of groups knows nothing.
+Many scripts call `dist.destroy_process_group()` after their last step, but that step is saved when
+the script ends. The call destroys all groups in torch's list. So this group uses gloo directly,
+outside that list.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from isthmus.sites.worker.exchange.collectives import APART
 
 Own = TypeVar("Own")
 _number = itertools.count()
-"""Each group of a process has its own keys in torchrun's store."""
+"""Numbers a process's groups, which need different keys in torchrun's store."""
 
 
 class SiteGroup:
-    """All ranks of the site. One thread at a time."""
+    """A process group of all ranks of the site. Use it in one thread at a time."""
 
     def __init__(self) -> None:
-        """Connect to the others: a collective of the site, while torch's default group is there."""
+        """Connect to the other ranks of the site, while torch's default group exists."""
         store = PrefixStore(f"isthmus-site-group-{next(_number)}", _get_default_store())
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, APART)
 
     def gather(self, own: Own) -> list[Own]:
-        """Return what each rank gives, by rank; anything that can be pickled. A collective."""
+        """Return `own` of each rank, by rank; any picklable value. A collective."""
         written = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
         sizes = [int(each) for each in self._gather(torch.tensor([written.numel()]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)

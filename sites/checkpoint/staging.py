@@ -1,7 +1,7 @@
-"""Copies of tensors on the host, in memory that is kept from one save to the next.
+"""Copies tensors to host memory that is reused from one save to the next.
 
-On CUDA the copies are enqueued on the stream that is current, into page-locked memory: what comes
-after on that stream may change the tensors, and the thread that writes waits for the copies.
+On CUDA the copies are enqueued on the current stream, into page-locked memory. Later work on that
+stream may change the tensors; the writing thread waits for the copies.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Tensors = dict[str, Tensor]
 
 
 class Staging:
-    """One copy of a state. For the training thread; `wait` is for the thread that writes."""
+    """Host memory for one copy of a state. The writing thread only calls `wait`."""
 
     def __init__(self, device: torch.device) -> None:
-        """`device` is this rank's."""
+        """`device` is the device of this rank."""
         self._on_cuda = device.type == "cuda"
         self._kept: Tensors = {}
         self._copied: list[torch.cuda.Event] = []
 
     def copies(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Return copies, which stay as they are until `copies` is called with the same names.
+        """Return copies, which are valid until `copies` is called with the same names.
 
-        A tensor that has two names is copied once. Of a sharded one, what this rank holds.
+        A tensor with two names is copied once. Of a sharded tensor, only this rank's part is.
         """
         by_tensor: dict[int, Tensor] = {}
         for name, each in tensors.items():
@@ -42,14 +42,14 @@ class Staging:
         return {name: by_tensor[id(each)] for name, each in tensors.items()}
 
     def mark(self) -> None:
-        """Have `order` and `wait` wait for all that is on the current stream by now."""
+        """Record the current stream's work, for which `order` and `wait` then wait."""
         if self._on_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._copied.append(event)
 
     def order(self) -> None:
-        """Have the current stream go on once all copies are made, if it is another one."""
+        """Make the current stream wait for all copies, if it is another one."""
         if self._copied:
             self._copied[-1].wait()
 
@@ -63,7 +63,7 @@ class Staging:
         if is_sharded(tensor):
             return _with_local(tensor, self._copy(name, tensor.to_local()))
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return tensor.to("cpu", copy=True)  # it knows best what it consists of
+            return tensor.to("cpu", copy=True)  # a tensor subclass copies its own parts
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
             kept = torch.empty_like(tensor, device="cpu", pin_memory=self._on_cuda)
@@ -73,9 +73,9 @@ class Staging:
 
 
 def _with_local(tensor: DTensor, local: Tensor) -> Tensor:
-    """Return a sharded tensor like another one, whose part of this rank is on the host.
+    """Return a copy of a sharded tensor with this rank's part on the host.
 
-    `DTensor.from_local` would bring it to the device of the mesh.
+    `DTensor.from_local` would move it to the mesh's device.
     """
     from torch.distributed.tensor import DTensor
 
@@ -84,7 +84,7 @@ def _with_local(tensor: DTensor, local: Tensor) -> Tensor:
 
 
 def tensors_in(held: object) -> Iterator[Tensor]:
-    """Yield the tensors in what a script has saved along: in mappings, lists and tuples."""
+    """Yield the tensors within nested mappings, lists and tuples."""
     if isinstance(held, Tensor):
         yield held
     elif isinstance(held, Mapping):

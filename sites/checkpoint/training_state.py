@@ -1,13 +1,13 @@
-"""What a model and its optimizers hold, under names that do not depend on how ranks share it.
+"""The tensors of a model and its optimizers, under names independent of the sharding.
 
 Flat: `model/NAME` for parameters and buffers, `optimizer/NAME/KEY` for tensors of the optimizer's
-state, NAME as `model.named_parameters()` has it without wrappers. A sharded tensor stands for all
-of it, so torch.distributed.checkpoint may cut it in one way when it saves and in another when it
-loads. A pipeline's ranks have each the tensors of their stages, under the whole model's names.
-Of several models whose parameters share names, as a GAN's, names begin with the model's number.
+state, NAME as `model.named_parameters()` has it without wrappers. A sharded tensor represents the
+whole, so torch.distributed.checkpoint may load it with another sharding than it was saved with. A
+pipeline's rank has the tensors of its stages, under the whole model's names. If several models
+share parameter names, as in a GAN, names begin with the model's number.
 
-torch's own get_optimizer_state_dict is not used: where an optimizer has no state yet, it takes a
-step to make one, and each step of this optimizer is one of the run.
+torch's own get_optimizer_state_dict is not used: if an optimizer has no state yet, it takes a step
+to create one, and that would count as a step of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Forms = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Shapes and types of tensors, by name."""
 MODEL, _OPTIMIZER = "model/", "optimizer/"
 _NAMES = {"params", "param_names"}
-"""What a group of an optimizer has beside its settings."""
+"""Keys of an optimizer's group that are not settings."""
 
 
 class TrainingState:
@@ -45,14 +45,14 @@ class TrainingState:
         """Find the optimizers' parameters among the model's.
 
         Args:
-            model: or several, or the parts of a pipeline that this rank has.
-            optimizer: of its parameters, or several, each of other parameters.
-            is_split: ranks of the site have unlike parameters, as a pipeline's. Then this is a
-                collective of the site.
+            model: one or several models, or this rank's stages of a pipeline.
+            optimizer: one or several optimizers of disjoint parameters.
+            is_split: whether ranks of the site have different parameters, as in a pipeline. Then
+                this is a collective of the site.
 
         Raises:
-            TypeError: one of them is not there, two optimizers have one parameter, a tensor is laid
-                out in a way that cannot be saved, or ranks of a pipeline have unlike groups.
+            TypeError: a parameter is not the model's, two optimizers share one, a tensor has a
+                layout that cannot be saved, or ranks of a pipeline have different groups.
         """
         models = [model] if isinstance(model, nn.Module) else model
         self._models: list[nn.Module] = [
@@ -70,20 +70,20 @@ class TrainingState:
         }
 
     def refresh(self) -> None:
-        """Find the optimizers' parameters anew: groups may have been added.
+        """Find the optimizers' parameters again: groups may have been added.
 
-        Of ranks with unlike parameters this is a collective of the site, also after the script has
-        destroyed its process groups.
+        With `is_split` this is a collective of the site, also after the script has destroyed its
+        process groups.
 
         Raises:
-            TypeError: as when it was made.
+            TypeError: as in the constructor.
         """
         self._num_groups = [len(each.param_groups) for each in self._optimizers]
         names = {id(each): name for name, each in self._parameters()}
         self._parameter_names = {name for name, _ in self._parameters(remove_duplicate=False)}
         self._named: dict[str, nn.Parameter] = {}
         self._owners: dict[str, torch.optim.Optimizer] = {}
-        """By a parameter's name, whose it is."""
+        """Optimizer by parameter name."""
         self._groups: list[list[str]] = []
         for index, (owner, group) in enumerate(self._all_groups()):
             if any(id(each) not in names for each in group["params"]):
@@ -106,9 +106,9 @@ class TrainingState:
             self._site_groups, self._site_names = self._of_site()
 
     def _told_apart(self) -> list[str]:
-        """Return what the names of each model begin with: its number, where names are shared.
+        """Return the name prefix of each model: its number if models share names, else "".
 
-        Parts of a pipeline have the names of the whole model, and may share a tensor.
+        Stages of a pipeline have the whole model's names, and may share a tensor.
         """
         names = [{name for name, _ in model.named_parameters()} for model in self._models]
         shared = sum(map(len, names)) > len(set().union(*names))
@@ -136,10 +136,10 @@ class TrainingState:
                 yield optimizer, group
 
     def _of_site(self) -> tuple[list[list[str]], set[str]]:
-        """Return names at all ranks of the site: of each group's parameters, and of all tensors.
+        """Return parameter names by group, and all tensor names, over all ranks of the site.
 
         Raises:
-            TypeError: groups of one number have unlike settings.
+            TypeError: a group has different settings at two ranks.
         """
         settings_here = [repr(each) for each in self._group_settings()]
         own = (self._groups, settings_here, self._all_names())
@@ -165,9 +165,9 @@ class TrainingState:
         ]
 
     def model_tensors(self) -> Tensors:
-        """Return parameters and buffers, the very ones. Between two steps.
+        """Return references to parameters and buffers. Call between two steps.
 
-        A forward or backward pass may have put others in the place of sharded parameters.
+        During a forward or backward pass, sharded parameters may be replaced.
         """
         return {
             f"{MODEL}{prefix}{bare_name(name)}": each
@@ -177,10 +177,10 @@ class TrainingState:
         }
 
     def check_forms(self, tensors: Tensors) -> None:
-        """Refuse parameters of another form than they had first.
+        """Check that parameters still have their original shapes and dtypes.
 
         Raises:
-            TypeError: a script has put others in their place.
+            TypeError: a script has replaced them.
         """
         for path, each in tensors.items():
             shape, dtype = self._forms.get(path, (each.shape, each.dtype))
@@ -192,7 +192,7 @@ class TrainingState:
                 )
 
     def optimizer_tensors(self) -> Tensors:
-        """Return the tensors of the optimizers' state, the very ones."""
+        """Return references to the tensors of the optimizers' state."""
         return {
             f"{_OPTIMIZER}{name}/{key}": value
             for name, state in self._states()
@@ -201,27 +201,27 @@ class TrainingState:
         }
 
     def tensors(self) -> Tensors:
-        """Return all tensors, detached: buffers are copies, for a forward pass may change them."""
+        """Return all tensors, detached; buffers are copied, as a forward pass may change them."""
         return {
             path: each.detach() if self.is_common(path) else each.detach().clone()
             for path, each in (self.model_tensors() | self.optimizer_tensors()).items()
         }
 
     def _states(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what the optimizers have of each parameter that was trained, by its name."""
+        """Yield (name, optimizer state) of each trained parameter."""
         for name, parameter in self._named.items():
             if state := self._owners[name].state.get(parameter):
                 yield name, state
 
     def other_state(self) -> dict[str, dict[str, Any]]:
-        """Return what the optimizers' state has of this rank's parameters that is no tensor."""
+        """Return the optimizers' state of this rank's parameters that is no tensor."""
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             for name, state in self._states()
         }
 
     def settings(self, other_state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is no tensor: each group's settings by its parameters, and other state."""
+        """Return the groups' settings with their parameters' names, and `other_state`."""
         return {
             "groups": [
                 {"names": names, "settings": settings}
@@ -231,12 +231,12 @@ class TrainingState:
         }
 
     def to_load(self, stored: Forms) -> Tensors:
-        """Return tensors to read what is stored into: the model's own, new ones for the optimizer.
+        """Return tensors to load `stored` into: the model's own, and new ones for the optimizer.
 
-        Of a pipeline's rank, those of its stages.
+        For a rank of a pipeline, only those of its stages.
 
         Raises:
-            ConfigMismatchError: the model is another one.
+            ConfigMismatchError: the stored model is another one.
         """
         own = {name: each for name, each in self.tensors().items() if name.startswith(MODEL)}
         for name, each in own.items():
@@ -270,12 +270,12 @@ class TrainingState:
         return own
 
     def is_common(self, path: str) -> bool:
-        """Whether a tensor has the same bits at all sites: a buffer need not."""
+        """Whether a tensor has the same bits at all sites; buffers may differ."""
         return path.startswith(_OPTIMIZER) or path.removeprefix(MODEL) in self._parameter_names
 
     @torch.no_grad()
     def adopt(self, tensors: Tensors, settings: Mapping[str, Any]) -> None:
-        """Put what was read in place; the optimizer's groups may be cut in another way."""
+        """Install loaded tensors and settings; the optimizer's groups may differ."""
         for prefix, model in zip(self._prefixes, self._models, strict=True):
             found = {
                 name: tensors.get(f"{MODEL}{prefix}{bare_name(name)}")
@@ -300,7 +300,7 @@ class TrainingState:
         return state
 
     def _device(self, name: str, key: str) -> torch.device:
-        """Return where a tensor belongs that has not its parameter's shape, as a count of steps."""
+        """Return the device of a state tensor with another shape, such as a step count."""
         parameter = self._named[name]
         group = next(
             group

@@ -1,23 +1,20 @@
-"""Writes one checkpoint after another, in a thread beside training.
+"""Writes checkpoints one after another, in a thread beside training.
 
 All ranks of all sites write into one folder. Sites hold the same bits, so the ranks of the first
-site that takes part write model and optimizer, through torch.distributed.checkpoint; each rank of
-each site adds what it has of its own. A site's first rank lists the site's files with their
-digests. The first site waits for those lists, a bounded time, and writes the manifest, which makes
-a checkpoint of it:
+site that takes part write model and optimizer, with torch.distributed.checkpoint. Every rank adds
+its own state. A site's first rank lists the site's files with their digests. The first site waits
+for those lists, a limited time, and writes the manifest, which makes the folder a checkpoint:
 
-    STORE/.step-00000100.g1/        until it is whole; then renamed to step-00000100
-       shared/__RANK_0.distcp .metadata objects.pt
-       own/SITE/RANK.pt             a rank's own
-       own/SITE/RANK.residuals.npz       residuals of its shards, written by its gateway
-       own/SITE/files.json          the site's list
-       own/SITE/publishes           of the site that writes what is shared, and the manifest
-       manifest.json
+    STORE/.step-00000100.g1/        until complete; then renamed to step-00000100
+        shared/__RANK_0.distcp .metadata objects.pt own/SITE/RANK.pt             a rank's own
+        own/SITE/RANK.residuals.npz       residuals of its shards, written by its gateway
+        own/SITE/files.json          the site's list own/SITE/publishes           marks the site
+        that writes shared/ and the manifest manifest.json
 
-To a URL ranks upload what they have written to local disk, and the manifest comes last.
+With a URL, ranks write to local disk and upload, and the manifest comes last.
 
-What is written lies on the host already (sites/checkpoint/staging.py), and stays as it is until
-this is done.
+The data is on the host already (sites/checkpoint/staging.py), and does not change until it is
+written.
 """
 
 from __future__ import annotations
@@ -57,41 +54,41 @@ from isthmus.sites.checkpoint.site_group import SiteGroup
 from isthmus.sites.checkpoint.training_state import Tensors
 
 PARTS_S = 60.0
-"""The first site waits so long for the other sites' parts; then the checkpoint goes without."""
+"""Wait for the other sites' parts; then the checkpoint is published without them."""
 _LOOK_S = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """What a rank saves of one step."""
+    """The data that a rank saves for one step."""
 
     step: int
     publishes: bool
-    """This site writes what all have, and the manifest: the first one that takes part."""
+    """Whether this site, the first that takes part, writes the shared part and the manifest."""
     tensors: Tensors = field(default_factory=dict)
-    """Copies on the host. Empty but where the site publishes."""
+    """Copies on the host. Empty unless the site publishes."""
     other_state: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What the optimizers have of this rank's parameters that is no tensor."""
+    """The optimizers' state of this rank's parameters that is no tensor."""
     objects: dict[str, Any] = field(default_factory=dict)
-    """What the first rank saves beside the tensors."""
+    """Objects that the first rank saves beside the tensors."""
     own: dict[str, Any] = field(default_factory=dict)
-    """What this rank saves of its own."""
+    """This rank's own state."""
     residuals: list[Path]
-    """Files that the gateway writes, of which the last one counts."""
+    """Files that the gateway writes; the last one counts."""
     data: dict[str, Any] = field(default_factory=dict)
-    """The manifest's, of the run's data."""
+    """The manifest's entry about the run's data."""
     absent: frozenset[str]
-    """Sites whose parts are not waited for."""
+    """Sites whose parts are not awaited."""
     problem: str
-    """Why it cannot be saved; empty: it can."""
+    """Why the step cannot be saved; empty: it can."""
 
 
 _Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
-"""A rank's report: what went wrong, the files that it has written, and its `other_state`."""
+"""A rank's report: its error (or empty), the files written, and its `other_state`."""
 
 
 class CheckpointWriter:
-    """Owns the thread that writes. Called by the training thread; one snapshot at a time."""
+    """Owns the writing thread. Called by the training thread; one snapshot at a time."""
 
     def __init__(
         self,
@@ -103,16 +100,16 @@ class CheckpointWriter:
         on_waiting: Callable[[], None],
         absent: Callable[[], frozenset[str]],
     ) -> None:
-        """A collective of the site.
+        """Make the writer. A collective of the site.
 
         Args:
             place: who writes, and where to.
-            wait_copied: returns once the copies of a snapshot are made.
-            on_written: told step, seconds and bytes, by the thread that writes.
-            on_failed: told step and reason, by the same thread.
-            on_stays: told step and reason of one that nobody needs, by the same thread.
-            on_waiting: told every second that training waits for a checkpoint to be written.
-            absent: returns the sites that are lost by now; the thread that writes asks.
+            wait_copied: waits until the copies of a snapshot are made.
+            on_written: called by the writing thread with step, seconds and bytes.
+            on_failed: called by the same thread with step and reason.
+            on_stays: called by the same thread with step and reason if an old one stays.
+            on_waiting: called every second while training waits for a checkpoint.
+            absent: returns the lost sites; called by the writing thread.
         """
         self._place = place
         self._wait_copied = wait_copied
@@ -122,11 +119,11 @@ class CheckpointWriter:
         self._on_waiting = on_waiting
         self._absent = absent
         self.group = SiteGroup()
-        """For this thread's collectives: training has its own."""
+        """Group for the writing thread's collectives; training has its own."""
         self._thread: threading.Thread | None = None
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start to write. Waits until the one before is written."""
+        """Start to write, after waiting for the previous snapshot."""
         self.wait()
         self._thread = threading.Thread(
             target=self._run, args=(snapshot,), name="isthmus-checkpoint", daemon=True
@@ -134,9 +131,9 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written.
+        """Wait until nothing is being written.
 
-        A slow store is no rank that hangs: so this is told meanwhile, for ten minutes at most.
+        The wait is reported for at most ten minutes, so that the rank does not count as hanging.
         """
         if self._thread is not None:
             join_patiently(self._thread, self._on_waiting)
@@ -159,7 +156,7 @@ class CheckpointWriter:
             self._on_written(snapshot.step, time.monotonic() - begin_s, num_bytes)
 
     def _write(self, snapshot: Snapshot) -> int:
-        """Write, and return the checkpoint's bytes where it was published here; else 0."""
+        """Write, and return the checkpoint's bytes if this site publishes; else 0."""
         place = self._place
         folder = place.staging(snapshot.step)
         rank = f"rank {place.rank} of site {place.site}"
@@ -202,7 +199,7 @@ class CheckpointWriter:
         return self._publish(snapshot, of_site)
 
     def _make_folders(self, snapshot: Snapshot, folder: Path) -> None:
-        """Make them before anybody writes: who could not would miss the collectives of writing."""
+        """Make the folders before any rank writes: a failure later would miss collectives."""
         (folder / own_path(self._place)).parent.mkdir(parents=True, exist_ok=True)
         if snapshot.publishes:
             (folder / OWN / self._place.site / PUBLISHES).touch()
@@ -228,7 +225,7 @@ class CheckpointWriter:
         return paths
 
     def _put_objects(self, step: int, objects: dict[str, Any]) -> StoredFile:
-        """Write what is saved beside the tensors."""
+        """Write the objects beside the tensors."""
         file = io.BytesIO()
         torch.save(objects, file)
         self._put(step, OBJECTS, file.getvalue())
@@ -236,7 +233,7 @@ class CheckpointWriter:
         return StoredFile(OBJECTS, len(file.getvalue()), digest_of(file))
 
     def _put(self, step: int, path: str, data: bytes) -> None:
-        """Write a small file as a whole or not at all."""
+        """Write a small file atomically."""
         place = self._place
         if place.is_remote:
             with opened(joined(place.store, checkpoint_name(step))) as (files, root):
@@ -273,7 +270,7 @@ class CheckpointWriter:
         return manifest.num_bytes
 
     def _other_lists(self, step: int, absent: frozenset[str]) -> dict[str, list[StoredFile] | None]:
-        """Wait for the other sites; None: a site's part did not come in time, or it is lost now."""
+        """Wait for the other sites' lists; None: it did not come in time, or the site is lost."""
         place = self._place
         found: dict[str, list[StoredFile] | None] = {
             site: None for site in place.ranks if site != place.site and site not in absent
@@ -285,7 +282,7 @@ class CheckpointWriter:
         )
         deadline_s = time.monotonic() + PARTS_S
         while True:
-            lost = self._absent()  # before the look: what it has written is there by then
+            lost = self._absent()  # ask first: files of a lost site are then complete
             for site in [each for each, known in found.items() if known is None]:
                 found[site] = _list_at(joined(where, OWN, site, LIST))
             awaited = {site for site, known in found.items() if known is None} - lost
@@ -297,19 +294,19 @@ class CheckpointWriter:
 def agree_on_step(
     step: int, problem: str, tell_all: Callable[[tuple[int, str]], list[tuple[int, str]]]
 ) -> None:
-    """Return once all ranks of the site save this step; they come in any order, and some later.
+    """Wait until all ranks of the site save this step; they come in any order.
 
-    A checkpoint out of turn is begun by those ranks that have heard of it before its step. Where
-    one has not, the next checkpoint is the first for which all come: those that wait give up then,
-    and no file of one step comes into another's checkpoint.
+    A requested checkpoint is begun by the ranks that learned of it before its step. If one did not,
+    all ranks meet at the next checkpoint only: waiting ranks then give this one up, so no file of
+    one step gets into another's checkpoint.
 
     Args:
-        step: that this rank saves.
-        problem: why it cannot; empty: it can.
-        tell_all: a collective of the site: returns what each rank tells, by rank.
+        step: step that this rank saves.
+        problem: why it cannot be saved; empty: it can.
+        tell_all: a collective of the site: returns each rank's value, by rank.
 
     Raises:
-        OSError: others save a later step, and never this one; or some rank cannot.
+        OSError: other ranks save only a later step, or some rank cannot save.
     """
     told = tell_all((step, problem))
     while len(steps := {each for each, _ in told}) > 1:
@@ -322,10 +319,10 @@ def agree_on_step(
 
 
 def take_last(asked: list[Path], target: Path) -> None:
-    """Wait for files that the gateway writes, and give the last of them its name.
+    """Wait for files that the gateway writes, and rename the last one to `target`.
 
     Raises:
-        OSError: one did not come.
+        OSError: a file did not come.
     """
     deadline_s = time.monotonic() + PARTS_S
     for path in asked:
@@ -339,7 +336,7 @@ def take_last(asked: list[Path], target: Path) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return an operating system's error as it says itself, and any other with its type."""
+    """Return an error's text: the operating system's own, or with the type's name."""
     return (isinstance(error, OSError) and one_line(str(error))) or reason_of(error)
 
 
@@ -349,10 +346,10 @@ def _flush(file: Any) -> None:  # noqa: ANN401 - any file
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Give a folder its name, for good: what is in it, then its name, is on the disk."""
+    """Rename a folder durably: sync its content, then its name, to disk."""
     for folder in [source, *(each for each in source.rglob("*") if each.is_dir())]:
         _sync_folder(folder)
-    if target.exists():  # this step was saved before the run went back to an earlier one
+    if target.exists():  # saved before the run went back to an earlier step
         shutil.rmtree(target)
     source.rename(target)
     _sync_folder(target.parent)
@@ -381,7 +378,7 @@ def _upload(folder: Path, place: str, stored: list[StoredFile]) -> None:
 
 
 def _list_at(place: str) -> list[StoredFile] | None:
-    """Return a site's list; None: it is not there yet, or the storage does not answer now."""
+    """Return a site's list; None: not written yet, or the storage does not answer."""
     try:
         with opened(place) as (files, path):
             files.invalidate_cache()
@@ -392,7 +389,7 @@ def _list_at(place: str) -> list[StoredFile] | None:
 
 
 def _log(what: str) -> None:
-    """Write a line to this rank's log, unless that is on a full disk, too."""
+    """Write a line to this rank's log; ignore errors of a full disk."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"isthmus: {what}\n")
 

@@ -1,6 +1,6 @@
-"""What every codec can do, and the numbers that it gives back: parts of a sum.
+"""The interfaces of codecs and of the numbers that they decode.
 
-`Codec` turns a chunk of float32 into a payload. `Part` is what a payload holds, not yet decoded.
+`Codec` encodes a chunk of float32 as a payload. `Part` holds a payload's numbers, not decoded yet.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ Payload = bytes | memoryview
 
 
 class Part(ABC):
-    """The numbers that one site sent for a chunk, as they came: decoded while they are added up.
+    """A site's numbers for a chunk, kept encoded and decoded while they are added up.
 
-    So a sum reads what crossed the WAN, a byte an element or less, and writes each result once. A
-    sum that is not a number is the one NaN 0x7FC00000, whatever its operands were: left to
-    themselves, processors differ in what they make of two of them.
+    So a sum reads the encoded bytes, one per element or less, and writes each result once. A NaN in
+    a sum is always 0x7FC00000, because processors differ in the NaN that they make of two others.
 
-    A part is checked: it has as many numbers as every array that it is asked to write to.
+    A part has been checked: its length equals that of every array it is written to.
     """
 
     def __init__(self, data: npt.NDArray[Any]) -> None:
-        """Refer to what the numbers are made of: from any place in memory, one dimension."""
+        """Refer to the encoded numbers: an array of one dimension, at any alignment."""
         self._data = data
 
     @abstractmethod
@@ -41,7 +40,7 @@ class Part(ABC):
 
     @abstractmethod
     def add(self, out: Floats, divisor: np.float32) -> None:
-        """Add the numbers to `out`, and divide the sums; by 1, that changes nothing."""
+        """Add the numbers to `out`, and divide the sums by `divisor` (1: no change)."""
 
     def write_sum(self, other: Part, out: Floats, divisor: np.float32) -> None:
         """Write the sums of these numbers and of another part's, divided."""
@@ -49,12 +48,12 @@ class Part(ABC):
         self.add(out, divisor)
 
     def fills(self, out: Floats) -> bool:
-        """Whether the numbers are those that lie in `out`."""
+        """Whether the numbers are stored in `out` itself."""
         del out
         return False
 
     def apart_from(self, out: Floats) -> Self:
-        """Return the same part, which no writing to `out` changes."""
+        """Return the same part, copied if writing to `out` would change it."""
         return self._made_of(self._data.copy()) if np.may_share_memory(self._data, out) else self
 
     def _made_of(self, data: npt.NDArray[Any]) -> Self:
@@ -63,7 +62,7 @@ class Part(ABC):
 
 
 class FloatPart(Part):
-    """float32, shape (n,), as they are."""
+    """Numbers sent as float32, shape (n,)."""
 
     def write(self, out: Floats) -> None:
         """Copy, as integers: a float copy may quieten a signalling NaN on some machines."""
@@ -75,15 +74,15 @@ class FloatPart(Part):
         loops.add_floats(self._data, out, divisor)
 
     def fills(self, out: Floats) -> bool:
-        """Whether they lie in `out`: all of them, if one does."""
+        """Whether the numbers are stored in `out`: if one is, all are."""
         return np.may_share_memory(self._data, out)
 
 
 class HalfPart(Part):
-    """bfloat16: the upper halves of float32, as uint16, shape (n,)."""
+    """Numbers sent as bfloat16, the upper halves of float32: uint16, shape (n,)."""
 
     def write(self, out: Floats) -> None:
-        """Widen."""
+        """Widen the numbers to float32."""
         loops.write_halves(self._data, out)
 
     def add(self, out: Floats, divisor: np.float32) -> None:
@@ -99,10 +98,10 @@ class HalfPart(Part):
 
 
 class BlockPart(Part):
-    """Codes, and a scale for each block of them: uint8, two of each scale, then the codes."""
+    """Numbers sent as codes with a scale per block: uint8, two bytes per scale, then the codes."""
 
     def __init__(self, body: Octets, kind: int, num_blocks: int) -> None:
-        """Refer to a body of so many blocks. `kind` is INT8, INT4 or FP8 of the kernels."""
+        """Refer to a body of `num_blocks` blocks. `kind` is INT8, INT4 or FP8 of the kernels."""
         super().__init__(body)
         self._kind = kind
         self._num_blocks = num_blocks
@@ -110,7 +109,7 @@ class BlockPart(Part):
         self._codes = body[2 * num_blocks :]
 
     def write(self, out: Floats) -> None:
-        """Multiply."""
+        """Multiply codes by their scales."""
         loops.write_blocks(self._kind, self._scales, self._codes, out)
 
     def add(self, out: Floats, divisor: np.float32) -> None:
@@ -131,55 +130,55 @@ class BlockPart(Part):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a chunk has become."""
+    """An encoded chunk."""
 
     payload: Payload
-    """What is sent; it may be a view of the values, to be used before they change."""
+    """Bytes to send; possibly a view of the values, to be used before they change."""
     part: Part
-    """What everybody decodes from it; it may lie in the values, too."""
+    """The numbers that every receiver decodes; possibly a view of the values."""
 
 
 class Codec(ABC):
     """Turns a chunk into bytes and back. Stateless; may be called from any thread."""
 
     name: str
-    """As a job file names it: isthmus.topology.spec.job.CODECS."""
+    """Name in job files: isthmus.topology.spec.job.CODECS."""
     number: int
-    """As a frame names it. Never given to another codec."""
+    """Number in frames. Never reused for another codec."""
     lossless: bool
     """Whether decoding gives back every bit."""
 
     @abstractmethod
     def max_bytes(self, numel: int) -> int:
-        """Return the most bytes that `numel` elements can take; a longer payload is corrupt."""
+        """Return the largest payload of `numel` elements; a longer one is corrupt."""
 
     @abstractmethod
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
         """Encode `values`, float32 (n,) and contiguous, plus the residual. They are not modified.
 
-        `residual`, float32 (n,), is what was lost before, and takes what this one loses, zero where
-        that is not finite. A NaN in `values` crosses as it is. None: there is no residual, and none
-        is kept; always for a codec that is lossless.
+        `residual`, float32 (n,), is replaced by the new residual, zero where that is not finite. A
+        NaN in `values` crosses unchanged. None: no residual is used or kept, as for lossless
+        codecs.
         """
 
     @abstractmethod
     def part(self, payload: Payload, numel: int) -> Part:
-        """Check a payload, which may be anything that a peer sent, and return what it holds.
+        """Check an untrusted payload, and return its numbers.
 
         Raises:
-            CorruptDataError: it does not hold exactly `numel` elements. Nothing beyond their size
-                was allocated.
+            CorruptDataError: the payload does not hold exactly `numel` elements. No more memory
+                than their size was allocated.
         """
 
     def encode(self, values: Floats) -> Payload:
-        """Return the payload of values alone, as `encode_owed` does."""
+        """Return the payload of `values` without a residual."""
         return self.encode_with_residual(values, None).payload
 
     def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
         """Return the elements of a payload, in `out` (float32, shape (numel,)) if it is given.
 
         Raises:
-            CorruptDataError: as of `part`; `out` is as it was.
+            CorruptDataError: as in `part`; `out` is unchanged.
         """
         part = self.part(payload, numel)
         target = np.empty(numel, dtype=np.float32) if out is None else out
@@ -196,25 +195,25 @@ class Codec(ABC):
 
 
 class BodyCodec(Codec):
-    """A codec whose payload another process may half make: its body, of a size that is known.
+    """A codec whose payload another process may prepare: a body of known size.
 
-    So ranks encode on their accelerator what a gateway only seals:
-    sites/worker/exchange/device_codecs.py.
+    So ranks encode bodies on their accelerator (sites/worker/exchange/device_codecs.py), and a
+    gateway only seals them.
     """
 
     @abstractmethod
     def body_bytes(self, numel: int) -> int:
-        """Return the size of a body; at most 4 bytes an element."""
+        """Return the size of a body, at most 4 bytes per element."""
 
     @abstractmethod
     def seal(self, body: memoryview, numel: int) -> Encoded:
-        """Return what a body of `numel` elements becomes.
+        """Return the encoded chunk for a body of `numel` elements.
 
-        The payload is that of `encode` for the same values, which were all finite. The part lies in
-        the body; the payload does not.
+        The payload equals that of `encode` for the same values, which were all finite. The part is
+        a view of the body; the payload is not.
 
         Raises:
-            CorruptDataError: it has another size, or holds what no encoder makes.
+            CorruptDataError: the body has another size, or no encoder makes it.
         """
 
 
@@ -222,7 +221,7 @@ def expect_size(payload: Payload, expected_bytes: int) -> None:
     """Check a payload's size.
 
     Raises:
-        CorruptDataError: it is another.
+        CorruptDataError: the size differs.
     """
     if len(payload) != expected_bytes:
         raise CorruptDataError(f"a payload of {len(payload)} bytes where {expected_bytes} belong")

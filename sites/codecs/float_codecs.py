@@ -1,11 +1,11 @@
-"""The codecs that send floating-point numbers: float32 and bfloat16, as they are or compressed.
+"""The codecs that send floating-point numbers: float32 and bfloat16, plain or compressed.
 
-`split` and `bf16-split` cut numbers into byte planes and compress the planes that repay it. Numbers
-are first rotated left by one bit: the sign goes last, and the exponent fills the highest byte
-alone. Gradients' exponents take few values, so that plane shrinks to a third; mantissas are noise,
-unless there are many zeros. Their payload is a table of one little-endian uint32 a plane, lowest
-plane first, then the planes. An entry is the bytes that the plane takes, with the highest bit set
-where it is compressed.
+`split` and `bf16-split` cut numbers into byte planes and compress the planes where that pays.
+Numbers are first rotated left by one bit: the sign goes last, and the exponent alone fills the
+highest byte. Gradients' exponents take few values, so that plane shrinks to a third; mantissas are
+noise, unless there are many zeros. The payload is a table of one little-endian uint32 per plane,
+lowest plane first, then the planes. An entry is the plane's size in bytes, with the highest bit set
+if it is compressed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPRESSED: Final = 1 << 31
 
 
 class Fp32(Codec):
-    """The codec that sends float32 as they are, little-endian."""
+    """The codec that sends plain float32, little-endian."""
 
     name = "fp32"
     number = 1
@@ -50,12 +50,12 @@ class Fp32(Codec):
         return 4 * numel
 
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Return the bytes where they are."""
+        """Return a view of the values' bytes."""
         assert residual is None
         return Encoded(values.view(np.uint8).data, FloatPart(values))
 
     def part(self, payload: Payload, numel: int) -> Part:
-        """Give the elements where they are."""
+        """Return a view of the payload."""
         expect_size(payload, 4 * numel)
         return FloatPart(np.frombuffer(payload, dtype=np.float32))
 
@@ -72,28 +72,28 @@ class Bf16(BodyCodec):
         return 2 * numel
 
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Round; NaN stays NaN, and infinity infinity."""
+        """Round to bfloat16; NaN stays NaN, and infinity infinity."""
         upper = round_to_bf16(values, residual)
         return Encoded(upper.view(np.uint8).data, HalfPart(upper))
 
     def part(self, payload: Payload, numel: int) -> Part:
-        """Widen, exactly."""
+        """Return the payload's numbers, which widen exactly."""
         expect_size(payload, 2 * numel)
         return HalfPart(np.frombuffer(payload, dtype=np.uint16))
 
     def body_bytes(self, numel: int) -> int:
-        """Return the payload's size."""
+        """Return 2 bytes per element: the body is the payload."""
         return 2 * numel
 
     def seal(self, body: memoryview, numel: int) -> Encoded:
-        """Copy: a body is a payload."""
+        """Copy the body, which is the payload."""
         return Encoded(bytes(body), self.part(body, numel))
 
 
 def round_to_bf16(values: Floats, residual: Floats | None = None) -> Halves:
     """Return the bits of `values`, and of the residual, as bfloat16.
 
-    `Codec.encode_owed` says how.
+    `Codec.encode_with_residual` defines the residual.
     """
     upper = np.empty(len(values), dtype=np.uint16)
     if residual is None:
@@ -104,21 +104,21 @@ def round_to_bf16(values: Floats, residual: Floats | None = None) -> Halves:
 
 
 class Split(Codec):
-    """float32, or what rounding to bfloat16 leaves of it, in byte planes."""
+    """The codec that sends float32 or bfloat16 in byte planes."""
 
     def __init__(self, name: str, number: int, *, rounds: bool) -> None:
-        """Take the name and number of `Codec`, and whether it is bfloat16."""
+        """`rounds`: send bfloat16. `name` and `number` as in `Codec`."""
         self.name = name
         self.number = number
         self.lossless = not rounds
         self._word = np.dtype(np.uint16 if rounds else np.uint32)
 
     def max_bytes(self, numel: int) -> int:
-        """Return a byte an element for each plane, and the table."""
+        """Return one byte per element and plane, plus the table."""
         return self._word.itemsize * (numel + 4)
 
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Rotate, cut, compress; round to nearest even before."""
+        """Round to nearest even if asked, then rotate, cut into planes, and compress."""
         if self.lossless:
             assert residual is None
             return Encoded(_pack(values.view(np.uint32)), FloatPart(values))
@@ -126,7 +126,7 @@ class Split(Codec):
         return Encoded(_pack(halves), HalfPart(halves))
 
     def part(self, payload: Payload, numel: int) -> Part:
-        """Undo each step but the rounding."""
+        """Decompress, join the planes and rotate back."""
         words = _unpack(payload, numel, self._word)
         return FloatPart(words.view(np.float32)) if self.lossless else HalfPart(words)
 
@@ -163,7 +163,7 @@ def _join(planes: list[Octets], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _pack(words: npt.NDArray[Word]) -> bytes:
-    """Rotate words, cut them into planes, and compress those that repay it."""
+    """Rotate words, cut them into planes, and compress planes where that pays."""
     rotated = _rotate(words)
     table: list[int] = []
     parts: list[Payload] = []
@@ -183,7 +183,7 @@ def _unpack(payload: Payload, numel: int, dtype: np.dtype[Any]) -> npt.NDArray[A
     """Return the words that a payload of `_pack` holds.
 
     Raises:
-        CorruptDataError: it does not hold exactly `numel` of them.
+        CorruptDataError: the payload does not hold exactly `numel` words.
     """
     view = memoryview(payload)
     num_planes = dtype.itemsize

@@ -1,21 +1,20 @@
-"""The codecs that quantise: blocks of 128 elements under one scale, and only the largest elements.
+"""The lossy codecs: quantised blocks of 128 elements with one scale, and top-k.
 
-Numbers that they cannot hold cross as they are. A payload starts with one byte that says what
-follows: quantised numbers, quantised numbers under zstd, or the float32 themselves. The last is for
-chunks with a NaN, an infinity or a number of 2**127 and more: such a chunk crosses bit for bit, so
-that nothing is ever saturated in silence.
+A payload starts with one byte for its format: quantised numbers, quantised numbers under zstd, or
+plain float32. The last is for chunks with a NaN, an infinity or a number of 2**127 and more: such a
+chunk crosses bit for bit, so no number is ever silently saturated.
 
-*Blocks.* A payload's body holds one bfloat16 scale a block, then the elements' codes. The scale is
-the block's largest magnitude divided by the codec's largest level, rounded up, so that no element
-falls off the end; and at least 2**-126, so that its inverse is finite. An element times the inverse
+*Blocks.* A payload's body holds one bfloat16 scale per block, then the elements' codes. The scale
+is the block's largest magnitude divided by the codec's largest level, rounded up, so that no
+element overflows; and at least 2**-126, so that its inverse is finite. An element times the inverse
 (both rounded to nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A
-maximum is the same in any order and all else is element by element: the bytes do not depend on the
+maximum does not depend on the order, and all else is elementwise, so the bytes do not depend on the
 machine. Why 128 elements share a scale: docs/measurements/codecs.md.
 
 *Top-k* sends one element in a hundred, by magnitude; all others count as zero. A body holds the k
 values as bfloat16, in the order of their places, and then the places. A place is the number of
-elements skipped before it: one byte for up to 254 of them, and before it a byte of 255 for each 255
-more. k follows from the size of the chunk. Of equal magnitudes at the threshold, the first ones go.
+elements skipped before it: one byte up to 254, preceded by a byte of 255 for each further 255. k
+follows from the size of the chunk. Of equal magnitudes at the threshold, the first ones are sent.
 """
 
 from __future__ import annotations
@@ -59,22 +58,22 @@ Places = npt.NDArray[np.int64]
 
 
 class Lossy(Codec):
-    """A codec that quantises finite chunks, and passes others on as they are."""
+    """A codec that quantises finite chunks, and sends others as float32."""
 
     lossless = False
 
     def __init__(self, name: str, number: int, *, compresses: bool = False) -> None:
-        """Take the name and number of `Codec`, and whether zstd follows, where it pays."""
+        """`compresses`: apply zstd where it pays. `name` and `number` as in `Codec`."""
         self.name = name
         self.number = number
         self._compresses = compresses
 
     def max_bytes(self, numel: int) -> int:
-        """Return 4 bytes an element and the first one: what a chunk that is not finite takes."""
+        """Return 4 bytes per element plus the format byte: the size of a plain chunk."""
         return 1 + 4 * numel
 
     def part(self, payload: Payload, numel: int) -> Part:
-        """Undo what the first byte says was done."""
+        """Return the payload's numbers, by its format byte."""
         if not payload:
             raise CorruptDataError("a payload of 0 bytes, without the one that says what it holds")
         kind, body = payload[0], memoryview(payload)[1:]
@@ -95,27 +94,27 @@ class Lossy(Codec):
         return self._part(np.frombuffer(body, dtype=np.uint8), numel)
 
     def _compressed(self, body: Octets) -> bytes | None:
-        """Return a payload under zstd, or None where there is to be none."""
+        """Return a payload under zstd; None if it is off or does not pay."""
         frame = zstd_guard.compress_if_skewed(body) if self._compresses else None
         return None if frame is None else b"".join((bytes((COMPRESSED,)), frame))
 
     @abstractmethod
     def _body_bounds(self, numel: int) -> tuple[int, int]:
-        """Return how many bytes the quantised numbers of a chunk take at least, and at most."""
+        """Return the smallest and largest size in bytes of a chunk's body."""
 
     @abstractmethod
     def _part(self, body: Octets, numel: int) -> Part:
-        """Return the numbers that a body of such a size holds.
+        """Return the numbers in a body whose size has been checked.
 
         Raises:
-            CorruptDataError: it holds what no encoder sends.
+            CorruptDataError: no encoder makes such a body.
         """
 
 
 def as_it_is(meant: Floats, residual: Floats | None) -> Encoded:
-    """Return what a chunk becomes that has a number which cannot be quantised.
+    """Encode a chunk with a number that cannot be quantised as float32.
 
-    Nothing of it is lost.
+    The residual becomes 0.
     """
     payload = bytes((AS_IT_IS,)) + meant.tobytes()
     if residual is not None:
@@ -124,7 +123,7 @@ def as_it_is(meant: Floats, residual: Floats | None) -> Encoded:
 
 
 class BlockCodec(Lossy, BodyCodec):
-    """Scales each block, and sends the nearest level of each element."""
+    """A codec that scales blocks, and sends the nearest level of each element."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class BlockCodec(Lossy, BodyCodec):
     ) -> None:
         """`kind` is INT8, INT4 or FP8 of the kernels.
 
-        `level_max` is the largest level: what a block's largest magnitude becomes.
+        `level_max` is the largest level, to which a block's largest magnitude is scaled.
         """
         super().__init__(name, number, compresses=compresses)
         self.level_max = level_max
@@ -146,14 +145,14 @@ class BlockCodec(Lossy, BodyCodec):
         self._codes_per_byte = codes_per_byte
 
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Quantise block by block; or copy all, where one cannot be."""
+        """Quantise block by block, or copy all if a block cannot be quantised."""
         numel = len(values)
         num_blocks = _num_blocks(numel)
         payload = np.empty(1 + self.body_bytes(numel), dtype=np.uint8)
         payload[0] = QUANTISED
         body = payload[1:]
         scales, codes = body[: 2 * num_blocks], body[2 * num_blocks :]
-        # To add -0.0 leaves every number as it is, -0.0 too.
+        # Adding -0.0 changes no number, not even -0.0.
         lost = np.full(numel, -0.0, dtype=np.float32) if residual is None else residual
         levels = np.empty(BLOCK, dtype=np.uint8)
         num_done = loops.encode_blocks(self._kind, values, lost, scales, codes, levels)
@@ -166,11 +165,11 @@ class BlockCodec(Lossy, BodyCodec):
         return Encoded(payload.data if frame is None else frame, self._blocks(body, numel))
 
     def _meant(self, values: Floats, residual: Floats, body: Octets, num_done: int) -> Floats:
-        """Return the sums of values and the residual, after the first blocks have been quantised.
+        """Restore the sums of values and residual after the first blocks were quantised.
 
-        Of these, what they decode to and what that lost add up to it, but for the sign of a zero: a
-        level times a scale has 16 significant bits at most, and what lies between it and the number
-        that it is nearest to is a float32.
+        For these blocks, the decoded number plus its residual is exactly the sum, but for the sign
+            of a zero: a level times a scale has at most 16 significant bits, and its distance to
+            the sum is a float32.
         """
         meant = residual.copy()
         done = num_done * BLOCK
@@ -189,7 +188,7 @@ class BlockCodec(Lossy, BodyCodec):
         return 2 * _num_blocks(numel) - (-numel // self._codes_per_byte)
 
     def seal(self, body: memoryview, numel: int) -> Encoded:
-        """Compress where that pays; say before it what follows."""
+        """Add the format byte, and compress where that pays."""
         expect_size(body, self.body_bytes(numel))
         octets = np.frombuffer(body, dtype=np.uint8)
         part = self._part(octets, numel)
@@ -202,7 +201,7 @@ class BlockCodec(Lossy, BodyCodec):
 
     def _part(self, body: Octets, numel: int) -> Part:
         scales = np.frombuffer(body[: 2 * _num_blocks(numel)], dtype="<u2")
-        # The scale, as bfloat16 rounded up, of a block whose peak is just too large.
+        # The scale, rounded up to bfloat16, of a block whose peak is just too large.
         exact = loops.TOO_LARGE.view(np.float32) / np.float32(self.level_max)
         if len(scales) and scales.max() > int(exact.view(np.uint32)) + 0xFFFF >> 16:
             raise CorruptDataError(f"a scale that {self.name} never has")
@@ -217,10 +216,10 @@ def _num_blocks(numel: int) -> int:
 
 
 class TopK(Lossy):
-    """Sends the largest elements of a chunk."""
+    """The codec that sends only the largest elements of a chunk."""
 
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Find the largest, and round them; or copy, where a number is too large."""
+        """Find and round the largest elements; copy all if a number is too large."""
         meant = values
         if residual is not None:
             meant = residual
@@ -248,7 +247,7 @@ class TopK(Lossy):
 
 
 def num_kept(numel: int) -> int:
-    """Return how many elements of a chunk are sent: one at least, unless it is empty."""
+    """Return the number of elements sent of a chunk: at least one, unless it is empty."""
     return min(numel, max(1, round(numel * SHARE)))
 
 
@@ -283,7 +282,7 @@ def _unpack_places(digits: npt.NDArray[np.uint8], count: int, numel: int) -> Pla
     """Return `count` ascending places below `numel`.
 
     Raises:
-        CorruptDataError: these are not there, or something else is.
+        CorruptDataError: the digits encode something else.
     """
     ends = np.flatnonzero(digits != _CARRY)
     if len(ends) != count or (count and ends[-1] != len(digits) - 1) or (not count and len(digits)):

@@ -34,7 +34,7 @@ def codec_named(name: str) -> Codec:
     """Return the codec of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no codec has that name.
     """
     codec = BY_NAME.get(name)
     if codec is None:

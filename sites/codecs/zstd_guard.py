@@ -1,9 +1,8 @@
 """Compresses with zstd, and refuses received frames that would decompress to an unexpected size.
 
-Sites need not trust each other. A decompressor that is merely given a limit ignores it when the
-frame names its own content size: a 13-byte frame can ask for exabytes. So the frame's header is
-read first, and must name exactly the size that the receiver expects, a small window, and a
-checksum.
+Sites need not trust each other. A decompressor ignores a given limit if the frame states its
+content size: a 13-byte frame can ask for exabytes. So the frame's header is read first. It must
+have exactly the expected size, a small window, and a checksum.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from isthmus.sites.codecs.codec import Payload
 
 _WINDOW_BYTES_MAX: Final = 8 << 20
 _SAMPLE: Final = 4096
-"""Bytes, evenly spread, that tell whether compressing is worth the time."""
+"""Size of the evenly spread sample that decides whether to compress."""
 _ENTROPY_MAX: Final = 7.8
-"""Bits a byte; mantissa planes of real gradients measure above 7.9 (of a sample: 7.95)."""
+"""Highest entropy, in bits per byte, that is compressed. Mantissa planes of real gradients are
+above 7.9 (sample: 7.95)."""
 _HUFFMAN = zstandard.ZstdCompressionParameters.from_level(
     1,
     window_log=17,
@@ -34,12 +34,12 @@ _HUFFMAN = zstandard.ZstdCompressionParameters.from_level(
     write_checksum=True,
     write_content_size=True,
 )
-"""Level 1 reduced to its Huffman stage: exponents have a skewed distribution but no repetitions,
-and the search for matches would cost most of the time."""
+"""Level 1 with only its Huffman stage: exponents are skewed but not repetitive, and the search for
+matches would take most of the time."""
 
 
 class _Contexts(threading.local):
-    """One thread's contexts: threads may not share them, and making them for each chunk is slow."""
+    """zstd contexts of one thread: threads may not share them, and creation per chunk is slow."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
@@ -55,7 +55,7 @@ def compress(data: Payload) -> bytes:
 
 
 def compress_if_skewed(octets: npt.NDArray[np.uint8]) -> bytes | None:
-    """Return a frame of uint8 (n,), or None where compressing would save next to nothing."""
+    """Return a frame of uint8 (n,); None if compression would save next to nothing."""
     if not _is_skewed(octets):
         return None
     frame = compress(octets.data)
@@ -71,10 +71,10 @@ def _is_skewed(octets: npt.NDArray[np.uint8]) -> bool:
 
 
 def content_bytes(frame: Payload) -> int:
-    """Return the size that a frame says its content has: whether to believe it is the caller's.
+    """Return the content size that a frame states; the caller must check it.
 
     Raises:
-        CorruptDataError: it is not a frame.
+        CorruptDataError: the bytes are not a frame.
     """
     try:
         return int(zstandard.get_frame_parameters(frame).content_size)
@@ -86,8 +86,8 @@ def decompress(frame: Payload, expected_bytes: int) -> bytes:
     """Return the content of one frame.
 
     Raises:
-        CorruptDataError: it is not exactly one sound frame of `expected_bytes`. Nothing larger was
-            allocated.
+        CorruptDataError: the bytes are not exactly one valid frame of `expected_bytes`. No more
+            memory was allocated.
     """
     try:
         parameters = zstandard.get_frame_parameters(frame)

@@ -1,9 +1,9 @@
-"""The grid: where a bucket is cut into chunks, and which rank of each site owns which chunk.
+"""The grid of a bucket: its chunks, and the rank at each site that owns a chunk.
 
 Pure. A bucket is cut at every multiple of the chunk size, and at every site's shard boundaries. So
 a chunk belongs to exactly one rank at each site, and every site computes the same grid from the
-same three figures. A bucket may be shared by some of a site's ranks alone, as those of one pipeline
-stage: they divide it among them.
+same three figures. Only some of a site's ranks may share a bucket, such as those of one pipeline
+stage.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 Sharing = tuple[int | tuple[int, ...], ...]
-"""Who shares a bucket, by site: so many ranks from the first on, or these, ascending."""
+"""The ranks that share a bucket, by site: a number (the first ranks), or ranks in ascending
+order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The chunks of one bucket. Made by `grid`, which keeps the latest ones."""
+    """The chunks of one bucket. Create it with `grid`, which caches the latest ones."""
 
     numel: int
     """float32 elements of the bucket."""
     starts: npt.NDArray[np.int64]
-    """Shape (chunks + 1,): the cut points; the last one is `numel`."""
+    """Cut points, shape (chunks + 1,); the last one is `numel`."""
     shard_numel: tuple[int, ...]
     """Elements of a full shard, by site."""
     sharing: Sharing
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of the bucket; 0 for an empty one."""
+        """Number of chunks; 0 for an empty bucket."""
         return len(self.starts) - 1
 
     def span(self, chunk: int) -> tuple[int, int]:
@@ -42,9 +43,9 @@ class Grid:
         return start, int(self.starts[chunk + 1]) - start
 
     def turn(self, bucket: int, chunk: int) -> int:
-        """Return a chunk's turn at the trees, where this is the grid of the bucket of that number.
+        """Return a chunk's turn, which selects its tree; `bucket` is the bucket's number.
 
-        Turns go on from bucket to bucket: each bucket anew would favour the first trees.
+        Turns continue from bucket to bucket: restarting would favour the first trees.
         """
         return bucket * self.num_chunks + chunk
 
@@ -55,7 +56,7 @@ class Grid:
         return place if isinstance(ranks, int) else ranks[place]
 
     def ranks(self, site: int) -> Sequence[int]:
-        """Return the ranks that share the bucket."""
+        """Return the ranks of `site` that share the bucket."""
         ranks = self.sharing[site]
         return range(ranks) if isinstance(ranks, int) else ranks
 
@@ -63,7 +64,7 @@ class Grid:
         """Return a rank's first element and its number of elements, without padding.
 
         Raises:
-            ValueError: it does not share the bucket.
+            ValueError: the rank does not share the bucket.
         """
         return shard_of(self.numel, self.shard_numel[site], self.ranks(site).index(rank))
 
@@ -75,12 +76,12 @@ class Grid:
 
 
 def shard_numel(numel: int, ranks: int) -> int:
-    """Return the elements of a full shard; one at least, so that an empty bucket can be divided."""
+    """Return the elements of a full shard; at least 1, also for an empty bucket."""
     return max(1, -(-numel // ranks))
 
 
 def shard_of(numel: int, size: int, rank: int) -> tuple[int, int]:
-    """Return a rank's first element and its number of elements, where a full shard has `size`."""
+    """Return a rank's first element and number of elements; a full shard has `size`."""
     start = min(rank * size, numel)
     return start, min((rank + 1) * size, numel) - start
 
@@ -88,10 +89,10 @@ def shard_of(numel: int, size: int, rank: int) -> tuple[int, int]:
 def sharing_of(
     participants: tuple[tuple[int, ...], ...], ranks_per_site: tuple[int, ...]
 ) -> Sharing:
-    """Return who shares a bucket; where `participants` has nobody of a site, all of it do.
+    """Return the ranks that share a bucket; a site without `participants` means all its ranks.
 
     Raises:
-        ValueError: there are no such ranks.
+        ValueError: a rank does not exist.
     """
     if not participants:
         return ranks_per_site
@@ -105,7 +106,7 @@ def sharing_of(
 
 @functools.lru_cache(maxsize=4096)
 def grid(numel: int, chunk_numel: int, sharing: Sharing) -> Grid:
-    """Return the grid of a bucket."""
+    """Return the (cached) grid of a bucket of `numel` elements shared by the ranks in `sharing`."""
     assert numel >= 0
     assert chunk_numel >= 1
     counts = tuple(each if isinstance(each, int) else len(each) for each in sharing)

@@ -1,12 +1,11 @@
-"""The training state that a site takes over when it enters a run, as it lies in a node's folder.
+"""The files of the training state that a rejoining site takes over, in a node's folder.
 
-FOLDER/entry/epoch-7/   at each node: for whoever enters with epoch 7
-   tensors              parameters and the optimizer's tensors: the same bytes at all sites
-   objects              everything else, as torch.save writes it: it means the same at all sites
-   index.json           digests of all pieces; written last
+FOLDER/entry/epoch-7/   at each node: for sites that rejoin with epoch 7 tensors parameters and the
+    optimizer's tensors: the same bytes at all sites objects everything else, written by torch.save:
+    equivalent at all sites index.json digests of all pieces; written last
 
-Ranks write it and read it (sites/checkpoint/entry_state.py). Gateways carry it from those who have
-it to the site that enters (sites/gateway/transfer).
+Ranks write and read the files (sites/checkpoint/entry_state.py). Gateways transfer them to the
+rejoining site (sites/gateway/transfer).
 """
 
 from __future__ import annotations
@@ -26,38 +25,38 @@ from isthmus.protos.errors import RemoteProtocolError
 from isthmus.topology.spec.units import format_size
 
 PIECE_BYTES: Final = 4 << 20
-"""What is asked for at once, and has a digest."""
+"""Size of a piece, which is requested at once and has its own digest."""
 TENSORS: Final = "tensors"
 OBJECTS: Final = "objects"
 INDEX: Final = "index.json"
 SPARE_BYTES: Final = 256 << 20
-"""So much of a disk is left to all else that writes there."""
+"""Disk space left free for other writers."""
 _ENTRY: Final = "entry"
 
 
 def entry_folder(node_folder: Path, epoch: int) -> Path:
-    """Return where the state lies that sites take over with an epoch."""
+    """Return the folder of the state for sites that rejoin with an epoch."""
     return node_folder / _ENTRY / f"epoch-{epoch}"
 
 
 def remove_states(node_folder: Path, *, but: Path | None = None) -> None:
-    """Remove all states of a node but one, as far as that can be done."""
+    """Remove all states of a node except `but`, as far as possible."""
     for folder in (node_folder / _ENTRY).glob("epoch-*"):
         if folder != but:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def newest_whole(node_folder: Path) -> Path | None:
-    """Return the newest state of a node of which all is there; None: there is none."""
+    """Return the folder of a node's newest complete state; None: there is none."""
     found = (each.parent for each in (node_folder / _ENTRY).glob(f"epoch-*/{INDEX}"))
     return max(found, key=lambda each: int(each.name.partition("-")[2]), default=None)
 
 
 def require_room(folder: Path, num_bytes: int) -> None:
-    """Refuse a state for which there is no room beside what other processes write.
+    """Check that a disk has room for a state beside other writers.
 
     Raises:
-        OSError: there is none, or there is no such folder.
+        OSError: there is no room, or no such folder.
     """
     tensors = folder / TENSORS
     held_bytes = tensors.stat().st_blocks * 512 if tensors.exists() else 0
@@ -69,15 +68,15 @@ def require_room(folder: Path, num_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What a state consists of."""
+    """The files of a state, with sizes and digests."""
 
     num_bytes: Mapping[str, int]
-    """The size of each file, by its name."""
+    """File sizes by name."""
     digests: Mapping[str, tuple[int, ...]]
-    """xxh3-64 of each file's pieces."""
+    """xxh3-64 of the pieces, by file name."""
 
     def to_bytes(self) -> bytes:
-        """Return the index as it is written and sent."""
+        """Return the serialised index."""
         fields = {
             name: {"num_bytes": size, "digests": self.digests[name]}
             for name, size in self.num_bytes.items()
@@ -86,10 +85,10 @@ class Index:
 
     @classmethod
     def from_bytes(cls, written: bytes) -> Index:
-        """Read what `to_bytes` returned.
+        """Parse an index from `to_bytes`.
 
         Raises:
-            RemoteProtocolError: it is something else.
+            RemoteProtocolError: the bytes are not a valid index.
         """
         try:
             fields = json.loads(written)
@@ -108,7 +107,7 @@ class Index:
 
 
 def num_pieces(num_bytes: int) -> int:
-    """Return how many pieces a file has."""
+    """Return the number of pieces of a file."""
     return -(-num_bytes // PIECE_BYTES)
 
 
@@ -122,7 +121,7 @@ def digests_in(
 ) -> dict[int, int]:
     """Return the digests of some pieces of a file, by their numbers.
 
-    `on_hashed` is told the bytes of each.
+    `on_hashed` gets the size of each hashed piece.
     """
     if not path.stat().st_size:
         return {}

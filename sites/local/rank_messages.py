@@ -1,9 +1,9 @@
 """The messages between a rank and its gateway: one class each, one encoder, one decoder.
 
-They cross a Unix SOCK_SEQPACKET socket as JSON objects, one a message; docs/protocols.md has the
-conversation. A field's annotation says what it may hold, and the decoder refuses everything else by
-the field's name. A field with a default may be absent, and one that this build does not know is
-left out, so that either end may be a version older.
+They cross a Unix SOCK_SEQPACKET socket as one JSON object per message; docs/protocols.md has the
+conversation. A field's annotation defines its valid values, and the decoder names a field that has
+another. A field with a default may be absent, and unknown fields are ignored, so that either end
+may be a version older.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json
 
 WEIGHT_MAX = float(1 << 53)
-"""Tokens behind one bucket: up to here every whole number is a float64."""
+"""Largest token count of a bucket: up to here float64 holds every integer."""
 
 Count = Annotated[int, (1 << 63) - 1]
 UInt32 = Annotated[int, (1 << 32) - 1]
 UInt64 = Annotated[int, (1 << 64) - 1]
 Weight = Annotated[float, WEIGHT_MAX]
-"""Integers, and numbers, from 0 to the annotation."""
+"""Numbers from 0 to the annotated limit."""
 
 
 class Form(StrEnum):
-    """In what form a rank hands its shard of a bucket over."""
+    """The form in which a rank submits its shard of a bucket."""
 
     VALUES = "values"
-    """float32. The gateway encodes what it sends, and keeps what that loses."""
+    """float32. The gateway encodes it, and keeps the residual."""
     ENCODED = "encoded"
-    """Each chunk's body (`BodyCodec`), where its first element would be. The rank
-    keeps what was lost. Chunks of trees whose codec has no bodies are as in VALUES."""
+    """Encoded: a chunk's body (`BodyCodec`) begins at the place of its first element. The rank
+    keeps the residual. Chunks of trees whose codec has no bodies are as in VALUES."""
     UNFIT = "unfit"
-    """float32 of which some have no code, a NaN say. Where chunks have bodies otherwise, the
-    rank's residual is added already: the gateway encodes as usual, and keeps no residual."""
+    """float32 with values that the codec cannot encode, such as NaN. The rank has already added its
+    residual; the gateway encodes as usual, and keeps no residual."""
 
 
 # ---------------------------------------------------------------- rank to gateway
@@ -62,21 +62,21 @@ class Join:
 
     op: ClassVar[str] = "join"
     rank: Count
-    """Inside the site."""
+    """Rank inside the site."""
     generation: Count
-    """The run's."""
+    """Generation of the run."""
     local_rank: Count = 0
-    """On the node."""
+    """Rank on the node."""
     pid: Count = 0
     encodes: bool = False
-    """The rank takes the gateway's offer to encode, if there is one."""
+    """Whether the rank accepts the gateway's offer to encode, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """Shared memory: float32[numel] in a memfd that comes with the message.
 
-    An id that was sent before is replaced. sites/local/regions.py has the memory itself.
+    A region with a known id replaces the earlier one. sites/local/regions.py makes the memory.
     """
 
     op: ClassVar[str] = "region"
@@ -86,40 +86,40 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """This rank's shard of a bucket lies in a region: reduce it over all sites."""
+    """Request to reduce this rank's shard of a bucket, stored in a region, over all sites."""
 
     op: ClassVar[str] = "reduce"
     round: Count
     bucket: UInt32
     region: Count
     offset: Count = 0
-    """Elements of the region before the shard."""
+    """Offset of the shard in its region, in elements."""
     numel: Count
     """float32 elements of the whole bucket, not of the shard."""
     layout: UInt32
-    """crc32c of what the bucket consists of: equal on all ranks of all sites."""
+    """crc32c of the bucket's layout: equal on all ranks of all sites."""
     weight: Weight
-    """Tokens of the whole site behind the bucket."""
+    """Tokens of the whole site for the bucket."""
     exact: bool
-    """Travel as fp32 whatever the link's codec."""
+    """Send the bucket as fp32 whatever the link's codec."""
     form: Form = Form.VALUES
-    """What lies in the region."""
+    """Form of the shard in the region."""
     encoded_bytes: Count = 0
-    """Size of all bodies together, where the region holds bodies."""
+    """Total size of the bodies, if the region holds bodies."""
     enters: Count = 0
-    """The epoch that this round begins: `Members`. 0: none."""
+    """Epoch that begins with this round (see `Members`). 0: none."""
     participants: tuple[tuple[Count, ...], ...] = ()
-    """The ranks that share the bucket, by site, ascending: nobody else hands it over. Empty for a
-    site: all of it; empty altogether: all everywhere. Equal on all ranks of all sites."""
+    """The ranks that share and submit the bucket, by site, ascending. Empty for a site: all its
+    ranks; empty altogether: all ranks of all sites. Equal on all ranks of all sites."""
     after: Count = 0
-    """One more than the bucket before it in the round that other ranks of this gateway share, and
-    this one does not. 0: none."""
+    """One more than the preceding bucket of the round that other ranks of this gateway share, and
+    this rank does not. 0: none."""
 
     def sharing(self, ranks_per_site: tuple[int, ...]) -> Sharing:
-        """Return who shares the bucket, as a grid is made with.
+        """Return the ranks that share the bucket, in the form that `grid` takes.
 
         Raises:
-            LocalProtocolError: there are no such ranks.
+            LocalProtocolError: a rank does not exist.
         """
         try:
             return sharing_of(self.participants, ranks_per_site)
@@ -129,7 +129,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """The script has handed a bucket over. Its `Reduce` follows when the site's ranks all have."""
+    """The script has submitted a bucket. Its `Reduce` follows once all ranks of the site have."""
 
     op: ClassVar[str] = "handed"
     round: Count
@@ -137,29 +137,29 @@ class Handed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The rank waits for what is being saved: it does not hang. Told every second."""
+    """The rank waits for a checkpoint that is being saved, and does not hang. Sent every second."""
 
     op: ClassVar[str] = "saving"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateProgress:
-    """How far this rank is with its part of the state that others take over. Told every second."""
+    """A rank's progress in writing its part of the state for rejoining sites. Sent every second."""
 
     op: ClassVar[str] = "state_progress"
     epoch: Count
-    """They follow when this epoch begins."""
+    """Epoch with which the other sites begin to catch up."""
     done_bytes: Count
-    """Copied, written and hashed so far."""
+    """Bytes copied, written and hashed so far."""
     problem: str = ""
-    """Why it cannot be had from this site; empty: it can."""
+    """Why this site cannot provide the state; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepResiduals:
-    """Write the residuals of this rank's shards to a file, which has its name once it is whole.
+    """Request to write the residuals of this rank's shards to a file, atomically.
 
-    Between two rounds: what the rank posted before has come back.
+    Sent between two rounds: all posted buckets have come back.
     """
 
     op: ClassVar[str] = "keep_residuals"
@@ -168,7 +168,7 @@ class KeepResiduals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OweResiduals:
-    """Go on with the residuals that such a file holds. Before the rank's first round."""
+    """Request to load the residuals in such a file. Sent before the rank's first round."""
 
     op: ClassVar[str] = "owe_residuals"
     path: str
@@ -195,16 +195,16 @@ class Digest:
     tensors: tuple[UInt64, ...]
     names: tuple[str, ...]
     round: int = -1
-    """The last in which the step's gradients crossed; -1: they have not."""
+    """Last round in which gradients of the step crossed; -1: none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The rank ends because it is done. A connection that ends without this has lost its rank."""
+    """The rank ends because it is done. A connection that ends without it means a lost rank."""
 
     op: ClassVar[str] = "leave"
     has_averaged: bool = True
-    """It has averaged something with other sites, or was not meant to."""
+    """Whether the rank has averaged with other sites, or was not meant to."""
 
 
 # ---------------------------------------------------------------- gateway to rank
@@ -212,17 +212,17 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingOffer:
-    """What a gateway takes encoded, beside float32."""
+    """A gateway's offer to take encoded chunks instead of float32."""
 
     codecs: tuple[str, ...]
-    """Codec of each tree. One at least has bodies (`BodyCodec`); chunks of the
-    others stay float32."""
+    """Codec of each tree. At least one has bodies (`BodyCodec`); chunks of the others stay
+    float32."""
     turns: tuple[Count, ...]
-    """Index into `codecs` of the chunk with turn 0, 1, ...; then from the beginning: Grid.turn."""
+    """Index into `codecs` by turn of the chunk (`Grid.turn`), repeated cyclically."""
     chunk_numel: Count
-    """Elements of a chunk, at most: what the grid is made with."""
+    """Largest number of elements of a chunk, from which the grid is made."""
     error_feedback: bool
-    """Whether the rank adds what encoding loses to the next shard."""
+    """Whether the rank keeps a residual and adds it to the next shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,71 +240,72 @@ class Welcome:
     encoding: EncodingOffer | None = None
     """None: the gateway takes float32 only."""
     ranks_per_gateway: Count = 0
-    """How many ranks of the site each of its gateways serves, in their order. 0: all."""
+    """Ranks per gateway of the site, in order. 0: one gateway serves all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionTimes:
-    """What a gateway measured of one rank's shard."""
+    """A gateway's measurements for one rank's shard."""
 
     inter_s: float = 0.0
     """Seconds from the rank's message to the result."""
     wait_s: float = 0.0
-    """How much later than ours the other sites' contributions were."""
+    """Seconds by which the other sites' contributions were later than ours."""
     encode_s: float = 0.0
     """CPU time that the gateway spent on encoding."""
     decode_s: float = 0.0
-    """CPU time that it spent on decoding and summing."""
+    """CPU time that the gateway spent on decoding and summing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A site that takes part no more."""
+    """A site that has left."""
 
     site: Count
-    """By index."""
+    """Index of the site."""
     from_round: Count
-    """The first round without it: the same at all gateways."""
+    """First round without the site, equal at all gateways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """The shard's region holds the sum over all sites, divided by `weight`."""
+    """Result: the shard's region holds the sum over all sites, divided by `weight`."""
 
     op: ClassVar[str] = "reduced"
     round: Count
     bucket: UInt32
     weight: float
-    """Tokens of all sites. NaN where no element of the bucket belongs to this gateway's ranks."""
+    """Tokens of all sites. NaN if no element of the bucket belongs to this gateway's ranks."""
     times: ReductionTimes
     wire_bytes: Count
-    """What the gateway sent for this shard."""
+    """Bytes that the gateway sent for this shard."""
     squares: Units | None = None
-    """The sum of squares of what the region holds, exactly: sites/local/squares.py. None: one of
-    its numbers is not finite."""
+    """Exact sum of squares of the result, in units (sites/local/squares.py). None: a number is not
+    finite."""
     missing: tuple[Missing, ...] = ()
-    """Sites that the run goes on without, as far as the gateway knows."""
+    """Sites that have left, as far as the gateway knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """Who takes part in the run. Where a site is lost, told once that is decided."""
+    """The members of the run. After the loss of a site, sent once that is decided."""
 
     op: ClassVar[str] = "members"
     epoch: Count
     from_round: Count
-    """The first round of these sites alone. Where one enters: by the end of the first step by which
-    so many rounds have begun, all ranks agree when (sites/worker/exchange/member_history.py)."""
+    """First round in which exactly these sites take part. When a site rejoins this is a bound, not
+    the round itself: at the end of the first step that has begun at least this many rounds, all
+    ranks agree on the step (sites/worker/exchange/member_history.py)."""
     sites: tuple[str, ...]
-    """By name, in the run's order."""
+    """Names of the members, in the run's order."""
     enters: tuple[str, ...] = ()
-    """Who of them takes part, or follows, from then on. To those who begin to follow, `from_round`
-    is the very round."""
+    """Members that rejoin or begin to catch up then. For those that begin to catch up, `from_round`
+    is exact."""
     follows: tuple[str, ...] = ()
-    """Who of them only gets the results."""
+    """Members that are catching up: they only get results."""
     state: str = ""
-    """Where one follows, the folder in which its ranks find the state that they take over, and the
-    others' ranks write it: sites/local/entry_folder.py."""
+    """If a site begins to catch up: the folder where its ranks find the training state, and where
+    the others' ranks write it (sites/local/entry_folder.py)."""
 
 
 FromRank = (
@@ -321,7 +322,7 @@ FromRank = (
     | Leave
 )
 FromGateway = Welcome | Reduced | Members | Failure
-"""A failure says that no collective will complete any more."""
+"""Messages of a gateway. A failure means that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {kind.op: kind for kind in get_args(FromRank)}
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "failed": Failure,
@@ -332,17 +333,17 @@ _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
 
 
 def error_of(failure: Failure) -> IsthmusError:
-    """Return the exception that a rank raises for what its gateway says."""
+    """Return the exception that a rank raises for a gateway's failure."""
     return error_for(failure.code, failure.message, failure.site)
 
 
 def error_for(code: str, message: str, site: str = "") -> IsthmusError:
-    """Return the exception of a code in protos/catalogue.py, as another process names an error."""
+    """Return the exception for another process's error code in protos/catalogue.py."""
     for kind in (PeerLostError, RankLostError):
         if kind.code == code:
             return kind(message, site)
     for other in IsthmusError.__subclasses__():
-        # It is neither this process's bug nor its script's mistake.
+        # The error is neither this process's bug nor its script's mistake.
         if other.code == code and other not in (LocalProtocolError, ScriptError):
             return other(message)
     error = IsthmusError(message)
@@ -361,10 +362,10 @@ def to_json(message: FromRank | FromGateway) -> dict[str, Any]:
 
 
 def encode(message: FromRank | FromGateway) -> bytes:
-    """Return a message as it crosses the socket.
+    """Return a message serialised for the socket.
 
     Raises:
-        LocalProtocolError: it is longer than a message may be.
+        LocalProtocolError: the message is too long.
     """
     fields = to_json(message)
     data = json.dumps(fields).encode()
@@ -376,10 +377,10 @@ def encode(message: FromRank | FromGateway) -> bytes:
 
 
 def decode_from_rank(data: bytes) -> FromRank:
-    """Return the message of a rank.
+    """Parse a message of a rank.
 
     Raises:
-        LocalProtocolError: it is none; names the field.
+        LocalProtocolError: the bytes are no valid message; the error names the field.
     """
     try:
         return _decode(data, _FROM_RANK)
@@ -388,10 +389,10 @@ def decode_from_rank(data: bytes) -> FromRank:
 
 
 def decode_from_gateway(data: bytes) -> FromGateway:
-    """Return the message of a gateway.
+    """Parse a message of a gateway.
 
     Raises:
-        RemoteProtocolError: it is none; names the field.
+        RemoteProtocolError: the bytes are no valid message; the error names the field.
     """
     try:
         return _decode(data, _FROM_GATEWAY)
@@ -403,10 +404,10 @@ MessageT = TypeVar("MessageT")
 
 
 def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
-    """Return the message of one of these kinds.
+    """Parse a message of one of these kinds.
 
     Raises:
-        ValueError: it is none, and why.
+        ValueError: the bytes are no valid message, and why.
     """
     try:
         fields = json.loads(data)

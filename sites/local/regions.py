@@ -22,11 +22,11 @@ FLOAT_BYTES: Final = 4
 FIRST_TENSOR_REGION: Final = 1 << 20
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""A region's size is fixed for ever: a shrunken file would kill the other process with SIGBUS."""
+"""Seals that fix a region's size: a shrunken file would kill the other process with SIGBUS."""
 
 
 def create_region(numel: int) -> tuple[npt.NDArray[np.float32], int]:
-    """Make float32[numel] of zeros that another process can map.
+    """Create a region of float32[numel], zeroed, that another process can map.
 
     Returns:
         The array, which keeps its mapping alive, and the descriptor, which the caller closes.
@@ -42,7 +42,7 @@ def create_region(numel: int) -> tuple[npt.NDArray[np.float32], int]:
 
 
 def map_region(descriptor: int, numel: int) -> npt.NDArray[np.float32]:
-    """Map float32[numel] of a region; the array keeps the mapping, the descriptor may be closed."""
+    """Map a region as float32[numel]. The array owns the mapping; the descriptor may be closed."""
     if numel == 0:
         return np.empty(0, dtype=np.float32)
     return np.frombuffer(mmap.mmap(descriptor, numel * FLOAT_BYTES), dtype=np.float32)
@@ -52,7 +52,7 @@ def map_received(region: Region, descriptors: Sequence[int]) -> npt.NDArray[np.f
     """Map a region that another process sent; the caller closes the descriptors.
 
     Raises:
-        LocalProtocolError: there is not exactly one file, of the size that is named.
+        LocalProtocolError: not exactly one file of the stated size came.
     """
     name = f"region {region.region}"
     if len(descriptors) != 1:

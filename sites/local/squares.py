@@ -1,9 +1,9 @@
-"""Exact sums of squares: the same number in whatever order and groups parts are added.
+"""Exact sums of squares, independent of the order and grouping of their parts.
 
-Gateways and ranks of a site have sums of squares of some chunks each, and each site divides chunks
-among them in its own way. Rounded sums of these would differ from site to site. So a sum is a whole
-number of units. A unit is the square of the least float32, so every square of a float32 is a whole
-number of them, and every float64 that such squares were added up to.
+A gateway or rank has the sum of squares of some chunks, and sites divide chunks differently.
+Rounded sums would differ from site to site. So a sum is an integer number of units. A unit is the
+square of the smallest float32, so every square of a float32 is an integer number of units, and so
+is every float64 to which such squares were added up.
 
 Pure.
 """
@@ -18,25 +18,25 @@ import numpy as np
 import numpy.typing as npt
 
 _UNITS_PER_ONE: Final = 298
-"""As a power of two: the least float32 is 2**-149."""
+"""Units per 1.0 as a power of two: the smallest float32 is 2**-149."""
 _LIMB_BITS: Final = 32
 _NUM_LIMBS: Final = 21
 MOST_UNITS: Final = (1 << (_LIMB_BITS * _NUM_LIMBS)) - 1
-"""More than 2**80 numbers of the largest magnitude come to."""
+"""Largest sum in units, more than that of 2**80 numbers of the largest magnitude."""
 Units = Annotated[int, MOST_UNITS]
 _BLOCK_NUMEL: Final = 1 << 18
 
 
 def units_of(squares: float) -> int | None:
-    """Return a sum of squares of float32, which was added up in float64, in units.
+    """Return a float64 sum of squares of float32 in units.
 
-    None: one of them was no number, or infinite.
+    None: the sum is NaN or infinite.
     """
     return int(math.ldexp(squares, _UNITS_PER_ONE)) if math.isfinite(squares) else None
 
 
 def total_of(parts: Iterable[int | None]) -> int | None:
-    """Return the sum of units; None: one part is None."""
+    """Return the sum of units; None if a part is None."""
     total = 0
     for each in parts:
         if each is None:
@@ -46,12 +46,12 @@ def total_of(parts: Iterable[int | None]) -> int | None:
 
 
 def norm_of(units: int | None) -> float:
-    """Return the square root of a sum of squares; NaN where it is None."""
+    """Return the square root of a sum of squares in units; NaN for None."""
     return math.nan if units is None else math.sqrt(units / (1 << _UNITS_PER_ONE))
 
 
 def words_of(units: int | None) -> list[int]:
-    """Return a fixed count of numbers below 2**32; `units_of_words` reads their sums over ranks."""
+    """Return units as a fixed number of 32-bit words, whose sums over ranks can be decoded."""
     if units is None:
         return [0] * _NUM_LIMBS + [1]
     mask = (1 << _LIMB_BITS) - 1
@@ -59,7 +59,7 @@ def words_of(units: int | None) -> list[int]:
 
 
 def units_of_words(words: Sequence[int]) -> int | None:
-    """Return what the ranks' units come to, from the sums of their words."""
+    """Return the sum of the ranks' units from the sums of their words."""
     *limbs, num_unknown = words
     if num_unknown:
         return None
@@ -67,6 +67,6 @@ def units_of_words(words: Sequence[int]) -> int | None:
 
 
 def units_in(values: npt.NDArray[np.float32]) -> int | None:
-    """Return the squares of an array's elements in units, where no gateway has added them up."""
+    """Return the sum of squares of an array in units, if no gateway has computed it."""
     blocks = [values[at : at + _BLOCK_NUMEL] for at in range(0, len(values), _BLOCK_NUMEL)]
     return total_of(units_of(float(np.square(each, dtype=np.float64).sum())) for each in blocks)

@@ -1,7 +1,7 @@
-"""Where a rank writes what its threads are doing, when its agent asks by a signal.
+"""The file to which a rank writes its threads' stacks when its agent sends a signal.
 
-The rank makes the file when it joins. Its first line is its process's number. Nobody may send the
-signal to a process that has made none: it would end it.
+The rank creates the file when it joins, with its pid as first line. The signal must not be sent to
+a process without the file: it would end the process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 SIGNAL = signal.SIGRTMIN + 7
-"""One that scripts and schedulers leave alone; SIGUSR1 and SIGUSR2 are theirs."""
+"""A signal that scripts and schedulers do not use; SIGUSR1 and SIGUSR2 are theirs."""
 
 
 def stack_file(run_folder: Path, rank: int) -> Path:

@@ -1,14 +1,14 @@
-"""Loads compiled kernels, and keeps them for the next process; numba has no part in it.
+"""Loads compiled kernels from a cache file, without importing numba.
 
-The first process on a machine compiles all kernels for seconds (translating.py). Their machine code
-is then one file in the user's cache folder, which later processes load in milliseconds, without the
-half a second and the 75 MiB that numba itself would take.
+The first process on a machine compiles all kernels, for seconds (translating.py), and writes the
+machine code to a file in the user's cache folder. Later processes load it in milliseconds, without
+the half a second and the 75 MiB of numba itself.
 
-A file's name has the processor and a digest of the compiler and of these modules' text, so no file
-is ever out of date. Processes that start together write the same one, each under another name
-first. What is loaded is run: so it is taken only from a file that nobody else can write, and its
-checksum covers its name. Where no such file can be written, each process compiles for itself. Files
-that nothing has loaded for a month, another version's or processor's, go when a new one is written.
+A file's name contains the processor and a digest of the compiler and of these modules' text, so no
+file is ever out of date. Processes that start together write the same file, each first under
+another name. The code is executed, so it is loaded only from a file that no other user can write,
+and its checksum covers its name. If no such file can be written, each process compiles for itself.
+Files that were not loaded for a month are removed when a new one is written.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 UNUSED_S: Final = 30 * 86400.0
 NOTED_S: Final = 86400.0
-"""How exactly the time of a file's last use is noted: most starts then write nothing."""
+"""Resolution of a file's recorded last use: most starts then write nothing."""
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{16}\.o(\.[A-Za-z0-9_]+)?")
-"""A file of ours, or one that was not written to its end."""
+"""Names of cache files, complete or unfinished."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -57,13 +57,13 @@ class Type:
     name: str
     """The type's name in numba's signatures."""
     machine: Any = None
-    """The type in ctypes; None: an array of one dimension, contiguous."""
+    """The type in ctypes; None: a contiguous array of one dimension."""
     item: str = ""
-    """Elements of an array, as numpy calls them."""
+    """numpy's name of an array's element type."""
 
 
 _READ: Final = "Array({}, 1, 'C', readonly=True, aligned=False)"
-"""What is only read may begin anywhere, as it does in a frame."""
+"""numba's type of a read-only array, which may be unaligned, as in a frame."""
 
 OCTETS: Final = Type("uint8[::1]", item="uint8")
 READ_OCTETS: Final = Type(_READ.format("uint8"), item="uint8")
@@ -77,22 +77,21 @@ INTEGER: Final = Type("int64", ctypes.c_int64)
 NOTHING: Final = Type("void", ctypes.c_void_p)
 
 ARRAY_MACHINE: Final = (
-    ctypes.c_void_p,  # who owns the memory: nobody that a kernel could ask
+    ctypes.c_void_p,  # owner of the memory: none for a kernel
     ctypes.c_void_p,
     ctypes.c_int64,  # elements
-    ctypes.c_int64,  # bytes of one
-    ctypes.c_void_p,  # the first
+    ctypes.c_int64,  # bytes per element
+    ctypes.c_void_p,  # the first element
     ctypes.c_int64,  # elements of the one dimension
-    ctypes.c_int64,  # bytes from one to the next
+    ctypes.c_int64,  # stride in bytes
 )
-"""How numba's functions take an array. translating.py refuses what takes it otherwise."""
+"""numba's calling convention for an array; translating.py refuses functions with another one."""
 
 
 class Kernel:
     """A function over arrays that runs as machine code, without the interpreter's lock.
 
-    Sizes are not checked: an array that is too short is read and written behind its end. The codecs
-    see to that.
+    Sizes are not checked: too short an array is accessed beyond its end. The codecs check them.
     """
 
     def __init__(
@@ -106,11 +105,11 @@ class Kernel:
         self._native: Callable[..., int] | None = None
 
     def bind(self, address: int) -> None:
-        """Take the place of the machine code."""
+        """Set the address of the machine code."""
         self._native = ctypes.CFUNCTYPE(ctypes.c_int32, *machine_types(self.arguments))(address)
 
     def __call__(self, *given: Any) -> Any:  # noqa: ANN401 - as `arguments` say
-        """Run."""
+        """Run the machine code."""
         assert self._native is not None, "load_kernels comes first"
         result = self.returns.machine()
         error = ctypes.c_void_p()
@@ -127,13 +126,13 @@ _inlined: Final[set[Callable[..., Any]]] = set()
 
 
 def inlined(function: Function) -> Function:
-    """Let kernels, and others like it, call a function of numbers; compiled with each kernel."""
+    """Mark a function of scalars that kernels may call; it is compiled into each kernel."""
     _inlined.add(function)
     return function
 
 
 def kernel(returns: Type, *arguments: Type) -> Callable[[Function], Function]:
-    """Make a kernel of a function that takes and returns these types, once they are loaded."""
+    """Declare a kernel with these types; it can be called after `load_kernels`."""
 
     def declared(function: Function) -> Function:
         _kernels.append(Kernel(function, returns, arguments))
@@ -143,7 +142,7 @@ def kernel(returns: Type, *arguments: Type) -> Callable[[Function], Function]:
 
 
 def machine_types(arguments: tuple[Type, ...]) -> list[Any]:
-    """Return what the machine code takes: where its result and its error go, then all arguments."""
+    """Return the machine code's ctypes: pointers for result and error, then all arguments."""
     machine: list[Any] = [ctypes.c_void_p, ctypes.c_void_p]
     for each in arguments:
         machine += ARRAY_MACHINE if each.machine is None else [each.machine]
@@ -151,7 +150,7 @@ def machine_types(arguments: tuple[Type, ...]) -> list[Any]:
 
 
 def _flat(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """Return an array as ARRAY_MACHINE says."""
+    """Return an array's fields in the form of ARRAY_MACHINE."""
     assert array.dtype == dtype, f"{array.dtype} where {dtype} belongs"
     assert array.flags.c_contiguous
     size, item_bytes = array.size, array.itemsize
@@ -165,23 +164,23 @@ llvm.initialize_native_asmprinter()
 
 
 def _processor() -> tuple[str, str]:
-    """Return this processor's name and features, as LLVM knows them."""
+    """Return LLVM's name and features of this processor."""
     try:
         features = llvm.get_host_cpu_features().flatten()
-    except RuntimeError:  # LLVM cannot tell on this system: then those that the name implies
+    except RuntimeError:  # unknown on this system: use the features implied by the name
         features = ""
     return llvm.get_host_cpu_name(), features
 
 
 def target_machine() -> llvm.TargetMachine:
-    """Return this processor, for code that is loaded where it will stay."""
+    """Return the target machine for code that is loaded at a fixed address."""
     target = llvm.Target.from_default_triple()
     name, features = _processor()
     return target.create_target_machine(
         cpu=name,
         features=features,
         opt=3,
-        # The loader knows no global offset table on x86, and constants would be read from anywhere.
+        # On x86 the loader has no global offset table, and constants would be misread.
         reloc="static" if target.name.startswith("x86") else "default",
         codemodel="jitdefault",
         jit=True,
@@ -193,11 +192,11 @@ _engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
 
 
 def load_kernels() -> None:
-    """Bind all kernels that are declared to machine code: what is kept, or fresh."""
+    """Bind all declared kernels to machine code, from the cache or freshly compiled."""
     file = cache_file()
     machine_code = None if file is None else read_kept(file)
     if machine_code is None:
-        # Only here: numba takes longer to import than everything else together.
+        # Import late: numba takes longer than all other imports together.
         from isthmus.sites.codecs.kernels.translating import translate
 
         machine_code = translate(_kernels, _inlined)
@@ -212,7 +211,7 @@ def load_kernels() -> None:
 
 
 def cache_file() -> Path | None:
-    """Return where this processor's kernels are kept; None: this user has no place for it."""
+    """Return the cache file for this processor; None: the user has no cache folder."""
     digest = hashlib.sha256()
     for module in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(module.read_bytes())
@@ -221,14 +220,14 @@ def cache_file() -> Path | None:
     digest.update(" ".join((*versions, llvm.get_process_triple(), name, features)).encode())
     try:
         base = platformdirs.user_cache_path("isthmus")
-    except RuntimeError:  # a user that the system has no home of
+    except RuntimeError:  # the user has no home
         return None
-    # Older releases of platformdirs say "~/.cache" then, which would be below any folder.
+    # Older releases of platformdirs then return "~/.cache", a relative path.
     return base / "kernels" / f"{name}-{digest.hexdigest()[:16]}.o" if base.is_absolute() else None
 
 
 def read_kept(path: Path) -> bytes | None:
-    """Return the machine code in a file, if it is there, whole, and of nobody else's making."""
+    """Return the machine code in a file; None if missing, damaged, or writable by others."""
     try:
         if not _is_ours(path.parent.stat()):
             return None
@@ -241,22 +240,22 @@ def read_kept(path: Path) -> bytes | None:
     if _digest(path, machine_code) != digest:
         return None
     if time.time() - found.st_mtime > NOTED_S:
-        with contextlib.suppress(OSError):  # a disk that is only read
+        with contextlib.suppress(OSError):  # a read-only disk
             os.utime(path)
     return machine_code
 
 
 def keep(path: Path | None, machine_code: bytes) -> None:
-    """Write machine code, whole or not at all, and remove what nothing uses any more.
+    """Write machine code atomically, and remove cache files no longer used.
 
-    Where that cannot be, the log says so.
+    A failure is only logged.
     """
     try:
         if path is None:
             raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME")
         _write(path, machine_code)
     except OSError as error:
-        _log.warning("kernels are compiled again at the next start: %s", error)
+        _log.warning("cannot cache kernels, so the next start compiles them again: %s", error)
 
 
 def _write(path: Path, machine_code: bytes) -> None:
@@ -280,10 +279,10 @@ def _write(path: Path, machine_code: bytes) -> None:
 
 
 def _digest(path: Path, machine_code: bytes) -> bytes:
-    """Return the digest of code that was made for a file's name. One that was moved has another."""
+    """Return the digest of a file's name and code, so that a renamed file is not valid."""
     return hashlib.sha256(f"{path.name}\n".encode() + machine_code).digest()
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Whether nobody but this user can have written a file, or into a folder."""
+    """Whether only this user can have written a file, or into a folder."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,13 +1,12 @@
 """The arithmetic of codecs and sums: loops over chunks, compiled for the processor they run on.
 
-Kernels are compiled, or loaded, when this module is imported. They work on float32 as they are, on
-bfloat16 (the upper half of a float32), and on blocks of 128 elements under one scale.
+Kernels are compiled, or loaded, when this module is imported. They work on float32, on bfloat16
+(the upper half of a float32), and on blocks of 128 elements with one scale.
 
-Numba widens integers to 64 bits. Each step that is named 32 bits again keeps twice as many elements
-in a vector. Loops over blocks take one block at a time, from its first element on, and their index
-begins at zero: so numba sees that no index is negative, and LLVM makes vectors of the loop. For the
-same reason the loops stand apart for each kind of code: a choice inside would cost what the vectors
-gain.
+Numba widens integers to 64 bits. Casting back to 32 bits keeps twice as many elements in a vector.
+Loops over blocks take a slice per block and index from zero: so numba sees that no index is
+negative, and LLVM vectorises the loop. For the same reason each kind of code has its own loops: a
+branch inside would cost what the vectors gain.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ Halves = npt.NDArray[np.uint16]
 Octets = npt.NDArray[np.uint8]
 
 MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-"""The bits without the sign. As integers they are in the order of the magnitudes, infinity above
+"""Mask without the sign bit. The masked bits, as integers, sort by magnitude, with infinity above
 all numbers and NaN above infinity."""
 INFINITE: Final = np.uint32(0x7F800000)
-"""The least bits of a magnitude that is not finite."""
+"""Smallest magnitude bits that are not finite."""
 TOO_LARGE: Final = np.uint32(0x7F000000)
-"""The bits of 2**127. Below it, a scale that is rounded up cannot push a decoded number over the
-end of float32."""
+"""The bits of 2**127. Below it, rounding up a scale cannot make a decoded number overflow
+float32."""
 _NAN: Final = np.float32(np.nan)
-"""0x7FC00000: what a sum is that is not a number.
+"""0x7FC00000: the NaN of every sum that is not a number.
 
-Of its own accord, a processor would choose one of the operands.
+A processor would propagate one of the operands.
 """
 
 
 @inlined
 def magnitude(value: np.float32) -> np.uint32:
-    """Return the bits without the sign."""
+    """Return the bits of a number without its sign."""
     return np.uint32(np.float32(value).view(np.uint32) & MAGNITUDE)
 
 
@@ -66,7 +65,7 @@ def with_residual(value: np.float32, residual: np.float32) -> np.float32:
 
 @inlined
 def mean(left: np.float32, right: np.float32, divisor: np.float32) -> np.float32:
-    """Return the divided sum; the one NaN where it is not a number."""
+    """Return the sum divided by `divisor`; 0x7FC00000 if it is NaN."""
     quotient = np.float32((left + right) / divisor)
     return quotient if quotient == quotient else _NAN
 
@@ -74,7 +73,7 @@ def mean(left: np.float32, right: np.float32, divisor: np.float32) -> np.float32
 # ---------------------------------------------------------------- float32
 
 _TILE: Final = 1024
-"""Elements that are looked at together: a loop that may stop at each is none of vectors."""
+"""Elements checked together: a loop that may stop at each element is not vectorised."""
 
 
 @kernel(NOTHING, READ_FLOATS, FLOATS)
@@ -93,7 +92,7 @@ def add_floats(values: Floats, out: Floats, divisor: np.float32) -> None:
 
 @kernel(NOTHING, FLOATS, FLOAT)
 def divide(out: Floats, divisor: np.float32) -> None:
-    """Divide; a NaN stays as it is, bit for bit."""
+    """Divide in place; a NaN keeps its bits."""
     for i in range(out.size):
         value = out[i]
         out[i] = np.float32(value / divisor if value == value else value)
@@ -125,7 +124,7 @@ def square(value: np.float32) -> np.float64:
 def sum_of_squares(values: Floats) -> float:
     """Return the sum of all squares, added in float64, in one order on every processor.
 
-    Eight sums side by side: one alone would wait for each addition.
+    Eight partial sums: a single one would wait for each addition.
     """
     a = b = c = d = e = f = g = h = np.float64(0)
     numel = values.size
@@ -150,11 +149,11 @@ def sum_of_squares(values: Floats) -> float:
 
 @inlined
 def _half_of(value: np.float32) -> np.uint16:
-    """Return the upper half, rounded.
+    """Return the upper half of a float32, rounded to nearest even.
 
-    Adding 0x7FFF, and one more where the kept part is odd, carries into the kept part exactly when
-    the dropped part is above one half, or is one half and the kept part odd. The carry of a NaN
-    would make another number of it, so its upper half is kept and made quiet.
+    Adding 0x7FFF, plus one if the kept part is odd, carries exactly when the dropped part is above
+    one half, or is one half and the kept part odd. A carry would turn a NaN into another number, so
+    its upper half is kept and made quiet.
     """
     bits = np.float32(value).view(np.uint32)
     upper = np.uint32(bits >> np.uint32(16))
@@ -171,7 +170,7 @@ def _widened(half: np.uint16) -> np.float32:
 
 @kernel(NOTHING, READ_FLOATS, HALVES)
 def round_to_halves(values: Floats, halves: Halves) -> None:
-    """Round to nearest even; NaN stays NaN, and infinity infinity.
+    """Round float32 to bfloat16, to nearest even; NaN stays NaN, and infinity infinity.
 
     Args:
         values: float32, shape (n,).
@@ -183,10 +182,10 @@ def round_to_halves(values: Floats, halves: Halves) -> None:
 
 @kernel(NOTHING, READ_FLOATS, FLOATS, HALVES)
 def round_with_residual_to_halves(values: Floats, residual: Floats, halves: Halves) -> None:
-    """Round `values` plus the residual, which then is what that loses; 0 where it is not finite.
+    """Round `values` plus the residual, and update the residual; 0 where it is not finite.
 
     Args:
-        values: float32, shape (n,). A NaN among them crosses as it is.
+        values: float32, shape (n,). A NaN among them crosses unchanged.
         residual: float32, shape (n,).
         halves: uint16, shape (n,).
     """
@@ -201,14 +200,14 @@ def round_with_residual_to_halves(values: Floats, residual: Floats, halves: Halv
 
 @kernel(NOTHING, READ_HALVES, FLOATS)
 def write_halves(halves: Halves, out: Floats) -> None:
-    """Widen, exactly: uint16 and float32, shape (n,)."""
+    """Widen bfloat16 to float32, exactly: uint16 and float32, shape (n,)."""
     for i in range(halves.size):
         out[i] = _widened(halves[i])
 
 
 @kernel(NOTHING, READ_HALVES, FLOATS, FLOAT)
 def add_halves(halves: Halves, out: Floats, divisor: np.float32) -> None:
-    """Widen, add to `out` and divide the sums."""
+    """Widen bfloat16, add to `out` and divide the sums."""
     for i in range(halves.size):
         out[i] = mean(out[i], _widened(halves[i]), divisor)
 
@@ -225,11 +224,11 @@ def write_sum_of_halves(halves: Halves, other: Halves, out: Floats, divisor: np.
 BLOCK: Final = 128
 """Elements that share a scale."""
 INT8: Final = 0
-"""-127 to 127, two's complement."""
+"""Codes -127 to 127, two's complement."""
 INT4: Final = 1
-"""-7 to 7, two's complement; two share a byte, the first in its lower half."""
+"""Codes -7 to 7, two's complement; two per byte, the first in its lower half."""
 FP8: Final = 2
-"""e4m3: a sign, 4 bits of exponent, 3 of mantissa."""
+"""Codes in e4m3: a sign, 4 bits of exponent, 3 of mantissa."""
 
 _HALF_BLOCK: Final = BLOCK // 2
 _SCALE_MIN: Final = np.uint32(0x0080)
@@ -237,7 +236,7 @@ _SCALE_MIN: Final = np.uint32(0x0080)
 _SUBNORMAL_END: Final = np.int32(0x3C800000)
 """Bits of 2**-6: below it, numbers of FP8 are multiples of 2**-9."""
 _UNIT_IS_STEP: Final = np.float32(2.0**14)
-"""What has a float32's last bit worth 2**-9: added to a number, it rounds it to a multiple."""
+"""A float32 whose last bit is worth 2**-9: adding it rounds a number to a multiple of that."""
 _UNIT_IS_STEP_BITS: Final = np.int32(0x46800000)
 _BIAS_DIFFERENCE: Final = np.int32((127 - 7) << 3)
 
@@ -276,12 +275,11 @@ def from_upper(code: np.uint8) -> np.float32:
 
 @inlined
 def to_fp8(scaled: np.float32) -> np.int32:
-    """Return the code of the nearest number, of two the even one.
+    """Return the FP8 code of the nearest number, ties to even.
 
-    A code's lower seven bits are in the order of the magnitudes. Normal numbers are those of
-    float32 with 20 mantissa bits fewer and another bias; below 2**-6 codes are multiples of 2**-9.
-    Of the two formulas, each is too small where the other one holds, so that the larger is right
-    everywhere.
+    A code's lower seven bits sort by magnitude. Normal numbers are float32 with 20 mantissa bits
+    fewer and another bias; below 2**-6 codes are multiples of 2**-9. Each of the two formulas is
+    too small where the other holds, so the larger result is right everywhere.
     """
     bits = np.float32(scaled).view(np.int32)
     magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
@@ -296,10 +294,10 @@ def to_fp8(scaled: np.float32) -> np.int32:
 
 @inlined
 def from_fp8(code: np.int32) -> np.float32:
-    """Return the number of a code.
+    """Return the number of an FP8 code.
 
-    0x7F and 0xFF, which the format defines as NaN, are never sent; here they are the 480 that their
-    bits would say.
+    0x7F and 0xFF, NaN in the format, are never sent; here they decode as 480, as their bits
+    suggest.
     """
     magnitude = np.int32(code & np.int32(0x7F))
     normal = np.int32(np.int32(magnitude + _BIAS_DIFFERENCE) << np.int32(20))
@@ -313,7 +311,7 @@ def from_fp8(code: np.int32) -> np.float32:
 def encode_blocks(
     kind: int, values: Floats, residual: Floats, scales: Octets, codes: Octets, levels: Octets
 ) -> int:
-    """Add `values` to the `residual`, write the sums' scales and codes, keep there what they lose.
+    """Encode `values` plus the `residual` as scales and codes, and update the residual.
 
     Args:
         kind: INT8, INT4 or FP8.
@@ -321,11 +319,11 @@ def encode_blocks(
         residual: float32, shape (n,).
         scales: uint8, shape (2 ceil(n / BLOCK),).
         codes: uint8, shape (n,), or (ceil(n / 2),) for INT4.
-        levels: uint8, shape (BLOCK,): for what happens in between.
+        levels: uint8, shape (BLOCK,): scratch memory.
 
     Returns:
-        How many blocks are done. Where not all are, the next one has a sum of 2**127 or more, or
-        one that is no number: `residual` holds its sums, and is as it was for those after it.
+        The number of encoded blocks. If not all are, the next block has a sum of 2**127 or more, or
+        NaN: `residual` holds its sums, and is unchanged for later blocks.
     """
     numel = values.size
     level_max = np.float32(448)
@@ -361,7 +359,7 @@ def encode_blocks(
                 levels[i] = np.uint8(np.int8(level))
                 residual[first + i] = value - level * scale
             if count < BLOCK:
-                levels[count] = 0  # the upper half of the last byte of an odd number of elements
+                levels[count] = 0  # pads the last byte of an odd number of elements
             half = block * _HALF_BLOCK
             for i in range((count + 1) // 2):
                 lower, upper = levels[2 * i], levels[2 * i + 1]
@@ -377,7 +375,7 @@ def encode_blocks(
 
 @kernel(NOTHING, INTEGER, READ_OCTETS, READ_OCTETS, FLOATS)
 def write_blocks(kind: int, scales: Octets, codes: Octets, out: Floats) -> None:
-    """Decode: float32, shape (n,). `encode_blocks` says how many scales and codes that takes."""
+    """Decode to float32, shape (n,). `encode_blocks` has the shapes of scales and codes."""
     numel = out.size
     for block in range((numel + BLOCK - 1) // BLOCK):
         scale = scale_at(scales, block)

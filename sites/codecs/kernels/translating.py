@@ -1,6 +1,6 @@
 """Compiles kernels to machine code with numba.
 
-No flag lets the compiler contract a product and a sum, reorder sums or divide by multiplying:
+No flag lets the compiler fuse a product and a sum, reorder sums, or divide by multiplying. So
 kernels give the bits that IEEE 754 prescribes, on every processor.
 """
 
@@ -24,7 +24,7 @@ _LLVM_NAMES: Final = {
 
 
 def translate(kernels: Sequence[Kernel], inlined: Set[Callable[..., Any]]) -> bytes:
-    """Return an object file of all kernels for this processor that needs nothing but itself.
+    """Return a self-contained object file of all kernels for this processor.
 
     Args:
         kernels: what to compile: functions of one module.
@@ -44,7 +44,7 @@ def translate(kernels: Sequence[Kernel], inlined: Set[Callable[..., Any]]) -> by
 
 
 def _scope(names: dict[str, Any], inlined: Set[Callable[..., Any]]) -> dict[str, Any]:
-    """Return a module's names with what is inlined compiled."""
+    """Return a module's names, with the inlined functions compiled."""
     scope = dict(names)
     for name, each in names.items():
         if isinstance(each, types.FunctionType) and each in inlined:
@@ -56,7 +56,7 @@ def _scope(names: dict[str, Any], inlined: Set[Callable[..., Any]]) -> dict[str,
 def _module_of(
     kernel: Kernel, scope: dict[str, Any], machine: llvm.TargetMachine
 ) -> llvm.ModuleRef:
-    """Compile one kernel, and see that it is called as kernel_cache.py does."""
+    """Compile one kernel, and check its calling convention against kernel_cache.py."""
     signature = f"{kernel.returns.name}({', '.join(each.name for each in kernel.arguments)})"
     copy = types.FunctionType(kernel.function.__code__, scope, kernel.function.__name__)
     compiled = numba.njit(signature, error_model="numpy")(copy)
@@ -82,6 +82,6 @@ def _module_of(
 def _is_there(name: str) -> bool:
     """Whether machine code can call a function by this name.
 
-    LLVM's own become instructions, or libc's.
+    LLVM's intrinsics become instructions or calls to libc.
     """
     return name.startswith("llvm.") or llvm.address_of_symbol(name) is not None

@@ -57,8 +57,9 @@ class PeerWatch:
         on_suspect: Judge = lambda *_: None,
         on_reached: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_suspect` is called when a suspicion begins, grows or lasts; `on_reached` at its end.
-        Both come from any thread.
+        """Both callbacks may come from any thread.
+
+        `on_suspect` is called when a suspicion begins, grows or lasts; `on_reached` at its end.
         """
         self.peer = peer
         self._on_suspect, self._on_reached = on_suspect, on_reached

@@ -216,8 +216,7 @@ class Executor:
     # ---------------------------------------------------------------- residuals
 
     def residuals_of(self, rank: int) -> KeptResiduals:
-        """Return copies of the residuals of a rank's shards. The rank must have no round under
-        way."""
+        """Return copies of the residuals of a rank's shards. Call between its rounds."""
         config = self._config
 
         def chunks(numel: int, layout: int) -> range:
