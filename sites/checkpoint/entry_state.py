@@ -225,7 +225,7 @@ class EntryState:
         self._writer.publish(self._make_objects)
 
     def discard(self) -> None:
-        """Have what was written removed: whoever was to catch up has it, or does not come."""
+        """Remove the written state: the rejoining site has it, or does not come."""
         if self._writer is not None:
             self._writer.discard()
 

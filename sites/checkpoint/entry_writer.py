@@ -155,7 +155,7 @@ class EntryWriter:
         self._has_objects.set()
 
     def discard(self) -> None:
-        """Have it removed, without waiting: whoever was to catch up has it, or never will."""
+        """Remove the state without waiting: the rejoining site has it, or never will."""
         self._is_unwanted.set()
         self._has_objects.set()
 
