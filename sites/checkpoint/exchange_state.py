@@ -1,7 +1,7 @@
-"""What the exchange between sites carries from one round to the next, at one rank.
+"""The state that the exchange between sites keeps between rounds, at one rank.
 
-That is its codecs' residuals (the gateway's, and the rank's own encoder's), and how gradients were
-cut into buckets.
+It consists of the codecs' residuals (of the gateway and of the rank's own encoder), and the
+partition of gradients into buckets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExchangeState:
-    """Asks for one rank's state of the exchange, and gives it back. Between two rounds."""
+    """Saves and restores one rank's state of the exchange, between two rounds."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class ExchangeState:
         hook: ReplicaHook | None,
         agreement: LayoutAgreement | None = None,
     ) -> None:
-        """Look after what there is.
+        """Hold the parts of the exchange.
 
         Args:
-            link: to a gateway that may have residuals; None: there is none.
-            encoder: of this rank; None: there is none.
-            hook: DDP's; None: there is none.
+            link: link to a gateway that may have residuals; None: no gateway.
+            encoder: encoder of this rank; None: no encoder.
+            hook: DDP's hook; None: not DDP.
             agreement: of sites of which some may shard; None: there is none.
         """
         self._link = link
@@ -53,28 +53,28 @@ class ExchangeState:
 
     @property
     def buckets(self) -> list[list[str]]:
-        """How gradients were cut in the latest round, by names; empty: that does not change."""
+        """Return the latest round's buckets as parameter names; empty: the buckets are fixed."""
         return [] if self._hook is None else self._hook.buckets
 
     @property
     def cut(self) -> int:
-        """What tells apart how a sharded model is cut into buckets, and which ranks share each."""
+        """Return a checksum of a sharded model's buckets, and of the ranks that share each."""
         return 0 if self._agreement is None else self._agreement.cut
 
     @property
     def has_residuals(self) -> bool:
-        """Whether a file of residuals comes."""
+        """Whether the gateway writes a file of residuals."""
         return self._link is not None
 
     def resume_buckets(self, saved: dict[str, Any]) -> None:
-        """Cut the first round as the last one was; any rank's part will do."""
+        """Restore the buckets of the saved round; any rank's part will do."""
         if self._hook is not None:
             self._hook.resume(saved["buckets"])
 
     def resume(self, saved: dict[str, Any], residuals: Path | None) -> None:
-        """Go on with the residuals that this rank had, where sites have the ranks that they had.
+        """Restore this rank's residuals, if sites have the same ranks as before.
 
-        They are forgotten where the run was cut into other buckets: the residual belongs to one.
+        Residuals are dropped if the buckets differ: a residual belongs to its bucket.
         """
         if saved["cut"] != self.cut:
             return
