@@ -1,4 +1,4 @@
-"""Secrets that are carried to another machine, for processes that are started there."""
+"""Secrets that are copied to another machine, for processes started there."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from isthmus.protos.security import (
 
 
 def carried_secrets(names: Sequence[str], folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Return the files that parties of these names need, and the variables that point there.
+    """Return the files that these parties need, and environment variables with their paths.
 
     Args:
-        names: As `Identity.file_name` has them.
-        folder: Where the files will lie.
+        names: Names of the parties, as in `Identity.file_name`.
+        folder: Folder of the files on the other machine.
 
     Raises:
-        CertificateError: a certificate or key is not here.
+        CertificateError: a certificate or key is missing here.
         UnsafeFileError: a secret can be read by others.
     """
     files = tls_files()
     if files is None:
-        control_security()  # makes the secret where nobody has needed it yet
+        control_security()  # makes the secret if it does not exist yet
         return {"token": read_secret(token_path())}, {TOKEN_FILE: f"{folder}/token"}
     content: dict[str, bytes] = {}
     for name in names:

@@ -1,6 +1,6 @@
-"""Every error code: what it says, what to do, and which exit status it means.
+"""Catalogue of all error codes, with message, remedy and exit status.
 
-The codes stand in `--json` envelopes, in a run's `reason_code` and in docs/errors.md.
+The codes appear in `--json` envelopes, in a run's `reason_code` and in docs/errors.md.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command's exit status means."""
+    """Exit statuses of commands."""
 
     OK = 0
     JOB_FAILED = 1
@@ -28,13 +28,13 @@ class Entry:
 
     code: str
     message: str
-    """What happened, in general; the error itself says it in particular."""
+    """General description; an error's own message has the details."""
     hint: str
     exit_code: ExitCode
 
     @property
     def page(self) -> str:
-        """Where it is documented."""
+        """Address of the code's documentation."""
         return f"docs/errors.md#{self.code.lower().replace('_', '-')}"
 
 
@@ -409,4 +409,4 @@ _ENTRIES = (
 )
 
 CATALOGUE = {entry.code: entry for entry in _ENTRIES}
-"""All entries, by their codes."""
+"""All entries by code."""

@@ -1,8 +1,8 @@
-"""Gives disk space back of files that other processes go on writing.
+"""Frees disk space at the beginning of files that other processes go on writing.
 
-What was written is replaced by a hole: sizes and places stay, and reading it gives zeros. So the
-writers, who need not append and cannot be asked to begin another file, notice nothing. Agents do it
-to what gateways and ranks write, a coordinator to what it and its children write.
+The beginning is replaced by a hole: sizes and offsets stay, and it reads as zeros. So the writers,
+which cannot be asked to switch files, notice nothing. Agents use it for files of gateways and
+ranks, a coordinator for its own and its children's.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import Final
 
 ON_DISK_BYTES = 16 << 20
-"""Bytes of used-up data that stay on the disk; up to as many again may."""
+"""Bytes of already read data kept on the disk; up to twice as many may stay."""
 _KEEP_SIZE: Final = 1
 _PUNCH_HOLE: Final = 2
 """Flags of fallocate(2)."""
 
 
 class Beginning:
-    """The part of one file that nobody needs any more."""
+    """The beginning of a file that is no longer needed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._freed_bytes = 0
 
     def free(self, used_bytes: int) -> None:
-        """Give back all but the last `ON_DISK_BYTES` of what is used up, in steps of as much.
+        """Free all but the last `ON_DISK_BYTES` of the used part, in steps of that size.
 
-        Where the file system cannot, the file stays whole.
+        If the file system cannot, the file stays whole.
 
         Args:
-            used_bytes: from the beginning of the file.
+            used_bytes: length of the part that is no longer needed.
         """
         num_bytes = used_bytes - ON_DISK_BYTES
         if num_bytes - self._freed_bytes < ON_DISK_BYTES:
@@ -44,7 +44,7 @@ class Beginning:
             free_beginning(self._path, num_bytes)
 
     def free_written(self) -> None:
-        """As `free`, of all that is there by now; nothing if the file is not."""
+        """As `free`, for everything written so far; does nothing if the file is missing."""
         with contextlib.suppress(OSError):
             self.free(self._path.stat().st_size)
 
@@ -53,7 +53,7 @@ def free_beginning(path: Path, num_bytes: int) -> None:
     """Make the first bytes of a file a hole.
 
     Raises:
-        OSError: its file system has no holes, as on other systems than Linux, or refuses.
+        OSError: the file system has no holes (for example, not Linux), or refuses.
     """
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if fallocate is None:

@@ -11,7 +11,7 @@ SCHEMA_VERSION = 1
 
 
 def success(command: str, data: Any, exit_code: int = 0) -> str:  # noqa: ANN401 - any JSON value
-    """Return the envelope of a command that did what it was asked."""
+    """Return the envelope of a command that succeeded."""
     return json.dumps(
         {
             "schema_version": SCHEMA_VERSION,
@@ -50,7 +50,7 @@ def failure(
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return `value` with null for numbers that JSON does not have: a loss may be NaN."""
+    """Return `value` with None for NaN and infinity, which JSON lacks: a loss may be NaN."""
     match value:
         case float():
             return value if math.isfinite(value) else None

@@ -1,6 +1,6 @@
-"""Errors as gRPC's statuses, and back: what a server answers, and a client makes of it.
+"""Maps errors to gRPC's statuses on servers, and back on clients.
 
-Apart from the errors themselves, which ranks know too, whose start gRPC would slow down.
+Separate from the error classes, because ranks use these and gRPC would slow their start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STATUS: dict[type[IsthmusError], grpc.StatusCode] = {
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
 }
-"""What a server answers for each error; clients map the status back with `error_for`."""
+"""Status that a server answers for each error; clients map it back with `error_for`."""
 
 _BY_STATUS = {status: kind for kind, status in STATUS.items()}
 

@@ -1,6 +1,6 @@
-"""Errors that cross a process boundary; error_statuses.py has their gRPC status codes.
+"""Errors that cross process boundaries; error_statuses.py has their gRPC status codes.
 
-Each class tells apart who must act. A wrong YAML file never crosses the wire:
+The classes differ by who must act. An invalid YAML file never crosses the wire:
 topology/spec/errors.py.
 """
 
@@ -8,7 +8,7 @@ from isthmus.protos.failure import Failure, one_line, reason_of
 
 
 class IsthmusError(Exception):
-    """Something went wrong that a peer, an operator or a retry must handle."""
+    """Base of our errors: a failure that a peer, an operator or a retry must handle."""
 
     code = "INTERNAL"
     """A key of protos/catalogue.py."""
@@ -22,7 +22,7 @@ class LocalProtocolError(IsthmusError):
 
 
 class ScriptError(IsthmusError):
-    """The script does what cannot be right with several sites; the message has the way out."""
+    """The script is wrong for several sites; the message has the remedy."""
 
     code = "SCRIPT_FAILED"
 
@@ -58,7 +58,7 @@ class PeerLostError(IsthmusError):
 
 
 class UnauthenticatedError(IsthmusError):
-    """The caller has not shown who it is: no secret, or none that this process knows."""
+    """The caller is not identified: no secret, or an unknown one."""
 
     code = "UNAUTHENTICATED"
 
@@ -82,7 +82,7 @@ class LayoutMismatchError(IsthmusError):
 
 
 class NoTokensError(IsthmusError):
-    """Not one site has a token behind a bucket: there is nothing to divide by."""
+    """No site has a token for a bucket, so the sum cannot be divided."""
 
     code = "NO_TOKENS"
 
@@ -94,7 +94,7 @@ class StepWithoutRoundError(IsthmusError):
 
 
 class RoundWithoutStepError(IsthmusError):
-    """Something else changes the parameters than the optimizer whose steps count."""
+    """Parameters change from round to round without a step of the counted optimizer."""
 
     code = "ROUND_WITHOUT_STEP"
 
@@ -106,19 +106,19 @@ class NotSynchronisedError(IsthmusError):
 
 
 class NonFiniteError(IsthmusError):
-    """A gradient holds a NaN or an infinity, and the run is configured to stop for that."""
+    """A gradient holds NaN or infinity, and the run is configured to stop for that."""
 
     code = "NON_FINITE"
 
 
 class DeadlineExceededError(IsthmusError):
-    """Nothing happened for as long as the deadline allows."""
+    """A deadline passed without the awaited event."""
 
     code = "TIMED_OUT"
 
 
 class CorruptDataError(IsthmusError):
-    """Bytes are not what was sent: refetch, never average them in."""
+    """Received bytes differ from the sent ones: refetch, never average them in."""
 
     code = "CORRUPT_DATA"
     retryable = True
@@ -131,13 +131,13 @@ class BadCheckpointError(IsthmusError):
 
 
 class NoCheckpointError(IsthmusError):
-    """There is no checkpoint, or no good one, to go on from."""
+    """There is no good checkpoint to resume from."""
 
     code = "NO_CHECKPOINT"
 
 
 class StateConflictError(IsthmusError):
-    """The request does not fit the state of things: refused, nothing changed."""
+    """The request does not fit the current state: refused, nothing changed."""
 
     code = "REFUSED"
 
@@ -149,11 +149,11 @@ class NotFoundError(IsthmusError):
 
 
 def failure_of(error: BaseException, site: str = "") -> Failure:
-    """Return the failure that an error is; one that is not ours is a bug of ours.
+    """Return the failure record of an error; a foreign exception counts as our bug.
 
     Args:
-        error: Any.
-        site: Where it came from, if the error does not say so itself.
+        error: Any exception.
+        site: Site of the error, if the error does not name one.
     """
     if not isinstance(error, IsthmusError):
         message = reason_of(error)

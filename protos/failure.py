@@ -1,8 +1,8 @@
-"""What ended or broke in a run: one record, which ranks, gateways, agents and coordinator pass on.
+"""The record of a failure in a run, passed on by ranks, gateways, agents and coordinator.
 
-A launcher says it to its agent, a gateway writes it to its agent and its ranks, an agent
-sends it to the coordinator, and the coordinator keeps it in the journal. Each fills in what only it
-knows. Nothing heavy is imported here, for a rank reads this module before anything else.
+A launcher reports it to its agent, a gateway to its agent and ranks, an agent to the coordinator,
+which keeps it in the journal. A process that passes it on fills in fields that only it knows. This
+module has no heavy imports, because a rank imports it first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from isthmus.protos.control.v1 import control_pb2
 
 MESSAGE_CHARS = 500
-"""A longer message is cut: it becomes one line of a report."""
+"""Longest message; longer ones are cut to make one line of a report."""
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "int": int,
@@ -25,38 +25,38 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "bool": bool,
     "float": (int, float),
 }
-"""What JSON may hold for a field of that type."""
+"""JSON types accepted for a field, by its annotation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Something that ended or broke."""
+    """A failure: a process that ended, or an error, with its place, time and cause."""
 
     code: str
     """A key of protos/catalogue.py."""
     message: str
     """One line."""
     at_s: float = 0.0
-    """When it happened, on the monotonic clock of the machine that holds this object."""
+    """Time of the failure, on the monotonic clock of the machine that holds this object."""
     site: str = ""
-    """Where; empty: at the site of whoever reports it, or at no site in particular."""
+    """Site of the failure; empty: the reporter's site, or no site in particular."""
     node: int = -1
-    """Inside the site; -1: at none in particular."""
+    """Number inside the site; -1: none in particular."""
     gateway: int = -1
-    """Inside the site; -1: none."""
+    """Number inside the site; -1: none."""
     rank: int = -1
-    """Inside the site; -1: at none in particular."""
+    """Number inside the site; -1: none in particular."""
     exit_code: int = 0
-    """The exit code of the process that ended; negative: the signal's number."""
+    """Exit code of the process that ended; negative: the signal's number."""
     log_path: str = ""
     reported_by: str = ""
-    """The site that told the coordinator, which may blame another; empty: the coordinator."""
+    """Site that reported the failure, possibly blaming another; empty: the coordinator."""
     is_collateral: bool = False
-    """It followed from something else, by the judgement of whoever reported it."""
+    """Whether the failure is a consequence of another, in the reporter's judgement."""
 
     @property
     def place(self) -> str:
-        """Where it happened, for people: `site b, rank 3`; empty for the run as a whole."""
+        """The failure's place, for people: `site b, rank 3`; empty for the run as a whole."""
         parts = [f"site {self.site}"] if self.site else []
         if self.rank >= 0:
             parts.append(f"rank {self.rank}")
@@ -68,7 +68,7 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """The message in one line, with its place unless it names the site itself."""
+        """The message in one line, with the place unless the message names the site."""
         names_site = not self.site or f"site {self.site}" in self.message
         return self.message if names_site else f"{self.place}: {self.message}"
 
@@ -76,8 +76,8 @@ class Failure:
         """Return the control plane's message.
 
         Args:
-            now_s: On the clock of `at_s`. The message says how long ago it happened, since clocks
-                of two machines have nothing in common. None: it does not say.
+            now_s: Current time on the clock of `at_s`. The message holds the failure's age, because
+                two machines' clocks differ. None: no age.
         """
         from isthmus.protos.control.v1 import control_pb2
 
@@ -96,7 +96,7 @@ class Failure:
 
     @classmethod
     def from_message(cls, message: control_pb2.Failure, now_s: float) -> Failure:
-        """Return what a message says, dated by the receiver's clock `now_s`."""
+        """Return the failure in a message, dated by the receiver's clock `now_s`."""
         return cls(
             code=message.code,
             message=message.message,
@@ -111,25 +111,25 @@ class Failure:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but `at_s`, which means nothing to another machine."""
+        """Return all fields except `at_s`, which is meaningless on another machine."""
         fields = dataclasses.asdict(self)
         del fields["at_s"]
         fields["collateral"] = fields.pop("is_collateral")
         return fields
 
     def to_line(self) -> dict[str, Any]:
-        """Return what a gateway says to its agent and to its ranks."""
+        """Return the line that a gateway sends to its agent and ranks."""
         return {"op": "failed", **self.to_json()}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Failure:
-        """Return the failure that `to_json` or `to_line` wrote, with `at_s` if somebody added it.
+        """Return the failure in JSON of `to_json` or `to_line`, with `at_s` if it was added.
 
-        Fields that this build does not know are left out, for the writer may be newer.
+        Unknown fields are ignored, because the writer may be newer.
 
         Raises:
-            TypeError: a field is of another type.
-            KeyError: there is no code, or no message.
+            TypeError: a field has another type.
+            KeyError: the code or the message is missing.
         """
         given: dict[str, Any] = {"code": fields["code"], "message": fields["message"]}
         for field in dataclasses.fields(cls):
@@ -144,7 +144,7 @@ class Failure:
 
 
 def name_exit(exit_code: int) -> str:
-    """Return what a process ended with, in words: `status 1`, `SIGKILL`."""
+    """Return a process's end in words: `status 1`, `SIGKILL`."""
     if exit_code >= 0:
         return f"status {exit_code}"
     try:
@@ -154,7 +154,7 @@ def name_exit(exit_code: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line, cut where it gets too long."""
+    """Return `text` on one line, cut at MESSAGE_CHARS."""
     line = " ".join(text.split())
     return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 1] + "…"
 
@@ -162,7 +162,7 @@ def one_line(text: str) -> str:
 def reason_of(error: BaseException) -> str:
     """Return an exception's type and text, on one line.
 
-    Where the text is no sentence, as a KeyError's, which is its key, the place in the code follows.
+    If the text is no sentence, such as a KeyError's key, the place in the code follows.
     """
     text, kind = one_line(str(error)), type(error).__name__
     said = f"{kind}: {text}" if text else kind

@@ -1,11 +1,11 @@
-"""The frame: one encoded chunk of a gradient on its way between two gateways.
+"""The wire format of a frame: one encoded chunk of a gradient between two gateways.
 
 A frame is a 64-byte little-endian header followed by the codec's payload. The header ends with the
-xxh3-64 of all that is before it and of the payload, so a flipped bit anywhere is detected.
-The receiver allocates nothing from these numbers: sizes must match its own bucket plan.
+xxh3-64 of its other fields and the payload, so any flipped bit is detected. The receiver allocates
+no memory by these numbers: sizes must match its own bucket plan.
 
-An acknowledgement is 32 bytes: the key and epoch of the frame that has been taken over, and when
-the acknowledgement left, by the receiver's monotonic clock.
+An acknowledgement is 32 bytes: the key and epoch of the accepted frame, and the time at which the
+acknowledgement left, by the receiver's monotonic clock.
 """
 
 import math
@@ -32,20 +32,20 @@ assert _HEADER.size + _CHECKSUM.size == HEADER_BYTES
 
 
 Packed = bytes | memoryview
-"""A frame's bytes, which nobody writes to any more."""
+"""A frame's bytes, no longer modified."""
 
 
 class Kind(IntEnum):
-    """Which way a chunk travels."""
+    """The role of a frame in its chunk's reduction."""
 
     CONTRIBUTION = 1
     """Up a tree: the sum of the sender's subtree, not yet divided."""
     RESULT = 2
     """Down a tree: the finished chunk, divided by the weight of all contributors."""
     PADDING = 3
-    """Part of no chunk: it brings a connection up to its speed, and is acknowledged and dropped."""
+    """Warms up a connection; acknowledged and dropped. Part of no chunk."""
     HANDOVER = 4
-    """A frame of an earlier epoch, whole, for who might not have got it: `site` made that one."""
+    """A whole frame of an earlier epoch, made by `site`, for sites that may lack it."""
 
 
 _KINDS = frozenset(Kind)
@@ -53,15 +53,15 @@ _KINDS = frozenset(Kind)
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """Names one message of an epoch for ever: sending it twice changes nothing."""
+    """Identifies one message of an epoch, so that sending it twice changes nothing."""
 
     round: int
-    """Counts the synchronisations of a run (one an optimizer step), from 0."""
+    """Number of the synchronisation (one per optimizer step), from 0."""
     bucket: int
     chunk: int
-    """Position in the bucket's global grid."""
+    """Index of the chunk in the bucket's grid."""
     site: int
-    """Index of the site that made these bytes: the sender, or for a result the tree's root."""
+    """Index of the site that made the payload: the sender, or for a result the tree's root."""
     kind: Kind
 
 
@@ -71,26 +71,26 @@ class Frame:
 
     key: ChunkKey
     epoch: int
-    """The epoch by whose plan it was made; of a handover, that in which it is given."""
+    """Epoch whose plan the frame belongs to; for a handover, the epoch in which it is sent."""
     codec: int
-    """Number of the codec: sites/codecs/registry.py."""
+    """Number of the codec in sites/codecs/registry.py."""
     tree: int
-    """Which of the reduction's trees carries this chunk. In a handover, how many frames it has."""
+    """Index of the tree that carries this chunk. In a handover, its number of frames."""
     layout: int
     """crc32c of the bucket's parameter names and shapes: equal at all sites."""
     numel: int
     """float32 elements of the whole bucket."""
     weight: float
-    """Tokens behind a contribution; of all contributors, for a result."""
+    """Tokens of a contribution; for a result, those of all contributors."""
     payload: Packed
     packed: Packed | None = field(default=None, init=False, compare=False, repr=False)
-    """The whole of it, once it was packed, or as it came: one copy for all who get it."""
+    """The packed frame, cached by `pack` or as received: one copy for all receivers."""
 
 
 def pack(frame: Frame) -> Packed:
     """Return the frame's bytes.
 
-    The first call copies the payload; what it is a view of may change afterwards.
+    The first call copies the payload, whose memory may change afterwards.
     """
     packed = frame.packed
     if packed is None:
@@ -100,7 +100,7 @@ def pack(frame: Frame) -> Packed:
 
 
 def _keep(frame: Frame, packed: Packed) -> None:
-    object.__setattr__(frame, "packed", packed)  # frozen: it changes nothing that a frame says
+    object.__setattr__(frame, "packed", packed)  # a cache in a frozen object
 
 
 def _pack(frame: Frame) -> Packed:
@@ -144,7 +144,7 @@ def unpack(data: Packed) -> Frame:
     magic, version, kind, codec, flags, epoch, bucket, round_, chunk = fields[:9]
     layout, site, tree, payload_bytes, numel, weight = fields[9:]
     payload = memoryview(data)[HEADER_BYTES:]
-    # First of all: what a flipped bit did to a field must not be taken for a peer's mistake.
+    # Check this first: a flipped bit must not count as a peer's mistake.
     if _CHECKSUM.unpack_from(data, _HEADER.size) != (_checksum(data[: _HEADER.size], payload),):
         raise CorruptDataError(f"checksum of round {round_} bucket {bucket} chunk {chunk}")
     if magic != _MAGIC or version != _VERSION:
@@ -160,17 +160,17 @@ def unpack(data: Packed) -> Frame:
 
 
 def checksum_of(packed: Packed) -> int:
-    """Return the checksum that a packed frame carries."""
+    """Return the checksum in a packed frame."""
     return int(_CHECKSUM.unpack_from(packed, _HEADER.size)[0])
 
 
 def pack_ack(key: ChunkKey, epoch: int, left_s: float) -> bytes:
-    """Return the acknowledgement of a frame, which leaves at `left_s`."""
+    """Return the acknowledgement of a frame; it leaves at `left_s`."""
     return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, epoch, left_s)
 
 
 def unpack_ack(data: Packed) -> tuple[ChunkKey, int, float]:
-    """Return the key and the epoch of an acknowledgement, and when it left by the peer's clock.
+    """Return an acknowledgement's key, epoch, and departure time by the peer's clock.
 
     Raises:
         RemoteProtocolError: not an acknowledgement.
@@ -186,7 +186,7 @@ def unpack_ack(data: Packed) -> tuple[ChunkKey, int, float]:
 
 
 def _checksum(fields: Packed, payload: Packed) -> int:
-    """Return the xxh3-64 over both parts; of large ones without the interpreter's lock."""
+    """Return the xxh3-64 over both parts; large ones without the interpreter's lock."""
     digest = xxhash.xxh3_64(fields)
     digest.update(payload)
     return int(digest.intdigest())

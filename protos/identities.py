@@ -1,9 +1,9 @@
-"""Who a certificate says that its holder is, and which calls each role may make.
+"""The identities in certificates, and the calls that each role may make.
 
 An identity is a SPIFFE URI: `spiffe://DOMAIN/coordinator`, `/operator`, `/site/NAME/agent`,
-`/site/NAME/gateway` or, in a join token, `/site/NAME/joiner`. Servers read it. A client wants it of
-a server as a DNS name, the same words the other way round (`gateway.NAME.site.DOMAIN`), because TLS
-libraries compare nothing else.
+`/site/NAME/gateway` or, in a join token, `/site/NAME/joiner`. Servers read the URI. A client checks
+a server's identity as a DNS name, with the same words in reverse (`gateway.NAME.site.DOMAIN`),
+because TLS libraries compare nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPERATOR: Final = "operator"
 AGENT: Final = "agent"
 GATEWAY: Final = "gateway"
 JOINER: Final = "joiner"
-"""Who has a join token of a site, and nothing else yet."""
+"""Role of a holder of a site's join token."""
 
 _DOMAIN: Final = r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?"
 _SITE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}"
@@ -57,12 +57,12 @@ CALLERS: Mapping[str, str] = {
     f"{_PROBE}Finish": GATEWAY,
     f"{_PROBE}Flood": GATEWAY,
 }
-"""The one role that may make each call; one that is not listed nobody may make, with TLS or not."""
+"""The one role that may make a call; unlisted calls are refused, with TLS or without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A role in a deployment, for agents and gateways at one site."""
+    """A role in a deployment; agents and gateways belong to a site."""
 
     domain: str
     role: str
@@ -70,7 +70,7 @@ class Identity:
 
     @classmethod
     def of_uri(cls, uri: str) -> Self | None:
-        """Return what a URI says; None if it is none of ours."""
+        """Return the identity in a URI; None if the URI is not ours."""
         found = _URI.fullmatch(uri)
         if found is None:
             return None
@@ -79,7 +79,7 @@ class Identity:
 
     @classmethod
     def of_name(cls, domain: str, name: str) -> Self | None:
-        """Return the identity that `file_name` is of; None if it is of none."""
+        """Return the identity with this `file_name`; None: there is none."""
         found = _NAME.fullmatch(name)
         if found is None or re.fullmatch(_DOMAIN, domain) is None:
             return None
@@ -88,7 +88,7 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """The identity in a certificate."""
+        """The SPIFFE URI for certificates."""
         place = f"site/{self.site}/" if self.site else ""
         return f"spiffe://{self.domain}/{place}{self.role}"
 
@@ -100,7 +100,7 @@ class Identity:
 
     @property
     def file_name(self) -> str:
-        """What its files are called, before the suffix: `coordinator`, `eu.agent`."""
+        """Base name of the identity's files: `coordinator`, `eu.agent`."""
         return f"{self.site}.{self.role}" if self.site else self.role
 
     def __str__(self) -> str:

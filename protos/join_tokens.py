@@ -1,9 +1,9 @@
-"""Join tokens: with one, a machine gets the certificates of one site, once.
+"""Join tokens, each of which gets a machine the certificates of one site, once.
 
-A token is a short-lived certificate and its key, for the role of a joiner at one site, and the
-authority by which it knows the coordinator: no other server learns anything of it. What it is
-exchanged for was sealed for it by the operator, so that the coordinator, which keeps it until then,
-can neither read nor change it.
+A token holds a short-lived certificate and its key, for the role of a joiner at one site, and the
+authority that verifies the coordinator, so no other server learns the token. The operator has
+sealed the certificates for this token, so the coordinator, which keeps them, can neither read nor
+change them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TOKEN_CHARS: Final = 8192
 
 
 class BadTokenError(IsthmusError):
-    """A text is no join token, a token is for another site, or its answer cannot be opened."""
+    """A text is no join token, the token is for another site, or its answer cannot be opened."""
 
     code = "BAD_CERTIFICATE"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """A certificate that a machine shows once, its key, and the authority. All three are PEM."""
+    """A one-time certificate, its key, and the coordinator's authority, all in PEM."""
 
     ca: bytes
     cert: bytes
@@ -59,7 +59,7 @@ class JoinToken:
         """Read a token from its text.
 
         Raises:
-            BadTokenError: it is none.
+            BadTokenError: the text is no token.
         """
         text = text.strip()
         if not text.startswith(_BEGIN) or len(text) > TOKEN_CHARS:
@@ -79,12 +79,12 @@ class JoinToken:
 
     @property
     def identity(self) -> Identity:
-        """Whom the token lets join.
+        """The joiner's identity in the token.
 
         Raises:
-            BadTokenError: it lets nobody join.
+            BadTokenError: the certificate is not that of a joiner.
         """
-        from cryptography import x509  # imported here: without TLS nobody waits for it
+        from cryptography import x509  # imported late: not needed without TLS
 
         found = identity_of(x509.load_pem_x509_certificate(self.cert))
         if found is None or found.role != JOINER:
@@ -93,11 +93,11 @@ class JoinToken:
 
     @property
     def holder(self) -> str:
-        """The name by which the coordinator knows the token."""
+        """The coordinator's name for the token."""
         return holder_of(self.cert)
 
     def seal(self, files: Mapping[str, bytes]) -> bytes:
-        """Return files, by name, so that only who has the token can read them."""
+        """Encrypt files, by name, so that only the token's holder can read them."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         written = json.dumps({name: content.decode("ascii") for name, content in files.items()})
@@ -105,10 +105,10 @@ class JoinToken:
         return nonce + AESGCM(self._secret()).encrypt(nonce, written.encode(), self._bound)
 
     def open(self, sealed: bytes) -> dict[str, bytes]:
-        """Return what was sealed.
+        """Decrypt the sealed files.
 
         Raises:
-            BadTokenError: it was not sealed for this token, or was changed.
+            BadTokenError: the text was not sealed for this token, or was changed.
         """
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -123,10 +123,10 @@ class JoinToken:
             ) from error
 
     def exchange(self, address: str) -> dict[str, bytes]:
-        """Show the token to the coordinator at host:port, and return the files that it is good for.
+        """Exchange the token at the coordinator (host:port) for its files.
 
         Raises:
-            IsthmusError: it was used before, has expired, or nobody answers whom it believes.
+            IsthmusError: the token was used or has expired, or no trusted coordinator answers.
         """
         server = Identity(self.identity.domain, COORDINATOR).dns_name
         options = [("grpc.ssl_target_name_override", server), *proxy_options()]
@@ -140,11 +140,11 @@ class JoinToken:
 
     @property
     def _bound(self) -> bytes:
-        """What the sealed text belongs to beside the key: the holder's identity."""
+        """The holder's identity, which the encryption authenticates."""
         return self.identity.uri.encode()
 
     def _secret(self) -> bytes:
-        """Return a key of 32 bytes that follows from the token's."""
+        """Return a key of 32 bytes derived from the token's."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -161,7 +161,7 @@ def holder_of(cert: bytes) -> str:
     """Return the sha256 of a certificate in PEM, in hex.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are no certificate.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding

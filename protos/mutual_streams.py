@@ -1,7 +1,7 @@
-"""Mutual TLS for a plain stream of bytes, by the same files as gRPC's connections have.
+"""Mutual TLS for plain byte streams, with the same files as gRPC's connections.
 
-One party's processes on several machines speak to each other this way: a site's agent, and the
-supervisors of its nodes where no ssh or srun gives a stream. Both ends show the same certificate.
+A party's processes on several machines use it: a site's agent, and the supervisors of its nodes
+that neither ssh nor srun reaches. Both ends show the same certificate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.protos.mutual_tls import CertificateError, TlsSecurity
 from isthmus.protos.security import control_security
 
 HANDSHAKE_S = 10.0
-"""Whoever takes longer for the handshake is let go."""
+"""Time limit of a handshake."""
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -26,13 +26,13 @@ async def serve_own(name: str, host: str, port: int, handle: Handle) -> asyncio.
     """Serve streams to other processes of the same party; the caller closes the server.
 
     Args:
-        name: The party, as `Identity.file_name` has it.
+        name: The party, as in `Identity.file_name`.
         host: Address to listen on.
         port: 0 lets the system choose one.
-        handle: Is given each stream whose other end has shown that it is the party; owns it.
+        handle: Called with each authenticated stream, which it then owns.
 
     Raises:
-        CertificateError: there is no TLS, or the own files cannot be used.
+        CertificateError: TLS is off, or this party's own files cannot be used.
         OSError: the address cannot be bound.
     """
     security = _security(name)
@@ -55,12 +55,11 @@ async def serve_own(name: str, host: str, port: int, handle: Handle) -> asyncio.
 async def dial_own(
     name: str, host: str, port: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a stream to where another process of the same party serves; the caller closes it.
+    """Return a stream to another process of the same party; the caller closes it.
 
     Raises:
-        CertificateError: there is no TLS, or the own files cannot be used.
-        ssl.SSLError: the other end is somebody else.
-        OSError: nobody is there.
+        CertificateError: TLS is off, or this party's own files cannot be used. ssl.SSLError: the
+            other end is another party. OSError: nothing listens there.
     """
     context, identity = _context(_security(name), ssl.PROTOCOL_TLS_CLIENT)
     return await asyncio.open_connection(
@@ -73,7 +72,7 @@ async def dial_own(
 
 
 def identity_shown(writer: asyncio.StreamWriter) -> Identity | None:
-    """Return who the other end is, by its certificate; None if it is nobody of ours."""
+    """Return the identity in the other end's certificate; None if it is not ours."""
     certificate = writer.get_extra_info("peercert") or {}
     names = certificate.get("subjectAltName", ())
     uris = [value for kind, value in names if kind == "URI"]
@@ -88,7 +87,7 @@ def _security(name: str) -> TlsSecurity:
 
 
 def _context(security: TlsSecurity, protocol: int) -> tuple[ssl.SSLContext, Identity]:
-    """Return what both ends want of each other, and who this one is."""
+    """Return the TLS context for both ends, and this party's identity."""
     own = security.read()
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,7 +1,7 @@
 """Mutual TLS: both ends show a certificate of the deployment's own authority.
 
-Each connection that is opened or accepted goes by the files as they are then, so a certificate that
-was renewed counts without a restart. Connections that are open stay as they are.
+A new connection uses the files' current content, so a renewed certificate takes effect without a
+restart. Open connections are not changed.
 """
 
 from __future__ import annotations
@@ -34,59 +34,60 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 NAME: Final = "{name}"
-"""Stands in a path for who reads the file: `coordinator`, `operator`, `eu.agent`, `eu.gateway`."""
+"""Placeholder in a path for the reading party: `coordinator`, `operator`, `eu.agent`,
+`eu.gateway`."""
 WARN_DAYS: Final = 14
 WATCH_S: Final = 6 * 3600.0
 _DAY_S: Final = 86_400.0
 _ALPN: Final = "h2"
-"""What TLS says that is spoken: gRPC insists on it."""
+"""Application protocol announced in TLS, which gRPC requires."""
 
 Options = Sequence[tuple[str, int | str]]
 OnRefused = Callable[[str], None]
-"""Is told of each call that was refused, in one line."""
+"""Callback for each refused call, with one line."""
 
 log = logging.getLogger(__name__)
 
 
 class Caller(Protocol):
-    """What is known of who makes a call: gRPC's contexts have it, too."""
+    """The caller of a call, in the form of gRPC's contexts."""
 
     def invocation_metadata(self) -> Any:  # noqa: ANN401 - pairs, or None
-        """Return what the caller has said beside the method."""
+        """Return the metadata of the call."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return whom the caller's certificate names, under `peer_uri`."""
+        """Return the identities in the caller's certificate, under `peer_uri`."""
 
     def peer(self) -> str:
-        """Return where the caller is."""
+        """Return the caller's address."""
 
 
 class CertificateError(IsthmusError):
-    """A certificate or key cannot be used: it is not there, has expired, or is somebody else's."""
+    """A certificate or key cannot be used: missing, expired, or another party's."""
 
     code = "BAD_CERTIFICATE"
 
 
 class UnlikeKeyError(CertificateError):
-    """A key is not that of the certificate beside it."""
+    """A key does not belong to the certificate beside it."""
 
 
 class ForeignCertificateError(CertificateError):
-    """The authority that made a certificate is not believed here."""
+    """A certificate's authority is not trusted here."""
 
 
 class NotYetValidError(CertificateError):
-    """A certificate counts from later on: this machine's clock is behind, or its maker's ahead."""
+    """A certificate is not valid yet: this machine's clock is behind, or its maker's ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files; NAME in a path stands for who reads it."""
+    """Paths of PEM files; NAME in a path stands for the reading party."""
 
     ca: str
-    """Certificates of the authorities that are believed."""
+    """Certificates of the trusted authorities."""
     cert: str
-    """The own certificate, followed by those between it and the authority, if there are any."""
+    """The party's own certificate, followed by intermediate ones, if any."""
     key: str
 
     def of(self, name: str) -> TlsFiles:
@@ -97,7 +98,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the files held at one moment."""
+    """The files' content at one moment."""
 
     ca: bytes
     cert: bytes
@@ -115,13 +116,13 @@ class TlsSecurity:
         self._warned_s = -_DAY_S
         self._kept: tuple[list[int], Credentials] | None = None
         self._contexts: dict[int, tuple[list[int], ssl.SSLContext]] = {}
-        """By protocol, and of which files: one serves all connections until these change."""
+        """TLS context by protocol, with the version of its files; reused until these change."""
 
     def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
-        """Return a fresh connection to who is called `to`; the caller closes it.
+        """Return a fresh connection to the party `to`; the caller closes it.
 
         Raises:
-            CertificateError: the own files cannot be used.
+            CertificateError: this party's own files cannot be used.
         """
         credentials, options = self._client(options, to)
         return grpc.secure_channel(address, credentials, options=options)
@@ -130,7 +131,7 @@ class TlsSecurity:
         """Return a fresh connection to `to` for the running event loop; the caller closes it.
 
         Raises:
-            CertificateError: the own files cannot be used.
+            CertificateError: this party's own files cannot be used.
         """
         credentials, options = self._client(options, to)
         return grpc.aio.secure_channel(address, credentials, options=options)
@@ -138,7 +139,7 @@ class TlsSecurity:
     def server(
         self, options: Options, num_rpcs: int, on_refused: OnRefused = log.warning
     ) -> grpc.aio.Server:
-        """Return a server that lets callers do what their role may; it listens on nothing yet."""
+        """Return a server that admits callers by their role; it does not listen yet."""
         doorkeeper = _Doorkeeper(self.read().identity.domain, on_refused)
         return grpc.aio.server(
             interceptors=[doorkeeper],
@@ -150,8 +151,8 @@ class TlsSecurity:
         """Bind `host:port` and return the port; 0 lets the system choose one.
 
         Raises:
-            CertificateError: the own files cannot be used.
-            RuntimeError: it cannot be bound.
+            CertificateError: this party's own files cannot be used.
+            RuntimeError: the address cannot be bound.
         """
         read_at = self._changed_at()
         first = _configured(self.read())
@@ -164,10 +165,10 @@ class TlsSecurity:
                     return None
                 found = _configured(self.read())
             except (CertificateError, UnsafeFileError) as error:
-                log.warning("%s: the certificate from before is used", error)
+                log.warning("%s: keeping the previous certificate", error)
                 return None
             read_at = changed_at
-            log.info("%s: read anew", self.files.cert)
+            log.info("%s: reloaded", self.files.cert)
             return found
 
         credentials = grpc.dynamic_ssl_server_credentials(
@@ -178,41 +179,41 @@ class TlsSecurity:
         return server.add_secure_port(address, credentials)
 
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """Return nothing: the certificate says who calls."""
+        """Return no metadata: the certificate identifies the caller."""
         return ()
 
     def client_tls(self, to: str) -> tuple[ssl.SSLContext, str]:
-        """Return what a connection to `to` is encrypted by, and the name that `to` has to show.
+        """Return the TLS context for a connection to `to`, and the name that `to` must show.
 
         Raises:
-            CertificateError: the own files cannot be used.
-            OSError: they do not belong together; they may be being renewed just now.
+            CertificateError: this party's own files cannot be used.
+            OSError: the files do not belong together, possibly because they are being renewed.
         """
         server = Identity.of_name(self._current().identity.domain, to)
         assert server is not None, to
         return self._context(ssl.PROTOCOL_TLS_CLIENT), server.dns_name
 
     def server_tls(self) -> ssl.SSLContext:
-        """Return what accepted connections are encrypted by; callers have to show a certificate.
+        """Return the TLS context for accepted connections; callers must show a certificate.
 
         Raises:
-            CertificateError: the own files cannot be used.
+            CertificateError: this party's own files cannot be used.
             OSError: as for `client_tls`.
         """
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def admit(self, method: str, context: Caller) -> None:
-        """Let a call in whose caller's role may make it.
+        """Check that the caller's role may make the call.
 
         Raises:
-            PermissionDeniedError: it may not.
+            PermissionDeniedError: the role may not.
         """
         why = _refusal(self._current().identity.domain, method, context)
         if why:
             raise PermissionDeniedError(why)
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """Return what encrypts connections; to make it takes milliseconds."""
+        """Return the TLS context, cached because it takes milliseconds to make."""
         changed_at = self._changed_at()
         kept_at, kept = self._contexts.get(protocol, (None, None))
         if kept is not None and kept_at == changed_at:
@@ -223,7 +224,7 @@ class TlsSecurity:
         context.set_alpn_protocols([_ALPN])
         context.verify_mode = ssl.CERT_REQUIRED
         if protocol == ssl.PROTOCOL_TLS_SERVER:
-            context.num_tickets = 0  # nobody takes up a session again
+            context.num_tickets = 0  # sessions are not resumed
         context.load_verify_locations(self.files.ca)
         key = os.path.realpath(self.files.key)
         # Without a password OpenSSL asks for one at the terminal, and waits.
@@ -232,22 +233,22 @@ class TlsSecurity:
         return context
 
     def _current(self) -> Credentials:
-        """Return what the files hold, read anew only where they have changed."""
+        """Return the files' content, reloaded only if they have changed."""
         changed_at = self._changed_at()
         if self._kept is None or self._kept[0] != changed_at:
             self._kept = changed_at, self.read()
         return self._kept[1]
 
     def version(self) -> object:
-        """Return a value that changes when files were renewed, so connections ought to be, too.
+        """Return a value that changes when the files do; connections should then be renewed.
 
         Raises:
-            CertificateError: one is not there.
+            CertificateError: a file is missing.
         """
         return self._changed_at()
 
     async def watch(self) -> None:
-        """Look at the own certificate now and then, and warn when it ends. Never returns.
+        """Check the party's certificate periodically, and warn before it expires. Never returns.
 
         A connection that stays open for months reads no files.
         """
@@ -262,23 +263,23 @@ class TlsSecurity:
         """Read the files as they are now.
 
         Raises:
-            CertificateError: they cannot be used.
-            UnsafeFileError: others may read the key.
+            CertificateError: the files cannot be used.
+            UnsafeFileError: other users may read the key.
         """
         try:
             return self._read()
-        except UnlikeKeyError:  # all were replaced while the first ones were read
+        except UnlikeKeyError:  # the files were replaced while being read
             return self._read()
 
     def _read(self) -> Credentials:
-        """Read the files one after another; raises as `read`."""
-        from cryptography import x509  # imported here: without TLS nobody waits for it
+        """Read the files once; raises as `read`."""
+        from cryptography import x509  # imported late: not needed without TLS
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         files = self.files
         try:
             ca, cert = Path(files.ca).read_bytes(), Path(files.cert).read_bytes()
-            # cert-manager's and Kubernetes' files are links, which they replace at once.
+            # cert-manager's and Kubernetes' files are links, which are replaced at once.
             key = read_secret(Path(os.path.realpath(files.key)))
             chain = x509.load_pem_x509_certificates(cert)
             own = chain[0]
@@ -293,7 +294,7 @@ class TlsSecurity:
             raise CertificateError(f"{files.cert}: names {told}, and {self._name} reads it")
         try:
             is_own_key = load_pem_private_key(key, None).public_key() == own.public_key()
-        except (TypeError, ValueError) as error:  # TypeError: it takes a password
+        except (TypeError, ValueError) as error:  # TypeError: the key has a password
             raise CertificateError(f"{files.key}: no key in PEM without a password") from error
         if not is_own_key:
             raise UnlikeKeyError(f"{files.key}: is not the key of {files.cert}")
@@ -335,7 +336,7 @@ class TlsSecurity:
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Return whom a certificate names; None if nobody of ours, or more than one."""
+    """Return the identity in a certificate; None if none is ours, or more than one."""
     from cryptography import x509
 
     with contextlib.suppress(x509.ExtensionNotFound):
@@ -347,7 +348,7 @@ def identity_of(certificate: x509.Certificate) -> Identity | None:
 
 
 def _is_signed(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> bool:
-    """Whether each certificate was made by the next one, and the last one by an authority."""
+    """Whether each certificate is signed by the next one, and the last by an authority."""
     for place, each in enumerate(chain):
         issuers = chain[place + 1 : place + 2] or authorities
         if not any(_made(issuer, each) for issuer in issuers):
@@ -366,7 +367,7 @@ def _made(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 def caller_of(context: Caller) -> Identity | None:
-    """Return who makes a call, by its certificate; None without TLS, or if it names nobody."""
+    """Return the identity of a caller; None without TLS or a valid identity."""
     uris = list(context.auth_context().get("peer_uri", ()))
     if len(uris) != 1:
         return None
@@ -378,7 +379,7 @@ def _configured(own: Credentials) -> grpc.ServerCertificateConfiguration:
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):
-    """Lets a call through to its handler if the caller's role may make it; else it is refused."""
+    """Passes a call to its handler if the caller's role may make it; else refuses it."""
 
     def __init__(self, domain: str, on_refused: OnRefused) -> None:
         self._domain = domain
@@ -389,7 +390,7 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the method's handler, behind the check of who calls."""
+        """Return the method's handler with a check of the caller in front."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         return None if handler is None else _guarded(handler, lambda c: self._check(method, c))

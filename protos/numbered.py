@@ -1,8 +1,8 @@
 """Messages that outlive the connection that carried them: numbered, kept, acknowledged.
 
-Each side of a session has one `Numbered`. On a connection messages come in order and none is
-lost; a connection that breaks loses those that were on the way. On the next one each side says
-the last number that it has received, and the other sends again what follows. Pure: no I/O.
+Each side of a session has one `Numbered`. A connection delivers messages in order; if it breaks,
+those in flight are lost. On the next one each side states the last number that it has received, and
+the other resends what follows. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ Message = TypeVar("Message")
 
 
 class Numbered(Generic[Message]):
-    """What one side has sent and not seen acknowledged, and how far it has received."""
+    """One side's unacknowledged messages, and the last number that it received."""
 
     def __init__(self) -> None:
         self.received = 0
-        """The last number taken from the other side: what acknowledges it."""
+        """Last number received from the other side, sent as its acknowledgement."""
         self._kept: deque[Message] = deque()
         self._acknowledged = 0
 
     def __len__(self) -> int:
-        """Return how many messages are kept."""
+        """Return the number of unacknowledged messages."""
         return len(self._kept)
 
     @property
     def acknowledged(self) -> int:
-        """The last number that the other side has received, as far as is known here."""
+        """The last number known to have been received by the other side."""
         return self._acknowledged
 
     @property
@@ -44,19 +44,19 @@ class Numbered(Generic[Message]):
         return self.last
 
     def after(self, number: int) -> Message | None:
-        """Return the message that follows that number; None if there is none yet.
+        """Return the message after `number`; None if there is none yet.
 
-        Numbers that are acknowledged are not asked for.
+        `number` must not be below the acknowledged one.
         """
         index = number - self._acknowledged
         assert index >= 0, "what is acknowledged is not sent again"
         return self._kept[index] if index < len(self._kept) else None
 
     def acknowledge(self, received: int) -> list[Message]:
-        """Let go of what the other side has received; return it. A late acknowledgement is none.
+        """Drop and return the messages that the other side has received; none if outdated.
 
         Raises:
-            RemoteProtocolError: that number was never sent.
+            RemoteProtocolError: the number was never sent.
         """
         if received > self.last:
             raise RemoteProtocolError(f"{received} acknowledged, and {self.last} sent")
@@ -67,10 +67,10 @@ class Numbered(Generic[Message]):
         return gone
 
     def takes(self, sequence: int) -> bool:
-        """Return whether a received message is new; then it counts as received. 0 is always new.
+        """Return whether a received message is new, and count it as received. 0 is always new.
 
         Raises:
-            RemoteProtocolError: the one before it is missing.
+            RemoteProtocolError: the message before it is missing.
         """
         if sequence == 0:
             return True
@@ -81,6 +81,6 @@ class Numbered(Generic[Message]):
         return is_new
 
     def begin_anew(self) -> None:
-        """Talk to somebody who knows nothing: what is kept is sent from 1 on."""
+        """Start a new session: renumber the kept messages from 1 on."""
         self.received = 0
         self._acknowledged = 0

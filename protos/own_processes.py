@@ -1,7 +1,7 @@
-"""The command lines of our own processes: one of our modules, alone or at the leash of its parent.
+"""Command lines of our own processes, optionally tied to the life of the parent process.
 
-`-P` keeps the folder in which a process starts off its import path. Else a `queue.py` or a
-`random.py` that lies there would take the place of Python's.
+`-P` keeps the working directory off the import path. Otherwise a `queue.py` or `random.py` there
+would replace Python's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _LEASH = "isthmus.sites.leash"
 
 
 def own_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
-    """Return the command line of `module`; `python` is another interpreter than this one's."""
+    """Return the command line of `module`; `python`: another interpreter than this one's."""
     return [python or sys.executable, "-P", "-m", module, *arguments]
 
 
 def leashed(command: Sequence[str], namespaces: tuple[str, str] | None = None) -> list[str]:
-    """Return a command line that does the same, and dies with this process (sites/leash.py).
+    """Wrap a command line so that the process dies with this one (sites/leash.py).
 
     `namespaces` are files of a user namespace (may be empty) and a network namespace to enter.
     """
@@ -27,7 +27,7 @@ def leashed(command: Sequence[str], namespaces: tuple[str, str] | None = None) -
 
 
 def entered(namespaces: tuple[str, str], command: Sequence[str]) -> list[str]:
-    """Return a command line that does the same inside namespaces, and outlives this process."""
+    """Wrap a command line to run inside namespaces; the process may outlive this one."""
     return [*own_command(_LEASH, "-", *_entering(namespaces), "--"), *command]
 
 

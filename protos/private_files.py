@@ -1,4 +1,4 @@
-"""Files and folders that nobody but their user may read: secrets, and what runs leave behind."""
+"""Files and folders readable only by their user: secrets, and the files of runs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from isthmus.protos.errors import IsthmusError
 
 OTHERS = 0o077
-"""The permission bits of everybody but the owner."""
+"""Permission bits of everybody except the owner."""
 SECRET_BYTES_MAX = 64 << 10
 
 
 class UnsafeFileError(IsthmusError):
-    """A file that ought to be secret is not: others may read it, or have put it there."""
+    """A secret's file is not safe: other users may read it, or have created it."""
 
     code = "UNSAFE_FILE"
 
 
 def keep_private() -> None:
-    """Have what this process writes from now on be its user's alone."""
+    """Set the umask so that files written from now on are readable only by the user."""
     _umasks.append(os.umask(OTHERS))
 
 
 def users_umask() -> int:
-    """Return the umask from before `keep_private`: what users' scripts write is theirs to share.
+    """Return the umask from before `keep_private`, for users' scripts.
 
-    -1, which leaves it as it is, in a process that never called that.
+    -1, which means no change, if `keep_private` was never called.
     """
     return _umasks[0] if _umasks else -1
 
@@ -37,11 +37,11 @@ _umasks: list[int] = []
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that nobody else may enter, or see that one which is there is the user's own.
+    """Make a folder for this user only, or check that an existing one is the user's.
 
     Raises:
-        UnsafeFileError: it is another user's, or everybody may put files into it.
-        OSError: it cannot be made.
+        UnsafeFileError: the folder is another user's, or writable by everybody.
+        OSError: the folder cannot be made.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat()
@@ -52,11 +52,11 @@ def private_folder(path: Path) -> None:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return what a secret's file holds.
+    """Return the content of a secret's file.
 
     Raises:
-        UnsafeFileError: it is a link, another user's, or others may read it.
-        OSError: it cannot be read.
+        UnsafeFileError: the file is a link, another user's, or readable by others.
+        OSError: the file cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -77,10 +77,10 @@ def read_secret(path: Path) -> bytes:
 
 
 def make_secret(path: Path, content: bytes) -> None:
-    """Write a secret's file, whole or not at all; one that is there stays as it is.
+    """Write a secret's file atomically; an existing one is kept.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600

@@ -1,8 +1,8 @@
-"""The HTTP proxy between a site and the coordinator, where there is no other way out.
+"""The HTTP proxy between a site and the coordinator, for sites without direct access.
 
-gRPC would take whatever proxy the environment names for the web, for any connection. Here one is
-used only where isthmus is told so, and only for the control plane. It sees TLS: it carries bytes
-after CONNECT, and learns no more than who speaks with whom.
+gRPC would use the environment's web proxy for any connection. We use a proxy only if ISTHMUS_PROXY
+is set, and only for the control plane. The proxy carries TLS bytes after CONNECT, and learns only
+the addresses of both ends.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from isthmus.protos.errors import IsthmusError
 from isthmus.protos.security import InsecureAddressError, tls_files
 
 PROXY: Final = "ISTHMUS_PROXY"
-"""Names the proxy: http://HOST:PORT, or http://USER:PASSWORD@HOST:PORT."""
+"""Environment variable of the proxy: http://HOST:PORT, or http://USER:PASSWORD@HOST:PORT."""
 NO_PROXY: Final = (("grpc.enable_http_proxy", 0),)
-"""The argument of a channel that goes straight to its server."""
+"""Option of a channel that connects to its server directly."""
 _URL = re.compile(r"http://([^\s/@]+@)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@]+):[0-9]{1,5}/?")
 
 
 class ProxyError(IsthmusError):
-    """The environment's proxy is not written as http://HOST:PORT."""
+    """ISTHMUS_PROXY does not have the form http://HOST:PORT."""
 
     code = "INVALID_CONFIG"
 
 
 def proxy_options() -> list[tuple[str, int | str]]:
-    """Return the arguments of a channel to the coordinator: through the proxy that is told, if any.
+    """Return the options of a channel to the coordinator, through the proxy if one is set.
 
     Raises:
-        InsecureAddressError: there is one, and no TLS: it would read the secret.
-        ProxyError: what is told is no proxy.
+        InsecureAddressError: a proxy without TLS, which would read the secret.
+        ProxyError: the variable is not valid.
     """
     url = os.environ.get(PROXY, "")
     if not url:
@@ -41,6 +41,6 @@ def proxy_options() -> list[tuple[str, int | str]]:
         raise ProxyError(f"${PROXY}: want http://HOST:PORT")
     if tls_files() is None:
         raise InsecureAddressError("a proxy would read what this process says without TLS")
-    # Set, it is asked for instead of no_proxy, which says what holds for the web.
+    # If set, gRPC uses it instead of no_proxy, which is meant for the web.
     os.environ.setdefault("no_grpc_proxy", "")
     return [("grpc.http_proxy", url.rstrip("/"))]

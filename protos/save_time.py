@@ -1,6 +1,6 @@
-"""How long a site has for a last checkpoint when it is told to end.
+"""The time of a site for its last checkpoint after SIGTERM.
 
-Who tells it, a launcher say, allows LEAVE_S more than that until it kills.
+The sender of the signal, such as a launcher, waits LEAVE_S longer before SIGKILL.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Final
 from isthmus.protos.errors import IsthmusError
 
 SAVE_WITHIN: Final = "ISTHMUS_SAVE_WITHIN"
-"""The environment variable of an agent: seconds."""
+"""Environment variable of an agent, in seconds."""
 SAVE_WITHIN_S = 20.0
-"""Where nothing is said: a machine that is taken away gives some 30 s."""
+"""Default: a machine that is taken away gives some 30 s."""
 LEAVE_S = 15.0
-"""Afterwards an agent ends its processes, ships their logs and takes its leave, in some 10 s."""
+"""Time after the checkpoint, in which an agent ends its processes, ships logs and leaves (some 10
+s)."""
 
 
 class SaveTimeError(IsthmusError):
@@ -26,10 +27,10 @@ class SaveTimeError(IsthmusError):
 
 
 def save_within_s(environment: Mapping[str, str], default_s: float = SAVE_WITHIN_S) -> float:
-    """Return within how many seconds after SIGTERM the last checkpoint has to be written.
+    """Return the time limit for the last checkpoint after SIGTERM.
 
     Raises:
-        SaveTimeError: ISTHMUS_SAVE_WITHIN is there, and is not a number of seconds.
+        SaveTimeError: ISTHMUS_SAVE_WITHIN is set, and not a number of seconds.
     """
     given = environment.get(SAVE_WITHIN, "")
     if not given:

@@ -1,12 +1,12 @@
-"""Every channel and every port of ours, on both planes: who may speak to whom.
+"""Secures all channels and ports of the control and exchange planes.
 
 Without TLS addresses are loopback, and a caller shows a *secret* that only processes of the same
-user can read: other users of the machine are kept out. It comes from one file per user, which
-whoever needs it first makes. The exchange plane's secret is derived from it: who serves one plane
-does not learn the other's.
+user can read: other users of the machine are kept out. The secret is in one file per user, made on
+first use. The exchange plane's secret is derived from it, so servers of that plane do not learn the
+other secret.
 
-With TLS both ends show certificates (`mutual_tls.py`). Which it is, a process is told by its
-environment, and its children with it.
+With TLS both ends show certificates (`mutual_tls.py`). Environment variables, inherited by child
+processes, select TLS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from isthmus.protos.private_files import UnsafeFileError, make_secret, read_secr
 from isthmus.protos.user_state import user_state_folder
 
 TOKEN_FILE: Final = "ISTHMUS_TOKEN_FILE"  # noqa: S105 - the variable's name
-"""Names the secret's file, where the user's state folder will not do."""
+"""Environment variable with the secret's file, if not in the user's state folder."""
 TLS_VARIABLES: Final = {"ca": "ISTHMUS_CA", "cert": "ISTHMUS_CERT", "key": "ISTHMUS_KEY"}
 HEADER: Final = "authorization"
 
@@ -63,7 +63,7 @@ _CAUSES: Final = (
         "expired, or one of both clocks is wrong (or no TLS is spoken there)",
     ),
 )
-"""What gRPC and Python say where a handshake fails, and what it means."""
+"""Texts of gRPC and Python for failed handshakes, with their meaning."""
 
 _CLOSED = re.compile("to connect .*Socket closed")
 _PERHAPS_TLS: Final = (
@@ -81,16 +81,16 @@ _METHOD_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class InsecureAddressError(IsthmusError):
-    """An address that others can reach, without TLS."""
+    """An address that other hosts can reach, without TLS."""
 
     code = "INSECURE_ADDRESS"
 
 
 def token_path() -> Path:
-    """Return where this user's secret is kept.
+    """Return the path of this user's secret.
 
     Raises:
-        FileNotFoundError: ISTHMUS_TOKEN_FILE does not say, and this user has no home folder.
+        FileNotFoundError: ISTHMUS_TOKEN_FILE is not set, and this user has no home folder.
     """
     given = os.environ.get(TOKEN_FILE)
     return Path(given) if given else user_state_folder() / "token"
@@ -98,7 +98,7 @@ def token_path() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LoopbackSecurity:
-    """No TLS, and so loopback only: callers show a secret."""
+    """Security without TLS: loopback addresses only, and callers show a secret."""
 
     secret: str
 
@@ -113,7 +113,7 @@ class LoopbackSecurity:
     def server(
         self, options: Options, num_rpcs: int, on_refused: OnRefused = log.warning
     ) -> grpc.aio.Server:
-        """Return a server that lets in who knows the secret; it listens on nothing yet."""
+        """Return a server that admits callers with the secret; it does not listen yet."""
         return grpc.aio.server(
             interceptors=[_Doorkeeper(self.secret, on_refused)],
             options=[*options, *CONNECTION_LIMITS],
@@ -121,7 +121,7 @@ class LoopbackSecurity:
         )
 
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """Return what a call says beside its method, so that it is let in."""
+        """Return the metadata with the secret for a call."""
         return ((HEADER, f"Bearer {self.secret}"),)
 
     def client_tls(self, to: str) -> None:
@@ -131,11 +131,11 @@ class LoopbackSecurity:
         """Return None: connections are not encrypted."""
 
     def admit(self, method: str, context: Caller) -> None:
-        """Let a call in.
+        """Check that a call may be made.
 
         Raises:
-            UnauthenticatedError: it did not show the secret.
-            PermissionDeniedError: its method has no role.
+            UnauthenticatedError: the call has not shown the secret.
+            PermissionDeniedError: no role may call the method.
         """
         if not _shows(self.secret, dict(context.invocation_metadata() or ())):
             raise UnauthenticatedError(_show_it())
@@ -147,22 +147,22 @@ class LoopbackSecurity:
         """Return at once: a secret does not expire."""
 
     def version(self) -> object:
-        """Return a value that never changes: connections need not be made anew."""
+        """Return a constant: connections need not be renewed."""
         return None
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Bind `host:port` and return the port; 0 lets the system choose one.
 
         Raises:
-            RuntimeError: it cannot be bound.
+            RuntimeError: the address cannot be bound.
         """
         return server.add_insecure_port(address)
 
     def _presenting(self, channel: _Channel) -> _Channel:
-        """Have every call on a channel show the secret.
+        """Make every call on a channel show the secret.
 
-        gRPC's interceptors would do it too, but each makes calls objects of another class, which
-        cost more and end otherwise.
+        gRPC's interceptors would do it too, but they wrap calls in other classes, which cost more
+        and end differently.
         """
         for kind in _METHOD_KINDS:
             setattr(channel, kind, _presenting(getattr(channel, kind), self.shown()))
@@ -173,23 +173,23 @@ Security = LoopbackSecurity | TlsSecurity
 
 
 def control_security(name: str = OPERATOR) -> Security:
-    """Return what protects connections to the coordinator.
+    """Return the security of connections to the coordinator.
 
     Args:
-        name: Whose end it is, as `Identity.file_name` has it.
+        name: The party of this end, as in `Identity.file_name`.
 
     Raises:
-        UnsafeFileError: others may read the secret, or it cannot be kept.
+        UnsafeFileError: others may read the secret, or it cannot be written.
     """
     files = tls_files()
     return TlsSecurity(files, name) if files else LoopbackSecurity(_user_secret())
 
 
 def exchange_security(site: str) -> Security:
-    """Return what protects connections between gateways; run and generation stand in Hello.
+    """Return the security of connections between gateways; Hello checks run and generation.
 
     Args:
-        site: That of the gateway whose end it is.
+        site: Site of the gateway at this end.
 
     Raises:
         UnsafeFileError: as for `control_security`.
@@ -202,12 +202,12 @@ def exchange_security(site: str) -> Security:
 
 @functools.cache
 def _tls_security(files: TlsFiles, name: str) -> TlsSecurity:
-    """Return the one of the process: what it has read counts for each connection that is made."""
+    """Return the process's shared TlsSecurity, so that files are read once."""
     return TlsSecurity(files, name)
 
 
 def tls_files() -> TlsFiles | None:
-    """Return where certificates are; None: there is no TLS.
+    """Return the paths of certificates; None: TLS is off.
 
     Raises:
         CertificateError: only some of the variables are set.
@@ -222,13 +222,13 @@ def tls_files() -> TlsFiles | None:
 
 
 def use_tls(files: TlsFiles) -> None:
-    """Have this process and its children speak TLS; what the environment says already, wins."""
+    """Make this process and its children use TLS; variables already set win."""
     for key, variable in TLS_VARIABLES.items():
         os.environ.setdefault(variable, os.path.abspath(getattr(files, key)))  # noqa: PTH100
 
 
 def explained(details: str) -> str:
-    """Return why there is no connection; where certificates are the cause, in plain words."""
+    """Return why a connection failed, in plain words if certificates are the cause."""
     if tls_files() is None:
         return _PERHAPS_TLS if _CLOSED.search(details) else details
     for sign, cause in _CAUSES:
@@ -238,10 +238,10 @@ def explained(details: str) -> str:
 
 
 def require_protected(host: str) -> None:
-    """Refuse an address that others can reach, unless there is TLS.
+    """Refuse an address that other hosts can reach, unless TLS is on.
 
     Raises:
-        InsecureAddressError: it is not loopback, or may not be.
+        InsecureAddressError: the address is, or may be, not loopback.
     """
     if tls_files() is None and not is_loopback(host):
         raise InsecureAddressError(
@@ -260,10 +260,10 @@ def is_loopback(host: str) -> bool:
 
 
 def require_own_site(context: Caller, site: str) -> None:
-    """Refuse a caller that speaks in another site's name.
+    """Refuse a caller that acts for another site.
 
     Raises:
-        PermissionDeniedError: its certificate is of another one. Without TLS nobody is refused.
+        PermissionDeniedError: the certificate is another site's. Without TLS no caller is refused.
     """
     caller = caller_of(context)
     if caller is not None and caller.site != site:
@@ -286,7 +286,7 @@ def _user_secret() -> str:
 
 
 def _presenting(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
-    """Wrap what makes a channel's callables, so that each call carries `shown`."""
+    """Wrap a channel's factory of callables, so that each call carries `shown`."""
 
     def made(*arguments: Any, **options: Any) -> _Presenting:  # noqa: ANN401 - gRPC's own
         return _Presenting(make(*arguments, **options), shown)
@@ -295,7 +295,7 @@ def _presenting(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) ->
 
 
 class _Presenting:
-    """One method of a channel; each call of it carries `shown` in its metadata."""
+    """A method of a channel whose calls carry `shown` in their metadata."""
 
     def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:  # noqa: ANN401
         self._method = method
@@ -305,14 +305,14 @@ class _Presenting:
         return self._method(*request, metadata=(*(metadata or ()), *self._shown), **rest)
 
     def future(self, *request: Any, metadata: Any = (), **rest: Any) -> Any:  # noqa: ANN401
-        """Begin a call, and return what will be its answer."""
+        """Begin a call, and return a future of its answer."""
         return self._method.future(*request, metadata=(*(metadata or ()), *self._shown), **rest)
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):
-    """Refuses calls that do not show the secret, before a message of theirs is read.
+    """Refuses calls without the secret, before any of their messages is read.
 
-    A method without a role is refused as with TLS, so that every test of a call notices it.
+    A method without a role is refused as with TLS, so that tests notice it.
     """
 
     def __init__(self, secret: str, on_refused: OnRefused) -> None:
@@ -363,5 +363,5 @@ def _refusing(status: grpc.StatusCode, why: str) -> Handler:
     async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(status, why)
 
-    # To gRPC's wire all methods are streams: this kind refuses before it reads a message.
+    # On the wire all methods are streams: this kind refuses before it reads a message.
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,6 +1,6 @@
-"""What only a site's machines need, to run gateways and ranks: `pip install 'isthmus[train]'`.
+"""Checks for packages that only a site's machines need: `pip install 'isthmus[train]'`.
 
-Nothing here is imported, for torch takes a second and more: it is asked what is installed.
+Only package metadata is read, because importing torch takes a second or more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEEDED = {
     "torch": "2.9",
     "zstandard": "0.22",
 }
-"""Packages and the oldest version of each, as pyproject.toml has them, too."""
+"""Oldest version by package, as in pyproject.toml."""
 
 
 class CannotTrainError(IsthmusError):
@@ -34,16 +34,16 @@ def require_training_part() -> None:
     """Check that this Python has what ranks and gateways need. Takes milliseconds.
 
     Raises:
-        CannotTrainError: it does not. The message has the cure.
+        CannotTrainError: a package is missing. The message has the remedy.
     """
     if lack := what_lacks():
         raise CannotTrainError(f"this machine cannot train, for {lack}: {CURE}")
 
 
 def what_lacks() -> str | None:
-    """Return what this Python lacks for ranks and gateways, as the rest of a sentence.
+    """Return the packages missing for ranks and gateways, as a phrase; None: none.
 
-    What cannot be told is good: a build of torch from its sources may have no version.
+    An unknown version is accepted: torch built from source may have none.
     """
     missing, old = [], []
     for package, oldest in NEEDED.items():
@@ -65,6 +65,6 @@ def _version(package: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (2, 13, 0) of 2.13.0a1+cpu."""
+    """Return the leading numbers of a version: (2, 13, 0) for 2.13.0a1+cpu."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in found.group().split(".")) if found else ()

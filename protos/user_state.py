@@ -1,4 +1,4 @@
-"""Where isthmus keeps a user's state unless it is given another place."""
+"""The default folder for a user's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def user_state_folder() -> Path:
         folder = platformdirs.user_state_path("isthmus")
     except RuntimeError:
         folder = Path()
-    # Older releases of platformdirs say "~/.local" then, which would be below any folder.
+    # Older releases of platformdirs then return "~/.local", a relative path.
     if not folder.is_absolute():
         raise FileNotFoundError(
             errno.ENOENT,

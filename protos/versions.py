@@ -1,4 +1,4 @@
-"""Which versions of the contracts this build speaks, and how two builds agree on one."""
+"""Versions of the contracts in this build, and their negotiation."""
 
 import functools
 from importlib import metadata
@@ -19,6 +19,6 @@ def build() -> str:
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
-    """Return the highest version inside both ranges (min, max), or None."""
+    """Return the highest version in both ranges (min, max); None: they do not overlap."""
     version = min(ours[1], theirs[1])
     return version if version >= max(ours[0], theirs[0]) else None

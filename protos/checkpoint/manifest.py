@@ -1,6 +1,6 @@
-"""A checkpoint's manifest: what it holds, and the digest of each of its files.
+"""A checkpoint's manifest: its content, and the digest of each file.
 
-It is written last. A folder without one is no checkpoint, whatever else is in it.
+The manifest is written last. A folder without one is no checkpoint.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from isthmus.protos.errors import BadCheckpointError
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 64 << 20
-"""No manifest is larger: some hundred bytes a file."""
+"""Largest manifest; a file takes some hundred bytes in it."""
 _DIGEST = "digest"
-"""The key of the manifest's own digest."""
+"""Key of the manifest's own digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StoredFile:
     """One file of a checkpoint."""
 
     path: str
-    """Relative to the checkpoint's folder, with `/`."""
+    """Path relative to the checkpoint's folder, with `/`."""
     num_bytes: int
     digest: str
     """xxh3-128 of the contents, in hex."""
@@ -35,31 +35,31 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     run: str
     job: str
-    """The job's name."""
+    """Name of the job."""
     step: int
-    """Optimizer steps that had been taken."""
+    """Number of optimizer steps taken."""
     written_s: float
-    """Wall clock."""
+    """Unix time of writing."""
     ranks: Mapping[str, int]
-    """Ranks of each site that took part, in the run's order."""
+    """Number of ranks by site that took part, in the run's order."""
     missing: tuple[str, ...] = ()
-    """Sites whose part had not come: their ranks' own state is not there."""
+    """Sites whose part did not come in time: their ranks' own state is missing."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Positions and batch of the run's data: sites/worker/data/data_positions.py. Empty: the script
-    reads its data in another way."""
+    manages its data itself."""
     files: tuple[StoredFile, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files."""
         return sum(each.num_bytes for each in self.files)
 
     def to_bytes(self) -> bytes:
-        """Serialise, with a digest of its own."""
+        """Serialise the manifest, with its own digest."""
         fields = {
             "format": FORMAT,
             "run": self.run,
@@ -75,10 +75,10 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, written: bytes, where: str) -> Manifest:
-        """Read what `to_bytes` wrote.
+        """Parse a manifest from `to_bytes`.
 
         Raises:
-            BadCheckpointError: it did not; `where` names the checkpoint.
+            BadCheckpointError: the bytes are no valid manifest; `where` names the checkpoint.
         """
         try:
             fields = json.loads(written)

@@ -1,7 +1,7 @@
-"""A checkpoint out of turn, before a run is stopped: asked for in the store, where all sites look.
+"""Requests for an extra checkpoint, before a run is stopped, through the checkpoint store.
 
-STORE/request.json holds the step after which all ranks save. It lies so far ahead that each rank
-has looked before it gets there.
+STORE/request.json holds the step after which all ranks save. The step is so far ahead that each
+rank polls the file before it gets there.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ _REQUEST = "request.json"
 _LOOK_S = 1.0
 _LOOK_REMOTE_S = 5.0
 _STALE_S = 3.0
-"""What is known of a run's steps may be so old."""
+"""Age up to which knowledge of a run's steps may be outdated."""
 _REQUEST_BYTES = 4096
 
 
 def look_every_s(store: str) -> float:
-    """Return how often each rank looks."""
+    """Return the interval at which each rank polls."""
     return _LOOK_REMOTE_S if "://" in store else _LOOK_S
 
 
 def steps_ahead(store: str, shortest_step_s: float) -> int:
-    """Return how many steps lie between the latest known one and the first that all can save.
+    """Return the number of steps from the latest known one to the first that all can save.
 
     Args:
-        store: the run's.
-        shortest_step_s: what a step takes at least.
+        store: the run's checkpoint store.
+        shortest_step_s: shortest duration of a step.
     """
     ahead_s = 2 * look_every_s(store) + _STALE_S
     return 2 + math.ceil(ahead_s / max(shortest_step_s, 1e-3))
 
 
 def request_checkpoint(store: str, latest_step: int, shortest_step_s: float) -> int:
-    """Ask all ranks of the run to save, and return after which step they will.
+    """Request a checkpoint from all ranks; return the step after which they save.
 
     Args:
-        store: the run's.
-        latest_step: that any rank is known to have taken; it may be seconds old.
-        shortest_step_s: what a step takes at least. A rank that passes the step before it has
-            looked saves nothing, and the others of its site give this checkpoint up.
+        store: the run's checkpoint store.
+        latest_step: latest step known of any rank; possibly seconds old.
+        shortest_step_s: shortest duration of a step. A rank that passes the step before it polls
+            saves nothing, and the others of its site give this checkpoint up.
 
     Raises:
         OSError: the store cannot be written.
@@ -69,14 +69,14 @@ def requested_step(store: str) -> int | None:
 
 
 def saved_step(store: str, step: int, after: int) -> int | None:
-    """Return the step of the checkpoint that was asked for, once it is there; None: not yet.
+    """Return the step of the requested checkpoint, once it is written; None: not yet.
 
-    Ranks heed the latest request only. So it may be that of another who has asked since.
+    Ranks obey only the latest request, so this may be the step of a later one.
 
     Args:
-        store: the run's.
-        step: what `request_checkpoint` returned.
-        after: the latest step that was known then.
+        store: the run's checkpoint store.
+        step: result of `request_checkpoint`.
+        after: the latest step known at that time.
     """
     wanted = requested_step(store)
     others = () if wanted is None or wanted <= after else (wanted,)
@@ -84,7 +84,7 @@ def saved_step(store: str, step: int, after: int) -> int | None:
 
 
 def is_written(store: str, step: int) -> bool:
-    """Return whether the checkpoint of a step is there, as far as its manifest says."""
+    """Return whether the checkpoint of a step has a manifest."""
     try:
         with opened(store) as (files, _):
             files.invalidate_cache()

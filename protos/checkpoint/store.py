@@ -1,9 +1,8 @@
-"""Where the checkpoints of one run lie: a folder, or a URL that fsspec knows.
+"""The store of a run's checkpoints: a folder, or a URL that fsspec supports.
 
 STORE/step-00000100/       a checkpoint: manifest.json, and the files that it names
-STORE/.step-00000100.g1/   one that is being written, or whose writers were killed; in a folder
-                           only: an object store has no such thing, and there the manifest, written
-                           last, decides
+STORE/.step-00000100.g1/   under way, or left by killed writers; only in a folder: an object store
+has no rename, and there the manifest, written last, decides
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _ERRNOS = {
     PermissionError: errno.EACCES,
     FileExistsError: errno.EEXIST,
 }
-"""What storages raise without a number, and which it is. All else at a URL is EIO: the numbers of
-sockets say nothing of files."""
+"""Error numbers for exceptions that storages raise without one. Other errors at a URL become EIO,
+because the numbers of sockets say nothing about files."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -38,16 +37,16 @@ def checkpoint_name(step: int) -> str:
 
 
 def joined(place: str, *parts: str) -> str:
-    """Return a path or URL below another."""
+    """Join a path or URL with relative parts."""
     return "/".join([place.rstrip("/"), *parts])
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A folder that has the name of a checkpoint. It may be a bad one."""
+    """A folder with the name of a checkpoint, possibly damaged."""
 
     place: str
-    """A path or URL."""
+    """Path or URL of the checkpoint."""
 
     @property
     def name(self) -> str:
@@ -56,14 +55,14 @@ class StoredCheckpoint:
 
     @property
     def step(self) -> int:
-        """The step after which it was saved, as its name says."""
+        """The step in the folder's name, after which it was saved."""
         return int(self.name.removeprefix("step-"))
 
     def manifest(self) -> Manifest:
-        """Read the manifest, and nothing else.
+        """Read the manifest only.
 
         Raises:
-            BadCheckpointError: there is none, or it is damaged.
+            BadCheckpointError: the manifest is missing or damaged.
             OSError: the storage does not answer.
         """
         try:
@@ -77,23 +76,23 @@ class StoredCheckpoint:
         return Manifest.from_bytes(written, self.name)
 
     def has_manifest(self) -> bool:
-        """Return whether it was written to its end, whatever became of it since.
+        """Return whether the manifest exists, so that the checkpoint was once complete.
 
         Raises:
             OSError: the storage does not answer.
         """
         try:
             with opened(self.place) as (files, root):
-                files.info(f"{root}/{MANIFEST}")  # `exists` takes each error for a no
+                files.info(f"{root}/{MANIFEST}")  # `exists` would turn errors into False
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
     def remove(self) -> None:
-        """Delete it, its manifest first: what is left where this stops is then half written.
+        """Delete the checkpoint, manifest first: after an interruption it counts as unfinished.
 
         Raises:
-            OSError: something of it stays.
+            OSError: some file could not be removed.
         """
         with opened(self.place) as (files, root):
             with suppress(FileNotFoundError):
@@ -102,10 +101,10 @@ class StoredCheckpoint:
                 files.rm(root, recursive=True)
 
     def verified(self, part: slice = slice(None)) -> Manifest:
-        """Read the manifest, and all of its files, or those in `part`, and compare digests.
+        """Verify the manifest's files, or those in `part`, by their digests.
 
         Raises:
-            BadCheckpointError: one is missing, cut short or changed.
+            BadCheckpointError: a file is missing, cut short or changed.
             OSError: the storage does not answer.
         """
         manifest = self.manifest()
@@ -134,14 +133,14 @@ class StoredCheckpoint:
 
 
 def checkpoints_in(store: str) -> list[StoredCheckpoint]:
-    """Return what has the name of a checkpoint there, newest first; nothing where there is none.
+    """Return the folders with names of checkpoints, newest first.
 
     Raises:
         OSError: the storage does not answer.
     """
     try:
         with opened(store) as (files, root):
-            files.invalidate_cache()  # others write there, too
+            files.invalidate_cache()  # other processes write there, too
             names = [each.rstrip("/").rsplit("/", 1)[-1] for each in files.ls(root, detail=False)]
     except FileNotFoundError:
         return []
@@ -154,7 +153,7 @@ def checkpoints_in(store: str) -> list[StoredCheckpoint]:
 def newest_good(
     stored: Sequence[StoredCheckpoint],
 ) -> Iterator[tuple[StoredCheckpoint, Manifest | BadCheckpointError]]:
-    """Yield each checkpoint with what is wrong with it, up to the first good one: its manifest.
+    """Yield checkpoints with their errors, up to the first good one with its manifest.
 
     Raises:
         OSError: the storage does not answer.
@@ -170,13 +169,13 @@ def newest_good(
 
 @contextmanager
 def opened(place: str) -> Iterator[tuple[Any, str]]:
-    """Give fsspec's file system of a path or URL, and the path on it. No store is used otherwise.
+    """Yield fsspec's file system for a path or URL, and the path on it.
 
     Raises:
         OSError: fsspec does not know URLs of that kind, or a package that it needs is missing; or
             whatever the storage raises inside (`storage_errors`).
     """
-    import fsspec  # takes a tenth of a second, which runs without checkpoints can spare
+    import fsspec  # takes a tenth of a second: only for runs with checkpoints
 
     with storage_errors(place):
         try:
@@ -188,10 +187,10 @@ def opened(place: str) -> Iterator[tuple[Any, str]]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Make an OSError, with a number and a path or URL, of all that storages raise inside.
+    """Convert storage exceptions raised inside to OSError with a number and a path or URL.
 
-    Each kind has errors of its own: those of an S3 that cannot be reached, or lacks credentials,
-    are no OSErrors, and others have no number. `place` stands where no file is named.
+    Storages raise errors of their own: those of an unreachable S3 are no OSErrors, and others have
+    no number. `place` is used if the error names no file.
     """
     try:
         yield
@@ -211,7 +210,7 @@ def storage_errors(place: str) -> Iterator[None]:
 
 
 def digest_of(file: Any) -> str:  # noqa: ANN401 - any binary file; fsspec has no types
-    """Return the xxh3-128 of what is left to read, in hex."""
+    """Return the xxh3-128 of a file's remaining bytes, in hex."""
     digest = xxhash.xxh3_128()
     while data := file.read(_READ_BYTES):
         digest.update(data)

@@ -38,7 +38,7 @@ class _RunStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     RUN_STATE_FAILED: _RunState.ValueType  # 5
     RUN_STATE_CANCELLED: _RunState.ValueType  # 6
     RUN_STATE_QUEUED: _RunState.ValueType  # 7
-    """submitted, and other runs have its sites"""
+    """submitted, but other runs occupy its sites"""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper): ...
 
@@ -51,7 +51,7 @@ RUN_STATE_SUCCEEDED: RunState.ValueType  # 4
 RUN_STATE_FAILED: RunState.ValueType  # 5
 RUN_STATE_CANCELLED: RunState.ValueType  # 6
 RUN_STATE_QUEUED: RunState.ValueType  # 7
-"""submitted, and other runs have its sites"""
+"""submitted, but other runs occupy its sites"""
 global___RunState = RunState
 
 class _SiteState:
@@ -73,9 +73,9 @@ class _SiteStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     SITE_STATE_ENDED: _SiteState.ValueType  # 6
     SITE_STATE_LOST: _SiteState.ValueType  # 7
     SITE_STATE_RETURNING: _SiteState.ValueType  # 8
-    """it was lost, and is about to take part again"""
+    """was lost, and is rejoining"""
     SITE_STATE_DROPPED: _SiteState.ValueType  # 9
-    """an operator has it take part no more"""
+    """dropped by an operator"""
 
 class SiteState(_SiteState, metaclass=_SiteStateEnumTypeWrapper): ...
 
@@ -92,9 +92,9 @@ SITE_STATE_RUNNING: SiteState.ValueType  # 5
 SITE_STATE_ENDED: SiteState.ValueType  # 6
 SITE_STATE_LOST: SiteState.ValueType  # 7
 SITE_STATE_RETURNING: SiteState.ValueType  # 8
-"""it was lost, and is about to take part again"""
+"""was lost, and is rejoining"""
 SITE_STATE_DROPPED: SiteState.ValueType  # 9
-"""an operator has it take part no more"""
+"""dropped by an operator"""
 global___SiteState = SiteState
 
 @typing.final
@@ -128,16 +128,16 @@ class Hello(google.protobuf.message.Message):
     host: builtins.str
     """for people"""
     session: builtins.str
-    """the one that it wants to go on with; empty: none"""
+    """session to resume; empty: none"""
     received: builtins.int
-    """the last number that it has received in that session"""
+    """last number that the agent received in that session"""
     journal: builtins.str
-    """of the coordinator that it last served; empty: it has served none"""
+    """journal of the coordinator last served; empty: none"""
     generation: builtins.int
-    """the highest that it has heard of from a coordinator of that journal"""
+    """highest generation seen from a coordinator of that journal"""
     @property
     def run(self) -> global___RunReport:
-        """what goes on at the site; absent: nothing"""
+        """the run in progress at the site; absent: none"""
 
     def __init__(
         self,
@@ -173,10 +173,10 @@ class RunReport(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
-    """the one that its gateways use; 0: the first"""
+    """epoch of the site's gateways; 0: the first"""
     @property
     def suspects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Suspect]:
-        """the sites that it does not reach now, for a coordinator that may not know"""
+        """sites not reached at present, for a coordinator that may not know"""
 
     def __init__(
         self,
@@ -211,9 +211,9 @@ class Welcome(google.protobuf.message.Message):
     """an agent that hears nothing for this long stops its site"""
     heartbeat_s: builtins.float
     session: builtins.str
-    """the one that Hello named, which goes on; or another, in which all numbers begin anew"""
+    """the session named in Hello, resumed; or a new one, with numbers from 1"""
     received: builtins.int
-    """the last number that the coordinator has received in that session"""
+    """last number that the coordinator received in that session"""
     journal: builtins.str
     """the coordinator's memory: generations are compared within one"""
     coordinator_within_s: builtins.float
@@ -258,7 +258,7 @@ class AgentMessage(google.protobuf.message.Message):
     sequence: builtins.int
     """from 1 within a session; 0: not numbered, and lost with its connection (Hello, Heartbeat)"""
     received: builtins.int
-    """the last number received from the other side, which need not keep what it has up to it;"""
+    """last number received from the other side, which may drop its messages up to it;"""
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -445,12 +445,12 @@ class Prepare(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     returns: builtins.bool
-    """the run goes on without the site, which comes back: Resume lets it in"""
+    """the run goes on meanwhile, and the site rejoins it with Resume"""
     run_spec: builtins.bytes
-    """what the run is: JSON of topology/spec/run_spec.py, the same bytes for every site"""
+    """the run's spec: JSON of topology/spec/run_spec.py, the same bytes for every site"""
     @property
     def topology(self) -> global___Document:
-        """as submitted, to be kept beside the logs; nobody reads it again"""
+        """as submitted, kept beside the logs and not read again"""
 
     @property
     def job(self) -> global___Document:
@@ -495,7 +495,7 @@ class Namespace(google.protobuf.message.Message):
     net: builtins.str
     """file of the network namespace"""
     address: builtins.str
-    """that gateways bind in it"""
+    """address that gateways bind in it"""
     def __init__(
         self,
         *,
@@ -542,7 +542,7 @@ class GatewayEndpoint(google.protobuf.message.Message):
     PORT_FIELD_NUMBER: builtins.int
     site: builtins.str
     gateway: builtins.int
-    """its number at the site, from 0"""
+    """number of the gateway at the site, from 0"""
     host: builtins.str
     port: builtins.int
     def __init__(
@@ -583,7 +583,7 @@ global___SitePrepared = SitePrepared
 
 @typing.final
 class Start(google.protobuf.message.Message):
-    """Coordinator to agent: everybody is prepared; connect to these, then start the ranks.
+    """Coordinator to agent: all sites are prepared; connect to these gateways, then start the ranks.
     The endpoints are the ones this site must dial (a relay's, where the WAN is emulated).
     """
 
@@ -666,7 +666,7 @@ class SiteDone(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     round: builtins.int
-    """the last that its ranks have begun; absent: not known, or it has none"""
+    """last round that its ranks began; absent: unknown or none"""
     def __init__(
         self,
         *,
@@ -682,7 +682,7 @@ global___SiteDone = SiteDone
 
 @typing.final
 class Release(google.protobuf.message.Message):
-    """Coordinator to agent: all sites are done, and nobody needs the gateways any more."""
+    """Coordinator to agent: all sites are done, and the gateways may end."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -731,7 +731,7 @@ global___SiteEnded = SiteEnded
 
 @typing.final
 class Failure(google.protobuf.message.Message):
-    """Something that ended or broke, as the site saw it."""
+    """A failure, as the site saw it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -758,11 +758,11 @@ class Failure(google.protobuf.message.Message):
     """negative: the signal's number"""
     log_path: builtins.str
     age_s: builtins.float
-    """how long before this message was sent it happened"""
+    """time from the failure to the sending of this message"""
     collateral: builtins.bool
-    """a consequence of something else by the site's own judgement"""
+    """a consequence of another failure, in the site's judgement"""
     gateway: builtins.int
-    """its number at the site; absent: none"""
+    """number of the gateway at the site; absent: none"""
     def __init__(
         self,
         *,
@@ -798,14 +798,14 @@ class Settle(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
-    """of the epoch to come: rises from proposal to proposal of a run"""
+    """number of the proposed epoch; rises with each proposal of a run"""
     stops: builtins.bool
-    """chunks stop crossing, and those unfinished will be done again: where a site is lost, or a tree's link is dead"""
+    """stop all chunks and repeat unfinished ones, because a site is lost or a tree's link is dead"""
     reduction: builtins.bytes
-    """trees that are wanted, JSON of CodedPlan as in the run's spec: can the site have them? Empty: any"""
+    """proposed plan, JSON of CodedPlan as in the run's spec, for the site to check; empty: none yet"""
     @property
     def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """sites that are members now and will not be"""
+        """members that will leave"""
 
     def __init__(
         self,
@@ -823,7 +823,7 @@ global___Settle = Settle
 
 @typing.final
 class Settled(google.protobuf.message.Message):
-    """Agent to coordinator: how far all gateways of the site have got. Nothing moves there until the outcome is known."""
+    """Agent to coordinator: the progress of all gateways of the site, which wait until the outcome is known."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -840,17 +840,17 @@ class Settled(google.protobuf.message.Message):
     generation: builtins.int
     epoch: builtins.int
     round: builtins.int
-    """the latest that a gateway of the site has begun; -1: none"""
+    """latest round that a gateway of the site has begun; -1: none"""
     finished: builtins.bytes
     """chunks of rounds that are not known to be stable: JSON, topology/spec/epoch.py"""
     chain: builtins.int
-    """of the digests of all rounds up to `chain_round`, all gateways together"""
+    """chained digests of all rounds up to `chain_round`, summed over the gateways"""
     chain_round: builtins.int
-    """the latest that all gateways of the site have completed; -1: none"""
+    """latest round that all gateways of the site have completed; -1: none"""
     why: builtins.str
-    """why the site cannot, in one line; empty: it has settled"""
+    """why the site refuses, in one line; empty: it agrees"""
     codecs_fixed: builtins.bool
-    """it cannot because ranks encode: every chunk has to keep the codec that it had at the start"""
+    """it refuses because its ranks encode: every chunk must keep its first codec"""
     def __init__(
         self,
         *,
@@ -870,7 +870,7 @@ global___Settled = Settled
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """Coordinator to agent: the new epoch, and who gives whom what it has finished."""
+    """Coordinator to agent: the new epoch, and the handovers of finished chunks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -890,11 +890,11 @@ class Resume(google.protobuf.message.Message):
     """JSON of a list of Handover: topology/spec/epoch.py"""
     @property
     def enters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """members that come back: others begin the epoch when their ranks do"""
+        """members that rejoin; the others begin the epoch when their ranks do"""
 
     @property
     def endpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GatewayEndpoint]:
-        """where gateways of theirs listen"""
+        """gateways of these members"""
 
     def __init__(
         self,
@@ -928,7 +928,7 @@ class Resumed(google.protobuf.message.Message):
     round: builtins.int
     """as in Settled"""
     behind: builtins.int
-    """of a site that follows: the rounds that it may be behind when it is let in"""
+    """while catching up: rounds that the site may be behind when it rejoins"""
     def __init__(
         self,
         *,
@@ -944,7 +944,7 @@ global___Resumed = Resumed
 
 @typing.final
 class CancelSettle(google.protobuf.message.Message):
-    """Coordinator to agent: the change does not come. The site goes on as before."""
+    """Coordinator to agent: the change is called off. The site goes on as before."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -967,7 +967,7 @@ global___CancelSettle = CancelSettle
 
 @typing.final
 class Suspect(google.protobuf.message.Message):
-    """Agent to coordinator: a gateway of the site cannot reach another site. What follows, the coordinator decides."""
+    """Agent to coordinator: a gateway of the site cannot reach another site. The coordinator decides what follows."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -979,9 +979,9 @@ class Suspect(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     site: builtins.str
-    """the one that is not reached"""
+    """the site that is not reached"""
     is_gone: builtins.bool
-    """it said that it ends, or its host refuses connections; else it is silent"""
+    """that site said that it ends, or refuses connections; else it is silent"""
     why: builtins.str
     """one line"""
     def __init__(
@@ -999,7 +999,7 @@ global___Suspect = Suspect
 
 @typing.final
 class Reached(google.protobuf.message.Message):
-    """Agent to coordinator: a suspected site is heard again."""
+    """Agent to coordinator: a suspected site is reachable again."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1022,7 +1022,7 @@ global___Reached = Reached
 
 @typing.final
 class Stall(google.protobuf.message.Message):
-    """Agent to coordinator: which ranks of the site have not moved for failure.stall_within, all of them as it is now."""
+    """Agent to coordinator: all ranks of the site that have not moved for failure.stall_within."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1033,7 +1033,7 @@ class Stall(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     waiting: builtins.bool
-    """others of the site have handed something over, and wait"""
+    """other ranks of the site have submitted buckets, and wait"""
     @property
     def absent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AbsentRank]: ...
     def __init__(
@@ -1050,7 +1050,7 @@ global___Stall = Stall
 
 @typing.final
 class AbsentRank(google.protobuf.message.Message):
-    """A rank that has handed nothing over: it computes, or hangs."""
+    """A rank that has submitted nothing: it computes, or hangs."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1063,17 +1063,17 @@ class AbsentRank(google.protobuf.message.Message):
     STACK_PATH_FIELD_NUMBER: builtins.int
     rank: builtins.int
     for_s: builtins.float
-    """since it moved last"""
+    """seconds since its last progress"""
     round: builtins.int
-    """the latest that it has begun"""
+    """latest round that it has begun"""
     stopped: builtins.bool
-    """its process is stopped: SIGSTOP"""
+    """whether its process is stopped (SIGSTOP)"""
     in_collective: builtins.bool
-    """it waits for other ranks of its site"""
+    """whether it waits for other ranks of its site"""
     doing: builtins.str
     """the top of its stack, in one line"""
     stack_path: builtins.str
-    """at the site: the stacks of all its threads"""
+    """file at the site with the stacks of all its threads"""
     def __init__(
         self,
         *,
@@ -1194,10 +1194,10 @@ class Digest(google.protobuf.message.Message):
     rank: builtins.int
     combined: builtins.int
     round: builtins.int
-    """the last in which the step's gradients crossed; absent: they have not"""
+    """last round in which the step's gradients crossed; absent: none did"""
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """xxh3-64 a tensor, in the order of names"""
+        """xxh3-64 per tensor, in the order of names"""
 
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
@@ -1232,7 +1232,7 @@ class LogLine(google.protobuf.message.Message):
     source: builtins.str
     """"rank0", "gateway0", "agent" """
     sequence: builtins.int
-    """from 0, a source"""
+    """from 0, per source"""
     wall_s: builtins.float
     """Unix time at the site, for people"""
     text: builtins.str
@@ -1313,11 +1313,11 @@ class SubmitRequest(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     PASSED_ENV_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """chosen by the client; the same id again answers the same run"""
+    """chosen by the client; a repeated id returns the same run"""
     decisions: builtins.str
-    """of a plan for this job, as JSON of a plan file's `decisions`; empty: there is no plan"""
+    """decisions of a plan for this job, as JSON of a plan file's `decisions`; empty: no plan"""
     priority: builtins.int
-    """of runs that wait for the same sites, the highest begins first"""
+    """among runs that wait for the same sites, the highest begins first"""
     @property
     def job(self) -> global___Document: ...
     @property
@@ -1460,11 +1460,11 @@ class Run(google.protobuf.message.Message):
     """since the run became active"""
     priority: builtins.int
     position: builtins.int
-    """in the queue, from 1; 0: it does not wait"""
+    """position in the queue, from 1; 0: not queued"""
     epoch: builtins.int
     @property
     def failure(self) -> global___Failure:
-        """the first real one, if any"""
+        """the first failure that is no consequence, if any"""
 
     @property
     def sites(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SiteStatus]: ...
@@ -1476,7 +1476,7 @@ class Run(google.protobuf.message.Message):
 
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """what people should know beside the state: that the emulated WAN does less than asked"""
+        """remarks for people beside the state, for example that the emulated WAN falls short"""
 
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1484,7 +1484,7 @@ class Run(google.protobuf.message.Message):
 
     @property
     def noted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Note]:
-        """the notes once more, with their times"""
+        """the same notes, with their times"""
 
     def __init__(
         self,
@@ -1655,7 +1655,7 @@ class ReadLogsRequest(google.protobuf.message.Message):
     rank: builtins.int
     """-1: all"""
     tail: builtins.int
-    """only the last n lines a source; 0: all"""
+    """only the last n lines per source; 0: all"""
     def __init__(
         self,
         *,
@@ -1772,7 +1772,7 @@ class OfferJoinRequest(google.protobuf.message.Message):
     ends_wall_s: builtins.float
     """Unix time"""
     sealed: builtins.bytes
-    """the site's certificates and keys, for the token's eyes only: protos/join_tokens.py"""
+    """the site's certificates and keys, encrypted for the token: protos/join_tokens.py"""
     def __init__(
         self,
         *,

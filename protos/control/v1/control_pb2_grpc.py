@@ -105,10 +105,10 @@ class CoordinatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """One session an agent, opened by the agent (it dials out). The first message each way is
+        """The session of an agent, opened by the agent (which dials out). The first message each way is
         Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
         PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
-        dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
+        dials again within its lease, and unacknowledged messages are resent (protos/numbered.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,7 +165,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropSite(self, request, context):
-        """The run goes on without a site, or starts it again.
+        """Drops a site from a run that goes on, or starts the site again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,15 +178,16 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OfferJoin(self, request, context):
-        """Keeps what a join token is good for, until it is used or has ended.
+        """Keeps the certificates of a join token, until the token is used or expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """From who has a join token, over TLS with the token's own certificate: hands out what was kept
-        for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+        """From the holder of a join token, over TLS with the token's certificate: returns the
+        certificates kept for it, once. PERMISSION_DENIED: the token was used, has expired, or was
+        never offered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

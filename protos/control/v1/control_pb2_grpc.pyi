@@ -27,10 +27,10 @@ class CoordinatorStub:
         isthmus.protos.control.v1.control_pb2.AgentMessage,
         isthmus.protos.control.v1.control_pb2.CoordinatorMessage,
     ]
-    """One session an agent, opened by the agent (it dials out). The first message each way is
+    """The session of an agent, opened by the agent (which dials out). The first message each way is
     Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
     PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
-    dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
+    dials again within its lease, and unacknowledged messages are resent (protos/numbered.py).
     """
 
     ShipLogs: grpc.UnaryUnaryMultiCallable[
@@ -79,7 +79,7 @@ class CoordinatorStub:
         isthmus.protos.control.v1.control_pb2.SiteRequest,
         isthmus.protos.control.v1.control_pb2.Run,
     ]
-    """The run goes on without a site, or starts it again."""
+    """Drops a site from a run that goes on, or starts the site again."""
 
     AddSite: grpc.UnaryUnaryMultiCallable[
         isthmus.protos.control.v1.control_pb2.SiteRequest,
@@ -90,14 +90,15 @@ class CoordinatorStub:
         isthmus.protos.control.v1.control_pb2.OfferJoinRequest,
         isthmus.protos.control.v1.control_pb2.OfferJoinResponse,
     ]
-    """Keeps what a join token is good for, until it is used or has ended."""
+    """Keeps the certificates of a join token, until the token is used or expires."""
 
     Join: grpc.UnaryUnaryMultiCallable[
         isthmus.protos.control.v1.control_pb2.JoinRequest,
         isthmus.protos.control.v1.control_pb2.JoinResponse,
     ]
-    """From who has a join token, over TLS with the token's own certificate: hands out what was kept
-    for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+    """From the holder of a join token, over TLS with the token's certificate: returns the
+    certificates kept for it, once. PERMISSION_DENIED: the token was used, has expired, or was
+    never offered.
     """
 
 class CoordinatorAsyncStub:
@@ -105,10 +106,10 @@ class CoordinatorAsyncStub:
         isthmus.protos.control.v1.control_pb2.AgentMessage,
         isthmus.protos.control.v1.control_pb2.CoordinatorMessage,
     ]
-    """One session an agent, opened by the agent (it dials out). The first message each way is
+    """The session of an agent, opened by the agent (which dials out). The first message each way is
     Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
     PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
-    dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
+    dials again within its lease, and unacknowledged messages are resent (protos/numbered.py).
     """
 
     ShipLogs: grpc.aio.UnaryUnaryMultiCallable[
@@ -157,7 +158,7 @@ class CoordinatorAsyncStub:
         isthmus.protos.control.v1.control_pb2.SiteRequest,
         isthmus.protos.control.v1.control_pb2.Run,
     ]
-    """The run goes on without a site, or starts it again."""
+    """Drops a site from a run that goes on, or starts the site again."""
 
     AddSite: grpc.aio.UnaryUnaryMultiCallable[
         isthmus.protos.control.v1.control_pb2.SiteRequest,
@@ -168,14 +169,15 @@ class CoordinatorAsyncStub:
         isthmus.protos.control.v1.control_pb2.OfferJoinRequest,
         isthmus.protos.control.v1.control_pb2.OfferJoinResponse,
     ]
-    """Keeps what a join token is good for, until it is used or has ended."""
+    """Keeps the certificates of a join token, until the token is used or expires."""
 
     Join: grpc.aio.UnaryUnaryMultiCallable[
         isthmus.protos.control.v1.control_pb2.JoinRequest,
         isthmus.protos.control.v1.control_pb2.JoinResponse,
     ]
-    """From who has a join token, over TLS with the token's own certificate: hands out what was kept
-    for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+    """From the holder of a join token, over TLS with the token's certificate: returns the
+    certificates kept for it, once. PERMISSION_DENIED: the token was used, has expired, or was
+    never offered.
     """
 
 class CoordinatorServicer(metaclass=abc.ABCMeta):
@@ -185,10 +187,10 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[isthmus.protos.control.v1.control_pb2.AgentMessage],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[isthmus.protos.control.v1.control_pb2.CoordinatorMessage], collections.abc.AsyncIterator[isthmus.protos.control.v1.control_pb2.CoordinatorMessage]]:
-        """One session an agent, opened by the agent (it dials out). The first message each way is
+        """The session of an agent, opened by the agent (which dials out). The first message each way is
         Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
         PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
-        dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
+        dials again within its lease, and unacknowledged messages are resent (protos/numbered.py).
         """
 
     @abc.abstractmethod
@@ -255,7 +257,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: isthmus.protos.control.v1.control_pb2.SiteRequest,
         context: _ServicerContext,
     ) -> typing.Union[isthmus.protos.control.v1.control_pb2.Run, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.Run]]:
-        """The run goes on without a site, or starts it again."""
+        """Drops a site from a run that goes on, or starts the site again."""
 
     @abc.abstractmethod
     def AddSite(
@@ -270,7 +272,7 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: isthmus.protos.control.v1.control_pb2.OfferJoinRequest,
         context: _ServicerContext,
     ) -> typing.Union[isthmus.protos.control.v1.control_pb2.OfferJoinResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.OfferJoinResponse]]:
-        """Keeps what a join token is good for, until it is used or has ended."""
+        """Keeps the certificates of a join token, until the token is used or expires."""
 
     @abc.abstractmethod
     def Join(
@@ -278,8 +280,9 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         request: isthmus.protos.control.v1.control_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> typing.Union[isthmus.protos.control.v1.control_pb2.JoinResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.JoinResponse]]:
-        """From who has a join token, over TLS with the token's own certificate: hands out what was kept
-        for it, once. PERMISSION_DENIED: it was used before, has ended, or was never offered.
+        """From the holder of a join token, over TLS with the token's certificate: returns the
+        certificates kept for it, once. PERMISSION_DENIED: the token was used, has expired, or was
+        never offered.
         """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -13,9 +13,8 @@ its reverse, are served at the gateway's next port:
 
 Frames and acknowledgements: protos/frame.py. Push, Pull and ReverseTunnel name the session that Hello
 answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
-
-A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a ReverseTunnel open, and
-pulls the frames that the other would have pushed.
+A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a
+ReverseTunnel open, and pulls the frames that the peer would otherwise push.
 """
 
 import builtins
@@ -27,7 +26,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Ask(google.protobuf.message.Message):
-    """A call the other way round. Without a method it only says how many streams are wanted."""
+    """A call to a gateway that dials out. Without a method it only sets the number of streams."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -36,13 +35,13 @@ class Ask(google.protobuf.message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     STREAMS_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """of the call; the answer repeats it"""
+    """number of the call; the answer repeats it"""
     method: builtins.str
     """"Hello", "Leave", or one of State: "Index", "Read" """
     request: builtins.bytes
     """that method's request"""
     streams: builtins.int
-    """how many Pulls to keep open; they only ever become more"""
+    """number of Pulls to keep open; it never decreases"""
     def __init__(
         self,
         *,
@@ -67,7 +66,7 @@ class Answer(google.protobuf.message.Message):
     response: builtins.bytes
     """that method's response; empty with a status"""
     status: builtins.int
-    """of gRPC; 0: answered"""
+    """gRPC status; 0: OK"""
     details: builtins.str
     """one line"""
     def __init__(
@@ -98,12 +97,12 @@ class HelloRequest(google.protobuf.message.Message):
     protocol_max: builtins.int
     build: builtins.str
     config_hash: builtins.str
-    """of the resolved topology and job"""
+    """hash of the resolved topology and job"""
     run_id: builtins.str
     generation: builtins.int
     site: builtins.str
     gateway: builtins.int
-    """its number at the site, from 0"""
+    """number of the gateway at the site, from 0"""
     def __init__(
         self,
         *,
@@ -152,15 +151,15 @@ class LeaveRequest(google.protobuf.message.Message):
     SITE_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     session: builtins.str
-    """that Hello answered"""
+    """session that Hello returned"""
     code: builtins.str
-    """empty: finished; else what failed: a key of protos/catalogue.py"""
+    """empty: finished; else the failure's code, a key of protos/catalogue.py"""
     message: builtins.str
     """one line"""
     site: builtins.str
-    """where it failed, if that is known"""
+    """site of the failure, if known"""
     rank: builtins.int
-    """inside that site; -1: none"""
+    """rank inside that site; -1: none"""
     def __init__(
         self,
         *,

@@ -57,23 +57,23 @@ class ExchangeServicer(object):
     def Hello(self, request, context):
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-        Says it again later to see that the peer lives: the answer is the same.
+        Also serves as a heartbeat: a repeated call has the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
-        run cannot go on. ABORTED for an unknown session.
+        """A gateway ends: it has finished and needs no more frames, or it has failed and the run cannot
+        go on. ABORTED for an unknown session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReverseTunnel(self, request_iterator, context):
-        """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
-        The latest stream of a gateway counts, and ends those before.
+        """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
+        stream of a gateway ends its earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,9 +13,8 @@ its reverse, are served at the gateway's next port:
 
 Frames and acknowledgements: protos/frame.py. Push, Pull and ReverseTunnel name the session that Hello
 answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
-
-A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a ReverseTunnel open, and
-pulls the frames that the other would have pushed.
+A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a
+ReverseTunnel open, and pulls the frames that the peer would otherwise push.
 """
 
 import abc
@@ -40,23 +39,23 @@ class ExchangeStub:
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-    Says it again later to see that the peer lives: the answer is the same.
+    Also serves as a heartbeat: a repeated call has the same answer.
     """
 
     Leave: grpc.UnaryUnaryMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.LeaveRequest,
         isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse,
     ]
-    """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
-    run cannot go on. ABORTED for an unknown session.
+    """A gateway ends: it has finished and needs no more frames, or it has failed and the run cannot
+    go on. ABORTED for an unknown session.
     """
 
     ReverseTunnel: grpc.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.Answer,
         isthmus.protos.exchange.v1.exchange_pb2.Ask,
     ]
-    """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
-    The latest stream of a gateway counts, and ends those before.
+    """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
+    stream of a gateway ends its earlier one.
     """
 
 class ExchangeAsyncStub:
@@ -66,23 +65,23 @@ class ExchangeAsyncStub:
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-    Says it again later to see that the peer lives: the answer is the same.
+    Also serves as a heartbeat: a repeated call has the same answer.
     """
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.LeaveRequest,
         isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse,
     ]
-    """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
-    run cannot go on. ABORTED for an unknown session.
+    """A gateway ends: it has finished and needs no more frames, or it has failed and the run cannot
+    go on. ABORTED for an unknown session.
     """
 
     ReverseTunnel: grpc.aio.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.Answer,
         isthmus.protos.exchange.v1.exchange_pb2.Ask,
     ]
-    """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
-    The latest stream of a gateway counts, and ends those before.
+    """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
+    stream of a gateway ends its earlier one.
     """
 
 class ExchangeServicer(metaclass=abc.ABCMeta):
@@ -94,7 +93,7 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse]]:
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-        Says it again later to see that the peer lives: the answer is the same.
+        Also serves as a heartbeat: a repeated call has the same answer.
         """
 
     @abc.abstractmethod
@@ -103,8 +102,8 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
         request: isthmus.protos.exchange.v1.exchange_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> typing.Union[isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse]]:
-        """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
-        run cannot go on. ABORTED for an unknown session.
+        """A gateway ends: it has finished and needs no more frames, or it has failed and the run cannot
+        go on. ABORTED for an unknown session.
         """
 
     @abc.abstractmethod
@@ -113,8 +112,8 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Answer],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.exchange_pb2.Ask], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Ask]]:
-        """From a gateway that cannot be dialled: the calls that the other would have made arrive here.
-        The latest stream of a gateway counts, and ends those before.
+        """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
+        stream of a gateway ends its earlier one.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

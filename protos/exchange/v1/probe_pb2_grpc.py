@@ -55,8 +55,9 @@ class ProbeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Turn(self, request_iterator, context):
-        """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
-        DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
+        """Waits for a turn, and holds it while the stream is open, at most as long as the job allows;
+        then DEADLINE_EXCEEDED. The first answer says that the turn has begun; each request is answered
+        with the bytes received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,8 +33,9 @@ class ProbeStub:
         isthmus.protos.exchange.v1.probe_pb2.TurnRequest,
         isthmus.protos.exchange.v1.probe_pb2.TurnResponse,
     ]
-    """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
-    DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
+    """Waits for a turn, and holds it while the stream is open, at most as long as the job allows;
+    then DEADLINE_EXCEEDED. The first answer says that the turn has begun; each request is answered
+    with the bytes received.
     """
 
     Echo: grpc.UnaryUnaryMultiCallable[
@@ -54,8 +55,9 @@ class ProbeAsyncStub:
         isthmus.protos.exchange.v1.probe_pb2.TurnRequest,
         isthmus.protos.exchange.v1.probe_pb2.TurnResponse,
     ]
-    """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
-    DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
+    """Waits for a turn, and holds it while the stream is open, at most as long as the job allows;
+    then DEADLINE_EXCEEDED. The first answer says that the turn has begun; each request is answered
+    with the bytes received.
     """
 
     Echo: grpc.aio.UnaryUnaryMultiCallable[
@@ -77,8 +79,9 @@ class ProbeServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.probe_pb2.TurnRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.probe_pb2.TurnResponse], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.probe_pb2.TurnResponse]]:
-        """Waits for its turn, and has it while the stream is open: at most so long as the job allows, then
-        DEADLINE_EXCEEDED. The first answer says that it has begun; each request is answered by what came in.
+        """Waits for a turn, and holds it while the stream is open, at most as long as the job allows;
+        then DEADLINE_EXCEEDED. The first answer says that the turn has begun; each request is answered
+        with the bytes received.
         """
 
     @abc.abstractmethod

@@ -50,15 +50,15 @@ class StateServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Index(self, request, context):
-        """What the state consists of with which sites enter.
+        """The index of the state for sites that rejoin with an epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """One piece of one of its files. RESOURCE_EXHAUSTED: the caller's site has had its part of the link for now; ask
-        again.
+        """One piece of one of the state's files. RESOURCE_EXHAUSTED: the caller's site has used its share
+        of the link for now; ask again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
