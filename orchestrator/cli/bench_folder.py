@@ -73,7 +73,6 @@ class Progress:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._heading = ""
-        self._left = ""
         self._live = live_on_stderr()
 
     def __enter__(self) -> Self:
@@ -201,11 +200,11 @@ def resumed_folder(path: Path, asked: Bench) -> Iterator[Bench]:
         yield _resumed(read_bench(path), asked, path)
 
 
-def _resumed(found: Bench, asked: Bench, path: Path) -> Bench:
+def _resumed(kept: Bench, asked: Bench, path: Path) -> Bench:
     fields = [
         field.name
         for field in dataclasses.fields(Question)
-        if getattr(found.question, field.name) != getattr(asked.question, field.name)
+        if getattr(kept.question, field.name) != getattr(asked.question, field.name)
     ]
     if fields:
         raise CommandError(
@@ -214,10 +213,10 @@ def _resumed(found: Bench, asked: Bench, path: Path) -> Bench:
             "options and files, or choose another --name",
             {"bench": str(path), "differs": fields},
         )
-    if [each.overrides for each in found.settings] != [each.overrides for each in asked.settings]:
+    if [each.overrides for each in kept.settings] != [each.overrides for each in asked.settings]:
         problem = Problem(str(path), 0, 0, "not those that its question makes", "settings")
         raise ConfigError([problem])
-    return found
+    return kept
 
 
 def _word(field: str) -> str:

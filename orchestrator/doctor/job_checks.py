@@ -22,8 +22,8 @@ def job_findings(facts: Facts, job: Job, site: str | None = None) -> list[Findin
         named, error = job.working_folder, facts.working_folder_error
         name = "working-folder-missing" if named is None else "working-folder-missing/named"
         path = ("entrypoint",) if named is None else ("working_folder",)
-        told = finding(name, site, folder=named, error=error)
-        found.append(dataclasses.replace(told, path=path))
+        problem = finding(name, site, folder=named, error=error)
+        found.append(dataclasses.replace(problem, path=path))
     return [*found, *_data(facts.globs, job.trainer.data.files, facts.user, site)]
 
 
@@ -39,8 +39,8 @@ def _script(script: Script, user: str, site: str | None) -> Iterator[Finding]:
         name = "script-never-synchronises"
     if name:
         facts = {"script": script.path, "error": script.error, "quoted": shlex.quote(script.path)}
-        told = finding(name, site, user=user, **facts)
-        yield dataclasses.replace(told, path=("entrypoint",), line=line)
+        problem = finding(name, site, user=user, **facts)
+        yield dataclasses.replace(problem, path=("entrypoint",), line=line)
 
 
 def _data(
@@ -51,7 +51,7 @@ def _data(
         is_there = matches.num_files > 0 or not matches.is_complete
         if is_there and matches.error is None:
             continue
-        told = finding(
+        problem = finding(
             "data-unreadable" if is_there else "data-missing",
             site,
             pattern=matches.pattern,
@@ -61,4 +61,4 @@ def _data(
             user=user,
             parent=shlex.quote(matches.pattern).rpartition("/")[0],
         )
-        yield dataclasses.replace(told, path=("trainer", "data", "files", index))
+        yield dataclasses.replace(problem, path=("trainer", "data", "files", index))

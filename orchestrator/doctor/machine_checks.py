@@ -94,12 +94,12 @@ def _versions(machine: Machine) -> Iterator[Finding]:
     facts, own = machine.facts, versions.build()
     own_low, own_high = versions.CONTROL_PROTOCOL_MIN, versions.CONTROL_PROTOCOL_MAX
     low, high = facts.control_protocols
-    told = {"build": facts.build, "own": own}
+    builds = {"build": facts.build, "own": own}
     if versions.negotiate((own_low, own_high), (low, high)) is None:
         spoken = {"low": low, "high": high, "own_low": own_low, "own_high": own_high}
-        yield finding("protocol-unknown", machine.name, **told, **spoken)
+        yield finding("protocol-unknown", machine.name, **builds, **spoken)
     elif facts.build != own:
-        yield finding("version-differs", machine.name, **told)
+        yield finding("version-differs", machine.name, **builds)
     lacks = facts.lacks or ("torch is not installed" if facts.torch is None else None)
     if lacks:
         code = "torch-missing" if facts.torch is None else "cannot-train"
@@ -268,8 +268,8 @@ def torch_findings(machines: Sequence[Machine]) -> Iterator[Finding]:
         first, other = machines[0].facts, each.facts
         where = machines[0].name or "this machine"
         if None not in (first.torch, other.torch) and first.torch != other.torch:
-            told = {"torch": other.torch, "first": first.torch}
-            yield finding("torch-differs", each.name, where=where, **told)
+            torches = {"torch": other.torch, "first": first.torch}
+            yield finding("torch-differs", each.name, where=where, **torches)
         if versions.negotiate(first.exchange_protocols, other.exchange_protocols) is None:
-            told = {"build": other.build, "first": first.build}
-            yield finding("protocol-unknown/exchange", each.name, where=where, **told)
+            builds = {"build": other.build, "first": first.build}
+            yield finding("protocol-unknown/exchange", each.name, where=where, **builds)

@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.orchestrator.documents import Pair
 from isthmus.orchestrator.evidence.bench.experiment import Ended
+from isthmus.orchestrator.evidence.bench.recovery import RECOVERY
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Failed, read_bench
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_runs import MeasuredRuns
@@ -175,6 +176,25 @@ def test_a_failed_run_is_named_and_the_others_are_shown(
     assert (told.code, error["code"]) == (1, "BENCHMARK_INCOMPLETE")
     assert "virginia" in error["message"]
     assert error["where"]["run_id"]
+
+
+def test_recovery_keeps_every_kind_and_names_one_that_failed(
+    isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
+) -> None:
+    runs.fails = {"all": Failed(code="RANK_EXITED", message="rank 0 ended")}
+    kinds = ("--kind", "gateway", "--kind", "site", "--name", "mine")
+    arguments = ("bench", "recovery", files / "job.yaml", "--set", "emulate=true", *kinds)
+    done = isthmus(*arguments, "--json")
+    error = done.envelope["error"]
+    assert (done.code, error["code"]) == (1, "BENCHMARK_INCOMPLETE")
+    assert error["message"].endswith("gateway: RANK_EXITED: rank 0 ended, and 1 more")
+    record = json.loads((home / "bench" / "mine" / RECOVERY).read_text())
+    assert (record["job"]["name"], record["question"]["site"]) == ("hello-wan", "montreal")
+    assert [each["kind"] for each in record["settings"]] == ["gateway", "site"]
+    assert record["settings"][0]["run_id"] == error["where"]["run_id"]
+    again = isthmus(*arguments)
+    assert again.code == 8
+    assert "choose another --name" in again.err
 
 
 def test_one_process_at_a_time(

@@ -469,7 +469,7 @@ class AllReduce(Experiment[AllReduceBench]):
     def _measure(self, setting: AllReduceSetting, pair: Pair) -> tuple[str, str | Failed]:
         question = self.bench.question
 
-        def figures(records: Iterable[Mapping[str, Any]], made: Made) -> Figures:
+        def measure(records: Iterable[Mapping[str, Any]], made: Made) -> Figures:
             asked = Asked(
                 pair.job,
                 pair.topology,
@@ -480,13 +480,13 @@ class AllReduce(Experiment[AllReduceBench]):
             )
             return figures_of(records, asked, read_received(self.folder / RUNS / made.run_id))
 
-        made, found = self.made(pair, figures, self.faults)
-        setting = dataclasses.replace(setting, figures=found, **made.fields())
+        made, figures = self.made(pair, measure, self.faults)
+        setting = dataclasses.replace(setting, figures=figures, **made.fields())
         self.keep(settings=(*self.bench.settings, setting))
-        if found is None:
+        if figures is None:
             assert made.failed is not None
             return made.run_id, made.failed
-        return made.run_id, formats.duration(found.times.median_s)
+        return made.run_id, formats.duration(figures.times.median_s)
 
     def _compare(self, size_bytes: int, name: str) -> tuple[str, str | Failed]:
         try:

@@ -204,7 +204,7 @@ class RecoveryRuns(Experiment[RecoveryBench]):
         survivors = [*others, asked.site] if is_lasting else others
         failure = Recovery(kind=kind, site="" if is_lasting else asked.site)
 
-        def figures(lines: Iterable[Mapping[str, Any]], _: Made) -> Recovery:
+        def measure(lines: Iterable[Mapping[str, Any]], _: Made) -> Recovery:
             nonlocal failure
             records = list(lines)
             outage_s = asked.outage_s if is_lasting else 0.0
@@ -214,8 +214,8 @@ class RecoveryRuns(Experiment[RecoveryBench]):
             )
             return return_of(failure, records, survivors) if kind == RETURN else failure
 
-        made, found = self.made(self.pair, figures, ("--faults", str(script)))
-        failure = dataclasses.replace(found or failure, **made.fields())
+        made, measured = self.made(self.pair, measure, ("--faults", str(script)))
+        failure = dataclasses.replace(measured or failure, **made.fields())
         self.keep(settings=(*self.bench.settings, failure))
         if made.failed is not None:
             return made.run_id, made.failed
