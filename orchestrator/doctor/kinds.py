@@ -46,10 +46,16 @@ warning little-locked-memory: a process may lock {locked} of memory, and there i
   NCCL locks the buffers that it sends over InfiniBand, and fails where it cannot
   ulimit -l unlimited  (a service: LimitMEMLOCK=infinity)
 error disk-full: {path}: {free} are free
-  neither a run's files nor checkpoints to go on from can be written there
+  the run's files cannot be written, and the run fails
+  df -h {parent}, then delete what is not needed, or name another folder
+error disk-full/checkpoints: {path}: {free} are free
+  no checkpoint can be written, and the run keeps nothing to go on from
   df -h {parent}, then delete what is not needed, or name another folder
 error few-free-files: {path}: only {free_files} more files can be made
-  a run and its checkpoints make many, and the first that cannot be made ends the run
+  the run's files are many, and the first that cannot be made ends the run
+  df -i {parent}, then delete files, or name another folder
+error few-free-files/checkpoints: {path}: only {free_files} more files can be made
+  a checkpoint whose files cannot be made fails
   df -i {parent}, then delete files, or name another folder
 warning little-disk: {path}: {free} are free
   a long run's metrics and logs grow to {wanted}

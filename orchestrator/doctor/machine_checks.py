@@ -173,6 +173,7 @@ def _open_files(machine: Machine, topology: Topology) -> tuple[int, int]:
 def _folders(machine: Machine, checkpoints: str | None) -> Iterator[Finding]:
     for folder in machine.facts.folders:
         is_checkpoints = folder.path == checkpoints
+        of = "/checkpoints" if is_checkpoints else ""
         is_refused = folder.error is not None and not folder.error.endswith(_NO_SPACE)
         free_bytes, free_files = folder.free_bytes, folder.free_files
         place: dict[str, object] = {
@@ -183,9 +184,9 @@ def _folders(machine: Machine, checkpoints: str | None) -> Iterator[Finding]:
         }
         wanted_bytes = METRICS_BYTES + LOG_BYTES * (machine.num_processes + 1)
         if not is_refused and free_bytes is not None and free_bytes < DISK_LEAST_BYTES:
-            yield finding("disk-full", machine.name, **place)
+            yield finding(f"disk-full{of}", machine.name, **place)
         elif not is_refused and free_files is not None and free_files < FILES_LEAST:
-            yield finding("few-free-files", machine.name, **place)
+            yield finding(f"few-free-files{of}", machine.name, **place)
         elif folder.error is not None:
             yield _not_writable(machine, folder, folder.error, is_checkpoints=is_checkpoints)
         elif not is_checkpoints and (free_bytes or 0) < wanted_bytes:
