@@ -1,8 +1,15 @@
 """Fixtures of the data plane's tests."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from isthmus.sites.worker.api.site import Site
+    from tests.fakes.lone_exchanges import RecordingLink
 
 LONG_S = 30.0
 
@@ -18,3 +25,21 @@ def process_group() -> Iterator[None]:
     ensure_process_group(torch.device("cpu"), LONG_S)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def link() -> RecordingLink:
+    """What stands for the gateway of `site`."""
+    from tests.fakes.lone_exchanges import RecordingLink
+
+    return RecordingLink()
+
+
+@pytest.fixture
+def site(process_group: None, link: RecordingLink) -> Iterator[Site]:
+    """A site of one rank, alone; it leaves at the end."""
+    from tests.fakes.lone_sites import lone_site
+
+    made = lone_site(link)
+    yield made
+    made.leave()

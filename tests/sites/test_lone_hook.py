@@ -14,12 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.holdings import Dealt, Holding
 from isthmus.sites.worker.exchange.sharding import whole_of
 from isthmus.sites.worker.layouts.canonical import Entry, Held, SiteTensors
 from isthmus.sites.worker.layouts.lone_hook import as_laid_out
-from tests.fakes.lone_exchanges import RecordingLink
-from tests.sites.test_worker_site import lone_site
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -42,10 +41,9 @@ def _shard(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("wrap", [lambda each: each, DistributedDataParallel, _shard])
 @pytest.mark.parametrize("beside_shards", [False, True])
 def test_under_no_sync_gradients_add_up_and_nothing_crosses(
-    wrap: Callable[[nn.Module], nn.Module], *, beside_shards: bool
+    site: Site, wrap: Callable[[nn.Module], nn.Module], *, beside_shards: bool
 ) -> None:
     alone, model = _net(), wrap(_net())
-    site = lone_site(RecordingLink())
     optimizer = _sgd(model)
     with pytest.raises(RuntimeError, match=r"call site.synchronize first"):
         site.no_sync()
@@ -64,16 +62,13 @@ def test_under_no_sync_gradients_add_up_and_nothing_crosses(
         for each, own in zip(model.parameters(), alone.parameters(), strict=True):
             assert each.grad is not None
             torch.testing.assert_close(whole_of(each.grad), own.grad)
-    site.leave()
 
 
-def test_with_average_gradients_nothing_crosses_in_backward_anyway() -> None:
-    site = lone_site(RecordingLink())
+def test_with_average_gradients_nothing_crosses_in_backward_anyway(site: Site) -> None:
     model = _net()
     site.average_gradients(_sgd(model))
     with site.no_sync():
         backward(model(torch.ones(2, 3)).sum())
-    site.leave()
 
 
 def test_a_gradient_that_is_not_in_row_major_order_is_brought_there() -> None:
@@ -129,29 +124,25 @@ def _mixed() -> nn.Module:
         (_mixed, "DistributedDataParallel has mixed_precision="),
     ],
 )
-def test_a_model_that_cannot_be_synchronised_is_refused(make: Callable[[], Any], said: str) -> None:
-    site = lone_site(RecordingLink())
+def test_a_model_that_cannot_be_synchronised_is_refused(
+    site: Site, make: Callable[[], Any], said: str
+) -> None:
     with pytest.raises(TypeError, match=said):
         site.synchronize(make(), _sgd(_net()))
-    site.leave()
 
 
-def test_models_that_are_wrapped_in_unlike_ways_are_refused() -> None:
-    site = lone_site(RecordingLink())
+def test_models_that_are_wrapped_in_unlike_ways_are_refused(site: Site) -> None:
     models = [_net(), DistributedDataParallel(_net())]
     with pytest.raises(TypeError, match=r"want all models wrapped alike, got Sequential \(nothing"):
         site.synchronize(models, [_sgd(each) for each in models])
-    site.leave()
 
 
-def test_ranks_with_data_of_their_own_need_a_wrapper() -> None:
-    site = lone_site(RecordingLink())
+def test_ranks_with_data_of_their_own_need_a_wrapper(site: Site) -> None:
     model = _net()
     mesh = init_device_mesh("cpu", (1,))
     mesh.size = lambda: 2  # type: ignore[method-assign,assignment,misc]
     with pytest.raises(TypeError, match="data_mesh: nothing wraps the model"):
         site.synchronize(model, _sgd(model), data_mesh=mesh)
-    site.leave()
 
 
 def _held(name: str, rank: int, *mesh: int, content: int = 0) -> Held:

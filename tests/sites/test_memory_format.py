@@ -15,7 +15,7 @@ from isthmus.sites.local.rank_messages import Reduce
 from isthmus.sites.worker.api.site import Site
 from isthmus.topology.spec.job import Exchange
 from tests.fakes.lone_exchanges import RecordingLink
-from tests.sites.test_worker_site import lone_site
+from tests.fakes.lone_sites import lone_site
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.sharding import whole_of
-from tests.fakes.lone_exchanges import RecordingLink
-from tests.sites.test_worker_site import lone_site
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -76,9 +75,8 @@ def _static(model: Model) -> nn.Module:
     ],
 )
 def test_nested_passes_are_one_round_with_the_norm_of_all(
-    wrap: Callable[[Model], nn.Module], *, beside_shards: bool, ends: bool
+    site: Site, wrap: Callable[[Model], nn.Module], *, beside_shards: bool, ends: bool
 ) -> None:
-    site = lone_site(RecordingLink())
     model = wrap(Model(ends=ends))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer, beside_shards=beside_shards)
@@ -91,12 +89,10 @@ def test_nested_passes_are_one_round_with_the_norm_of_all(
         assert site.grad_norm == pytest.approx(float(nn.utils.get_total_norm(grads)), rel=1e-6)
         assert len(site._parts.synchronisation.hook._rounds) == 1
         optimizer.step()
-    site.leave()
 
 
-def test_an_outer_pass_that_brings_no_gradient_is_refused_by_name() -> None:
+def test_an_outer_pass_that_brings_no_gradient_is_refused_by_name(site: Site) -> None:
     """Where nothing wraps the model, nobody knows that the nested pass was the last one."""
-    site = lone_site(RecordingLink())
     model = Model(ends=False)
     model.spare = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -104,12 +100,12 @@ def test_an_outer_pass_that_brings_no_gradient_is_refused_by_name() -> None:
     backward(model(torch.ones(2, 3, requires_grad=True)).sum())
     with pytest.raises(ScriptError, match=r"some parameters have none: .*use_reentrant"):
         optimizer.step()
-    site.leave()
 
 
 @pytest.mark.parametrize("wrap", [_replicated, _static])
-def test_of_several_models_it_is_refused_by_name(wrap: Callable[[Model], nn.Module]) -> None:
-    site = lone_site(RecordingLink())
+def test_of_several_models_it_is_refused_by_name(
+    site: Site, wrap: Callable[[Model], nn.Module]
+) -> None:
     models = [wrap(Model(ends=False)), wrap(Model(ends=False))]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
     site.synchronize(models, optimizers)
@@ -121,14 +117,13 @@ def test_of_several_models_it_is_refused_by_name(wrap: Callable[[Model], nn.Modu
     else:
         with pytest.raises(ScriptError, match="use_reentrant=False"):
             backward(models[1](models[0](values)).sum())
-    site.leave()
 
 
 @pytest.mark.parametrize("wrap", [_replicated, _sharded_as_one])
 def test_several_models_in_one_pass_that_is_not_nested_are_one_round(
+    site: Site,
     wrap: Callable[[Any], nn.Module],
 ) -> None:
-    site = lone_site(RecordingLink())
     models = [wrap(nn.Sequential(OrderedDict({each: nn.Linear(3, 3)}))) for each in "ab"]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
     site.synchronize(models, optimizers)
@@ -143,4 +138,3 @@ def test_several_models_in_one_pass_that_is_not_nested_are_one_round(
         assert len(site._parts.synchronisation.hook.take_rounds()) == 1
         grads = [whole_of(p.grad) for m in used for p in m.parameters() if p.grad is not None]
         assert site.grad_norm == pytest.approx(float(nn.utils.get_total_norm(grads)), rel=1e-6)
-    site.leave()

@@ -14,12 +14,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos.errors import LayoutMismatchError, ScriptError
+from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.holdings import Dealt, Holding
 from isthmus.sites.worker.exchange.sharding import whole_of
 from isthmus.sites.worker.layouts.canonical import Entry, Held, SiteTensors, check_alike
 from isthmus.sites.worker.layouts.shard_hook import ShardHook
 from tests.fakes.lone_exchanges import RecordingLink
-from tests.sites.test_worker_site import lone_site
+from tests.fakes.lone_sites import lone_site
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -44,8 +45,7 @@ def _held(name: str, mesh: tuple[int, ...], place: int, kind: str = "trained") -
     return Held(_entry(name, 4, 2, kind=kind), holding, mesh, content=place)
 
 
-def test_a_gradient_that_comes_twice_is_named() -> None:
-    site = lone_site(RecordingLink())
+def test_a_gradient_that_comes_twice_is_named(site: Site) -> None:
     model, optimizer = _sharded()
     site.synchronize(model, optimizer)
     weight = next(model.parameters())
@@ -54,7 +54,6 @@ def test_a_gradient_that_comes_twice_is_named() -> None:
     told(weight)  # as a pipeline's schedule does that reduces after each micro-batch
     with pytest.raises(ScriptError, match=r"gradient of 0.weight came twice in one backward"):
         told(weight)
-    site.leave()
 
 
 def test_an_optimizer_in_backward_is_refused_before_and_after() -> None:
@@ -73,8 +72,7 @@ def test_an_optimizer_in_backward_is_refused_before_and_after() -> None:
     site.leave()
 
 
-def test_the_norm_is_of_all_that_crosses_and_clips() -> None:
-    site = lone_site(RecordingLink())
+def test_the_norm_is_of_all_that_crosses_and_clips(site: Site) -> None:
     model, optimizer = _sharded()
     with pytest.raises(RuntimeError, match=r"call site.synchronize first"):
         _ = site.grad_norm
@@ -92,7 +90,6 @@ def test_the_norm_is_of_all_that_crosses_and_clips() -> None:
     assert clipped == pytest.approx(norm / 1024.0, rel=1e-6)
     left = float(nn.utils.get_total_norm([whole_of(each) for each in grads]))
     assert left == pytest.approx(0.5, rel=1e-5)
-    site.leave()
 
 
 class Stream:
@@ -106,10 +103,10 @@ class Stream:
 
 
 def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """HSDP and fully_shard's others have unlike streams, as have two models."""
-    site = lone_site(RecordingLink())
     model, optimizer = _sharded()
     site.synchronize(model, optimizer)
     hook = site._parts.synchronisation.hook
@@ -122,11 +119,9 @@ def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
         (told,) = each._post_accumulate_grad_hooks.values()
         told(each)
     assert {*streams[:-1]} <= streams[-1].waits_for, "the last gradient completes the bucket"
-    site.leave()
 
 
-def test_a_sum_needs_its_tokens() -> None:
-    site = lone_site(RecordingLink())
+def test_a_sum_needs_its_tokens(site: Site) -> None:
     model, optimizer = _sharded()
     with pytest.raises(ValueError, match=r"want mean or sum, got 'all'"):
         site.synchronize(model, optimizer, loss="all")  # type: ignore[arg-type]
@@ -139,12 +134,10 @@ def test_a_sum_needs_its_tokens() -> None:
     optimizer.zero_grad()
     with pytest.raises(ScriptError, match=r"losses are sums that need it"):
         backward(model(torch.ones(4, 3)).sum())
-    site.leave()
 
 
 @pytest.mark.parametrize("is_sharded", [True, False], ids=["fsdp2", "ddp"])
-def test_sums_are_not_added_to_what_an_earlier_pass_left(*, is_sharded: bool) -> None:
-    site = lone_site(RecordingLink())
+def test_sums_are_not_added_to_what_an_earlier_pass_left(site: Site, *, is_sharded: bool) -> None:
     model, optimizer = _sharded() if is_sharded else _replicated()
     site.synchronize(model, optimizer, loss="sum")
 
@@ -163,12 +156,10 @@ def test_sums_are_not_added_to_what_an_earlier_pass_left(*, is_sharded: bool) ->
     assert whole_of(bias).tolist() == [1.0], "the mean over tokens, of all micro-batches"
     with pytest.raises(ScriptError, match=r"earlier backward pass .* call zero_grad, of"):
         learn()
-    site.leave()
 
 
-def test_what_parts_of_a_pipeline_share_is_not_added_again() -> None:
+def test_what_parts_of_a_pipeline_share_is_not_added_again(site: Site) -> None:
     """Each part would give all of what an earlier pass has left."""
-    site = lone_site(RecordingLink())
     model, optimizer = _sharded()
     site.synchronize(model, optimizer)
     backward(model(torch.ones(4, 3)).sum())
@@ -178,7 +169,6 @@ def test_what_parts_of_a_pipeline_share_is_not_added_again() -> None:
     hook._tied = {"0.bias"}
     with pytest.raises(ScriptError, match=r"a pipeline share: each would add them again"):
         backward(model(torch.ones(4, 3)).sum())
-    site.leave()
 
 
 def test_parts_of_a_pipeline_that_share_a_parameter_begin_with_one_value() -> None:
@@ -218,8 +208,7 @@ def test_a_pipeline_stage_that_trains_nothing_is_refused() -> None:
         SiteTensors.of(stages)
 
 
-def test_empty_tensors_are_nobodys_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = lone_site(RecordingLink())
+def test_empty_tensors_are_nobodys_shard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = _sharded()
     site.synchronize(model, optimizer)
     # As of a bias with fewer elements than there are ranks.
@@ -227,11 +216,11 @@ def test_empty_tensors_are_nobodys_shard(monkeypatch: pytest.MonkeyPatch) -> Non
         "isthmus.sites.worker.layouts.shard_hook.local_of", lambda each: torch.empty(0)
     )
     site.all_reduce([torch.empty(0)])
-    site.leave()
 
 
-def test_what_an_earlier_pass_left_stays_where_the_next_uses_a_parameter_no_more() -> None:
-    site = lone_site(RecordingLink())
+def test_what_an_earlier_pass_left_stays_where_the_next_uses_a_parameter_no_more(
+    site: Site,
+) -> None:
     model = nn.ModuleList(
         nn.Sequential(OrderedDict({name: nn.Linear(3, 1)})) for name in ("first", "second")
     )
@@ -242,7 +231,6 @@ def test_what_an_earlier_pass_left_stays_where_the_next_uses_a_parameter_no_more
         backward(each(torch.ones(2, 3)).sum())
     grads = [whole_of(each.grad).tolist() for each in model.parameters() if each.grad is not None]
     assert grads == [[[2.0, 2.0, 2.0]], [2.0]] * 2, "the first one's are there yet"
-    site.leave()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.local.rank_messages import Reduce
+from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.bucket_copy import Transfer
 from isthmus.sites.worker.exchange.collectives import Collectives
 from tests.fakes.lone_exchanges import RecordingLink, StreamTransfer
-from tests.sites.test_worker_site import lone_site
+from tests.fakes.lone_sites import lone_site
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -47,10 +48,10 @@ def _replicated(model: nn.Module) -> nn.Module:
 
 
 def test_where_every_parameter_is_used_gradients_are_written_once(
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside shards flags cross, too; DistributedDataParallel itself writes all gradients."""
-    site = lone_site(RecordingLink())
     model = DistributedDataParallel(_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.synchronize(model, optimizer, beside_shards=True)
@@ -59,7 +60,6 @@ def test_where_every_parameter_is_used_gradients_are_written_once(
     backward(model(torch.ones(5, 3)).sum())
     monkeypatch.undo()
     assert len(written) == NUM_PARAMETERS + 1, "into its buckets, and the flags"
-    site.leave()
 
 
 def test_what_others_have_not_used_no_optimizer_steps() -> None:
@@ -93,7 +93,9 @@ def test_what_only_a_site_that_follows_has_used_has_no_gradient(
     site.leave()
 
 
-def test_flags_are_in_place_when_the_backward_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_in_place_when_the_backward_pass_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On CUDA the next round's are written to the same memory, by another stream."""
     transfers: list[StreamTransfer] = []
 
@@ -102,9 +104,7 @@ def test_flags_are_in_place_when_the_backward_pass_ends(monkeypatch: pytest.Monk
         return transfers[-1]
 
     monkeypatch.setattr("isthmus.sites.worker.api.averaging.Transfer", make)
-    site = lone_site(RecordingLink())
     model = _sharded(nn.Linear(3, 1))
     site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     backward(model(torch.ones(4, 3)).sum())
     assert transfers[0].enqueued == []
-    site.leave()

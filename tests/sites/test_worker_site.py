@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus.protos import metrics
-from isthmus.sites.local.rank_messages import Welcome
-from isthmus.sites.worker.api.environment import lone_spec
 from isthmus.sites.worker.api.site import Site
-from isthmus.sites.worker.exchange.rank_context import RankContext
-from isthmus.topology.spec.job import Exchange, Job
+from isthmus.topology.spec.job import Exchange
 from tests.fakes.lone_exchanges import RecordingLink
+from tests.fakes.lone_sites import lone_site
 
 LONG_S = 30.0
 EIGHT = torch.ones(8)
@@ -29,46 +25,6 @@ pytestmark = pytest.mark.usefixtures("process_group")
 def restored_default_dtype() -> Iterator[None]:
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def lone_site(
-    link: RecordingLink,
-    num_sites: int = 1,
-    *,
-    averages: bool = True,
-    exchange: Exchange | None = None,
-) -> Site:
-    """A real site of one rank whose link records."""
-    welcome = Welcome(
-        site="only",
-        site_index=0,
-        sites=("only", "b", "c")[:num_sites],
-        ranks_per_site=(1,) * num_sites,
-        verify_every=2,
-        config_hash="",
-    )
-    job = Job(name="test", topology="", timeline_every=0, exchange=exchange or Exchange())
-    context = RankContext(
-        welcome=welcome,
-        spec=dataclasses.replace(lone_spec(1), job=job),
-        run_folder=Path(),
-        device=torch.device("cpu"),
-        averages=averages,
-    )
-    return Site(context, link, owns_group=False)
-
-
-@pytest.fixture
-def link() -> RecordingLink:
-    return RecordingLink()
-
-
-@pytest.fixture
-def site(link: RecordingLink) -> Iterator[Site]:
-    """A site by itself."""
-    made = lone_site(link)
-    yield made
-    made.leave()
 
 
 def replica(*, bias: bool = True) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
