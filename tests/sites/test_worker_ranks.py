@@ -29,12 +29,8 @@ def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     # round 4 compares how sites did that.
     saved, gateways = run(tmp_path, programs.train, swap_from_round=5)
     check_trained_as_one(saved)
-    assert [saved[name]["place"] for name in NAMES] == [
-        [0, 1, 0, 4],
-        [0, 3, 1, 4],
-        [1, 3, 2, 4],
-        [2, 3, 3, 4],
-    ]
+    places = [[0, 1, 0, 4], [0, 3, 1, 4], [1, 3, 2, 4], [2, 3, 3, 4]]
+    assert [saved[name]["place"] for name in NAMES] == places
     _check_reports(gateways)
 
 
@@ -72,14 +68,16 @@ def test_all_ranks_get_the_first_ones_model(tmp_path: Path, program: Program) ->
         assert len(gateways.reduced) == 2, "the hash of one, and whether anybody has another"
 
 
-def test_different_models_are_named(tmp_path: Path) -> None:
-    saved, _ = run(tmp_path, programs.train_other_model)
-    assert {saved[name]["code"] for name in NAMES} == {"LAYOUT_MISMATCH"}
-
-
-def test_forgotten_tokens_are_named(tmp_path: Path) -> None:
-    saved, _ = run(tmp_path, programs.forget_tokens)
-    assert all("count_tokens was called" in saved[name]["text"] for name in NAMES)
+@pytest.mark.parametrize(
+    ("program", "key", "said"),
+    [
+        (programs.train_other_model, "code", "LAYOUT_MISMATCH"),
+        (programs.forget_tokens, "text", "count_tokens was called"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, program: Program, key: str, said: str) -> None:
+    saved, _ = run(tmp_path, program)
+    assert all(said in saved[name][key] for name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +95,8 @@ def test_what_the_gateway_says_ends_backward(
     # Round 4 is the second step's: the seeds are equal, so only rounds 0 and 1 came before the
     # first step, and after it the one that compares DDP's buckets.
     saved, _ = run(tmp_path, programs.backward_until_error, fail_at=(4, 1, message))
-    for name in NAMES:
-        assert saved[name]["type"] == kind
-        assert saved[name]["text"] == (
-            message["message"] if message else "the gateway ended: see its log"
-        )
+    text = message["message"] if message else "the gateway ended: see its log"
+    assert all((saved[name]["type"], saved[name]["text"]) == (kind, text) for name in NAMES)
 
 
 def test_a_dead_rank_ends_all_others(tmp_path: Path) -> None:

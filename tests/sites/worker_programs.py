@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -75,17 +76,13 @@ def loss_of(
     return nn.functional.mse_loss(model(inputs.to(dtype)), targets.to(dtype))
 
 
-def train(folder: Path, name: str) -> None:
-    """Four steps: unequal tokens, from the third on two micro-batches a step."""
-    _train(folder, name, torch.float32)
-
-
 def train_bfloat16(folder: Path, name: str) -> None:
-    """The same with a bf16 model."""
-    _train(folder, name, torch.bfloat16)
+    """Train a model of bf16."""
+    train(folder, name, torch.bfloat16)
 
 
-def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
+def train(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> None:
+    """Four steps: unequal tokens, from the third on two micro-batches a step."""
     site = join_site()
     net = build(seed=site.index, dtype=dtype)
     model = DistributedDataParallel(net, bucket_cap_mb=0.004)
@@ -96,27 +93,19 @@ def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
         site.count_tokens(tokens_of(step, site.global_rank))
-        if step >= FIRST_ACCUMULATED_STEP:
-            with model.no_sync():
-                backward(loss_of(model, step, site.global_rank, 1, dtype) / 2)
-            backward(loss_of(model, step, site.global_rank, 0, dtype) / 2)
-        else:
-            backward(loss_of(model, step, site.global_rank, 0, dtype))
+        num_micro = 2 if step >= FIRST_ACCUMULATED_STEP else 1
+        for micro in reversed(range(num_micro)):
+            with model.no_sync() if micro else nullcontext():
+                backward(loss_of(model, step, site.global_rank, micro, dtype) / num_micro)
         grads.append([each.grad.clone() for each in net.parameters() if each.grad is not None])
         optimizer.step()
         site.log(loss=step, norm=torch.tensor(2.0))
     site.record("evaluation", NUM_STEPS, {"held_out_loss": 1.5}, {"by": name})
     site.leave()
     site.leave()
-    torch.save(
-        {
-            "initial": initial,
-            "grads": grads,
-            "final": net.state_dict(),
-            "place": [site.rank, site.world_size, site.global_rank, site.global_world_size],
-        },
-        folder / f"{name}.pt",
-    )
+    place = [site.rank, site.world_size, site.global_rank, site.global_world_size]
+    saved = {"initial": initial, "grads": grads, "final": net.state_dict(), "place": place}
+    torch.save(saved, folder / f"{name}.pt")
 
 
 def train_equal(folder: Path, name: str) -> None:
