@@ -86,8 +86,8 @@ def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_importing_sites_does_not_import_torch() -> None:
-    code = "import sys, sites; sys.exit('torch' in sys.modules)"
+def test_importing_isthmus_does_not_import_torch() -> None:
+    code = "import sys, isthmus; sys.exit('torch' in sys.modules)"
     assert run_script("-c", code).returncode == 0
 
 
@@ -130,7 +130,7 @@ class TestAlone:
 
 
 JOINS_AGAIN = """
-import multiprocessing, subprocess, sys, torch, sites
+import multiprocessing, subprocess, sys, torch, isthmus
 
 site = isthmus.join()
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ class Joining(Numbers):
 
 @case(
     DDP,
-    Refused("RuntimeError", r"sites\.join: called in DataLoader worker 0"),
+    Refused("RuntimeError", r"isthmus\.join: called in DataLoader worker 0"),
 )
 def join_in_a_worker(world: World) -> Any:
     """A second `isthmus.join()`, in a DataLoader worker"""
