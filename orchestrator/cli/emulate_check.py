@@ -14,7 +14,7 @@ from rich.console import Console
 
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.core.run_machine import FALLBACK
+from isthmus.orchestrator.core.wan_stage import FALLBACK
 from isthmus.orchestrator.documents import load_topology_file
 from isthmus.orchestrator.emulator.self_check import (
     NUM_DATAGRAMS,

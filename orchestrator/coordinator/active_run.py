@@ -18,16 +18,15 @@ from isthmus.orchestrator.coordinator.control_messages import (
 )
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
 from isthmus.orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
-from isthmus.orchestrator.coordinator.run_epochs import begin_epochs, epoch_message
+from isthmus.orchestrator.coordinator.run_epochs import epoch_message, epoch_rules, first_epoch
 from isthmus.orchestrator.coordinator.submission import Submission
 from isthmus.orchestrator.coordinator.wan import FaultPlan, Wan, emulation
-from isthmus.orchestrator.core import membership, replan_machine, run_events, run_lead
+from isthmus.orchestrator.core import replan_machine, run_events
 from isthmus.orchestrator.core.clock_watch import ClockWatch
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent, fold
+from isthmus.orchestrator.core.run import DROPPED, Run, RunSettings, losable_failures
 from isthmus.orchestrator.core.run_events import RunState
-from isthmus.orchestrator.core.run_lead import RunLead
-from isthmus.orchestrator.core.run_machine import DROPPED, RunMachine
 from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView, fold
 from isthmus.orchestrator.run_folder.log_files import LogWriter
 from isthmus.orchestrator.run_folder.run_files import METRICS, Failing, RunFiles, read_metrics
 from isthmus.protos import metrics
@@ -40,13 +39,23 @@ PROGRESS_S = 1.0
 MAX_LABEL = 200
 """Characters of a metric's kind and labels."""
 
+STEPPED_ALONE = (
+    "has taken an optimizer step, and has averaged nothing with the other sites yet: it trains by "
+    "itself until its script calls `site.synchronize(model, optimizer)`"
+)
+_STORAGE_KINDS = {
+    metrics.CHECKPOINT_FAILED: run_events.NO_CHECKPOINT,
+    metrics.CHECKPOINT_STAYS: run_events.CHECKPOINT_STAYS,
+    metrics.STATE_FAILED: run_events.NO_STATE,
+}
+
 log = logging.getLogger(__name__)
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
 
 
 class ActiveRun:
-    """Owns a run's machine, its files and, where the WAN is emulated, its emulator."""
+    """Owns a run, its files and, where the WAN is emulated, its emulator."""
 
     def __init__(
         self,
@@ -94,39 +103,45 @@ class ActiveRun:
                 add_metrics=self._add_wan_metrics,
             )
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
-        self.view = RunView(self.run_id)
+        self.view = fold(self.run_id, recorded)
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
-        job = submission.spec.job
-        run = RunMachine(
-            topology,
-            time.monotonic(),
-            may_return=job.exchange.schedule != "off",
-            refuses_same_data=job.same_data == "refuse",
-            begin_with=submission.spec.first_sites,
-            trains=job.probe is None,
-            saves=job.checkpoint is not None,
-        )
-        self._lead = RunLead(run, lambda: begin_epochs(submission.spec))
-        self._compares_data = job.exchange.schedule != "off"
+        is_begun = bool(recorded) and self.view.state is not RunState.QUEUED
+        self._run = self._begin_run(recorded if is_begun else ())
+        self._compares_data = submission.spec.job.exchange.schedule != "off"
         self._progress_failing = Failing("progress")
         self._logs_failing = Failing(f"the logs below {folder}")
         if not recorded:
             submission.write(self._files)
             self._record("run.submitted", detail=submission.to_json(folder))
-        elif fold(self.run_id, recorded).state is RunState.QUEUED:
-            self.view = fold(self.run_id, recorded)
-            self._record("run.dequeued")
-        else:
+        elif is_begun:
             self._go_on(recorded)
+        else:
+            self._record("run.dequeued")
+
+    def _begin_run(self, recorded: Sequence[RecordedEvent]) -> Run:
+        """Return the run as its journal has it."""
+        spec, now_s, now_wall_s = self._submission.spec, time.monotonic(), time.time()
+        job = spec.job
+        record = JournaledRun(
+            self.run_id,
+            spec.site_names,
+            first_epoch(spec),
+            losable=losable_failures(spec.topology),
+            clock=lambda wall_s: now_s - max(0.0, now_wall_s - wall_s),
+        )
+        for event in recorded:
+            record.apply(event)
+        settings = RunSettings(
+            may_return=job.exchange.schedule != "off",
+            refuses_same_data=job.same_data == "refuse",
+            trains=job.probe is None,
+            saves=job.checkpoint is not None,
+        )
+        return Run(spec.topology, epoch_rules(spec), settings, record, now_s)
 
     def _go_on(self, recorded: Sequence[RecordedEvent]) -> None:
         """Take what an earlier coordinator knew of the run; what it measured is counted again."""
-        now_s, now_wall_s = time.monotonic(), time.time()
-        for event in recorded:
-            self.view.apply(event)
-        happened_s = (now_s - max(0.0, now_wall_s - event.wall_s) for event in recorded)
-        missed = self._lead.recall(recorded, happened_s, now_s)
 
         def not_counted(what: object) -> None:
             log.warning("what was measured before is not all counted: %s", what)
@@ -138,7 +153,7 @@ class ActiveRun:
             not_counted(error)
         self._metrics.count(self.view.counted)
         totals = self._journal.progress(self.run_id).get("totals", {})
-        self._lead.run.recall_verified(int(totals.get("verified_steps", 0)))
+        missed = self._run.resume(time.monotonic(), int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
         for action in missed:
             self._do(action)
@@ -153,12 +168,12 @@ class ActiveRun:
     @property
     def awaited(self) -> list[str]:
         """Sites where something of the run may be alive."""
-        return self._lead.run.awaited
+        return self._run.awaited
 
     @property
     def restarts_agents(self) -> bool:
         """Whether an agent that has ended is of use to the run once it is started again."""
-        return self._lead.run.restarts_agents
+        return self._run.restarts_agents
 
     @property
     def has_ended(self) -> bool:
@@ -172,7 +187,7 @@ class ActiveRun:
         told.notes.extend(each.trouble for each in troubles if each.trouble)
         return told
 
-    def handle(self, event: run_lead.Event) -> None:
+    def handle(self, event: run_events.Event) -> None:
         """Let the core decide on an event, and do what it says.
 
         Raises:
@@ -180,7 +195,7 @@ class ActiveRun:
                 the coordinator cannot go on, even if the disk recovers: `tick` raises it too.
         """
         with self._writing():
-            for action in self._lead.handle(event, time.monotonic()):
+            for action in self._run.handle(event, time.monotonic()):
                 self._do(action)
         if isinstance(event, run_events.Ticked):
             self.replan(event)
@@ -192,7 +207,7 @@ class ActiveRun:
             StateConflictError: it cannot be done without.
             JournalError: as for `handle`.
         """
-        if problem := self._lead.run.drop_problem(site):
+        if problem := self._run.drop_problem(site):
             raise StateConflictError(problem)
         self.handle(run_events.DropRequested(site, DROPPED))
 
@@ -203,7 +218,7 @@ class ActiveRun:
             StateConflictError: it takes part, or cannot.
             JournalError: as for `handle`.
         """
-        if problem := self._lead.run.add_problem(site):
+        if problem := self._run.add_problem(site):
             raise StateConflictError(problem)
         self.handle(run_events.AddRequested(site))
 
@@ -240,7 +255,7 @@ class ActiveRun:
             "reason_code": error.code,
             "reason": str(error),
             "failure": None,
-            "active_s": self._lead.run.active_for_s(time.monotonic()),
+            "active_s": self._run.active_for_s(time.monotonic()),
         }
         try:
             self._record("run.ended", detail=detail)
@@ -268,28 +283,25 @@ class ActiveRun:
             reported = link_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
-            if metric.kind == metrics.LINK and self._lead.run.done:
-                self.handle(membership.RoundBegun(site, metric.step))
+            if metric.kind == metrics.LINK and self._run.has_done_sites:
+                self.handle(run_events.RoundBegun(site, metric.step))
             if metric.kind == metrics.STATE:
                 self.handle(run_events.StateOffered(site))
-            if metric.kind == metrics.CHECKPOINT_FAILED:
-                reason = one_line(labels.get(metrics.REASON, ""))
-                self.handle(run_events.CheckpointFailed(site, metric.step, reason))
-            if metric.kind == metrics.STATE_FAILED:
-                reason = one_line(labels.get(metrics.REASON, ""))
-                self.handle(run_events.StateFailed(site, metric.step, reason))
-            if metric.kind == metrics.CHECKPOINT_STAYS:
-                reason = one_line(labels.get(metrics.REASON, ""))
-                self.handle(run_events.CheckpointStays(site, metric.step, reason))
+            reason = one_line(labels.get(metrics.REASON, ""))
+            if kind := _STORAGE_KINDS.get(metric.kind):
+                self.handle(run_events.StorageFailed(kind, site, metric.step, reason))
             if metric.kind == metrics.TROUBLE:
-                what = one_line(labels.get(metrics.REASON, ""))
-                self.handle(run_events.SiteInTrouble(site, what))
+                self.handle(run_events.SiteNoted("site.trouble", site, f"site {site}: {reason}"))
             if metric.kind == metrics.STEPPED_ALONE:
-                self.handle(run_events.SteppedAlone(site))
+                note = f"site {site} {STEPPED_ALONE}"
+                self.handle(run_events.SiteNoted("site.stepped_alone", site, note))
             if metric.kind == metrics.DEVICE_DIFFERS:
-                device = one_line(labels.get(metrics.FOUND, ""))
                 accelerator = self._submission.spec.topology.site(site).accelerator.name
-                self.handle(run_events.DeviceDiffers(site, accelerator, device))
+                note = (
+                    f"ranks of site {site} compute on {one_line(labels.get(metrics.FOUND, ''))}, "
+                    f"and the topology says {accelerator}: plans and predictions do not hold"
+                )
+                self.handle(run_events.SiteNoted("site.device_differs", site, note))
             if metric.kind == metrics.NON_FINITE:
                 self.handle(
                     run_events.NonFiniteReported(
@@ -297,11 +309,11 @@ class ActiveRun:
                         -1 if values.get(metrics.AVERAGED) else metric.rank,
                         metric.step,
                         one_line(labels.get(metrics.TENSOR, "")),
-                        one_line(labels.get(metrics.REASON, "")),
+                        reason,
                     )
                 )
             is_step = metric.kind in {metrics.STEP, metrics.FIRST_AVERAGE}
-            if is_step and self._lead.run.awaits_step_of(site):
+            if is_step and self._run.awaits_step_of(site):
                 self.handle(run_events.StepTaken(site))
             last_round = values.get(metrics.ROUND, -1.0) if metric.kind == metrics.STEP else -1.0
             if 0 <= last_round < math.inf:
@@ -366,7 +378,7 @@ class ActiveRun:
 
     # ------------------------------------------------------------ actions
 
-    def _do(self, action: run_lead.Action) -> None:
+    def _do(self, action: run_events.Action) -> None:
         match action:
             case run_events.RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
@@ -397,11 +409,11 @@ class ActiveRun:
                     grace_s=action.grace_s,
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(stop=stop))
-            case membership.SendSettle() | membership.SendResume() | membership.SendCancel():
-                endpoints_of = self._lead.run.endpoints_of
+            case run_events.SendPause() | run_events.SendResume() | run_events.SendCancel():
+                endpoints_of = self._run.endpoints_of
                 message = epoch_message(action, self.run_id, self.generation, endpoints_of)
                 self._send(action.site, message)
-            case replan_machine.EpochBegun() | membership.EndChange():
+            case run_events.EpochBegun() | run_events.TreesEnded():
                 self.replan(action)
             case run_events.FinishRun():
                 self._finish()
@@ -430,7 +442,7 @@ class ActiveRun:
         self.changed = asyncio.Event()
 
     def _watch_links(self) -> None:
-        submission, epoch = self._submission, self._lead.epoch
+        submission, epoch = self._submission, self._run.epoch
         spec = submission.spec
         if epoch is None:  # the run is not active
             return
@@ -481,7 +493,7 @@ class ActiveRun:
             self.view,
             self._metrics,
             active_s=progress["active_s"],
-            verified_steps=self._lead.run.verified_steps,
+            verified_steps=self._run.verified_steps,
         )
         self._files.write_summary(summary)
         if self._closing is None:
@@ -489,8 +501,8 @@ class ActiveRun:
 
     def _progress(self) -> dict[str, Any]:
         progress = self._metrics.progress()
-        progress["totals"]["verified_steps"] = float(self._lead.run.verified_steps)
-        return {**progress, "active_s": self._lead.run.active_for_s(time.monotonic())}
+        progress["totals"]["verified_steps"] = float(self._run.verified_steps)
+        return {**progress, "active_s": self._run.active_for_s(time.monotonic())}
 
 
 def _short(labels: dict[str, str]) -> dict[str, str]:

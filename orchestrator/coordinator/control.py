@@ -15,16 +15,15 @@ from isthmus.orchestrator.coordinator.control_messages import failure_from, run_
 from isthmus.orchestrator.coordinator.joins import Joins
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
 from isthmus.orchestrator.coordinator.passed_env import PassedEnv
-from isthmus.orchestrator.coordinator.run_epochs import settled_from, suspected_from
+from isthmus.orchestrator.coordinator.run_epochs import paused_from, suspected_from
 from isthmus.orchestrator.coordinator.sessions import Connection, Session, Sessions
 from isthmus.orchestrator.coordinator.submission import Submission, decided, submitted_before
 from isthmus.orchestrator.coordinator.wan import FaultPlan
-from isthmus.orchestrator.core import run_events, run_lead
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.leases import Leases
-from isthmus.orchestrator.core.membership import EntryBegun, Reached
 from isthmus.orchestrator.core.run_events import RunState
 from isthmus.orchestrator.core.run_queue import MAX_WAITING, RunQueue, Waiting
-from isthmus.orchestrator.core.run_view import RecordedEvent
 from isthmus.orchestrator.run_folder.home import is_folder_name
 from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.protos.control.v1 import control_pb2
@@ -380,14 +379,14 @@ class Control:
                     )
                 )
             case "settled":
-                run.handle(settled_from(site, message.settled))
+                run.handle(paused_from(site, message.settled))
             case "resumed":
                 told = message.resumed
-                run.handle(EntryBegun(site, told.epoch, told.round, told.behind))
+                run.handle(run_events.EpochEntered(site, told.epoch, told.round, told.behind))
             case "suspect":
                 run.handle(suspected_from(site, message.suspect))
             case "reached":
-                run.handle(Reached(site, message.reached.site))
+                run.handle(run_events.Reached(site, message.reached.site))
             case "stall":
                 run.handle(stall_from(site, message.stall))
 
@@ -733,7 +732,7 @@ class Control:
         """Return the run that goes on at a site, or was the last there."""
         return next((run for run in self._runs.values() if site in run.view.sites), None)
 
-    def _tell(self, site: str, event: run_lead.Event) -> None:
+    def _tell(self, site: str, event: run_events.Event) -> None:
         if (run := self._run_of(site)) is not None:
             run.handle(event)
 

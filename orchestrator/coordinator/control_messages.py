@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.run_events import Endpoint, SiteNamespace, StallReported
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
 from isthmus.orchestrator.core.stall_watch import AbsentRank
 from isthmus.protos.catalogue import CATALOGUE
 from isthmus.protos.control.v1 import control_pb2
@@ -36,7 +36,9 @@ def stall_from(site: str, message: control_pb2.Stall) -> StallReported:
     return StallReported(site, tuple(absent), message.waiting)
 
 
-def run_message(view: RunView, progress: Mapping[str, Any], position: int = 0) -> control_pb2.Run:
+def run_message(
+    view: JournaledRun, progress: Mapping[str, Any], position: int = 0
+) -> control_pb2.Run:
     """Return a run as operators see it.
 
     Args:
@@ -74,7 +76,7 @@ def run_message(view: RunView, progress: Mapping[str, Any], position: int = 0) -
         folder=view.folder,
         notes=view.notes,
         noted=[control_pb2.Note(**dataclasses.asdict(each)) for each in view.noted],
-        members=view.members,
+        members=view.taking_part,
         epoch=view.epoch,
         created_wall_s=view.created_wall_s,
         ended_wall_s=view.ended_wall_s,

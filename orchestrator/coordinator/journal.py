@@ -1,8 +1,8 @@
 """The coordinator's memory: SQLite, append-only events, one writer, readable after any crash.
 
-A run's view is the fold of its events (orchestrator/core/run_view.py). Beside them stand the last
-metrics of each run, overwritten about once a second: what people see, nothing that decisions rest
-on.
+A run's view is the fold of its events (orchestrator/core/journaled_run.py). Beside them stand the
+last metrics of each run, overwritten about once a second: what people see, nothing that decisions
+rest on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
+from isthmus.orchestrator.core.journaled_run import (
+    JournaledRun,
+    RecordedEvent,
+    coordinator_lost,
+    fold,
+)
 from isthmus.orchestrator.run_folder.home import JOURNAL
 from isthmus.orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
 from isthmus.protos.errors import IsthmusError
@@ -129,7 +134,7 @@ class JournalReader:
         with self._told(), self.damage_told():
             return [_event_of(row) for row in self._connection.execute(query, (run_id, after))]
 
-    def view(self, run_id: str) -> RunView:
+    def view(self, run_id: str) -> JournaledRun:
         """Return a run as its events tell it, unfinished if they do.
 
         Raises:
@@ -141,7 +146,7 @@ class JournalReader:
         with self.damage_told():
             return fold(run_id, events)
 
-    def final_view(self, run_id: str) -> RunView:
+    def final_view(self, run_id: str) -> JournaledRun:
         """Return a run as the next coordinator would find it.
 
         Lost, if it is unfinished and nobody writes.

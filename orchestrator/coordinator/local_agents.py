@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from isthmus.orchestrator.core.run_machine import RETURNS_WITHIN_S
+from isthmus.orchestrator.core.members import RETURNS_WITHIN_S
 from isthmus.protos.failure import name_exit
 from isthmus.protos.own_processes import leashed, own_command
 from isthmus.protos.private_files import users_umask

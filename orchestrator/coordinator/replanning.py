@@ -18,7 +18,6 @@ from typing import Any
 from isthmus.orchestrator.coordinator.journal import JournalError
 from isthmus.orchestrator.coordinator.replan_question import Drifted, Question
 from isthmus.orchestrator.core import replan_machine
-from isthmus.orchestrator.core.membership import TreesWanted
 from isthmus.orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
@@ -26,7 +25,7 @@ from isthmus.orchestrator.core.replan_machine import (
     ReplanMachine,
     SwitchPlanned,
 )
-from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.orchestrator.core.run_events import RecordEvent, TreesWanted
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.failure import reason_of

@@ -1,14 +1,15 @@
-"""What a run's epochs are made of, and their messages: orchestrator/core/membership.py decides."""
+"""What a run's epochs are made of, and their messages: orchestrator/core/epochs.py decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from isthmus.orchestrator.coordinator.control_messages import endpoint_messages
-from isthmus.orchestrator.core import membership
-from isthmus.orchestrator.core.membership import Limits, Membership, Pair
-from isthmus.orchestrator.core.run_events import Endpoint
-from isthmus.orchestrator.core.run_lead import Send
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.epochs import EpochRules
+from isthmus.orchestrator.core.quorum import Limits
+from isthmus.orchestrator.core.reach import Pair, pair_of
+from isthmus.orchestrator.core.run_events import Endpoint, EpochMessage
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.topology.spec.epoch import Epoch, finished_from_bytes, handovers_to_bytes
@@ -20,8 +21,13 @@ MAX_WHY = 500
 """Characters of a site's reason that are kept."""
 
 
-def begin_epochs(spec: RunSpec) -> Membership:
-    """Return a run's first epoch: the sites and the reduction that it begins with."""
+def first_epoch(spec: RunSpec) -> Epoch:
+    """Return the sites and the reduction that a run begins with."""
+    return Epoch(0, spec.first_sites, spec.first_reduction, 0)
+
+
+def epoch_rules(spec: RunSpec) -> EpochRules:
+    """Return what the epochs of a run are made of."""
 
     def make_plan(
         members: tuple[str, ...], dead: frozenset[Pair], follows: tuple[str, ...]
@@ -33,27 +39,26 @@ def begin_epochs(spec: RunSpec) -> Membership:
     def links_of(reduction: CodedPlan) -> frozenset[Pair]:
         names, plan = spec.site_names, reduction.plan
         hops = (hop for tree in range(max(1, len(plan.trees))) for hop in plan.hops(tree))
-        return frozenset(_pair(names[one], names[other]) for one, other in hops)
+        return frozenset(pair_of(names[one], names[other]) for one, other in hops)
 
-    return Membership(
+    return EpochRules(
         ranks={site.name: site.num_ranks for site in spec.topology.sites},
         links=_pairs(spec),
         limits=_limits(spec),
         make_plan=make_plan,
         links_of=links_of,
-        first=Epoch(0, spec.first_sites, spec.first_reduction, 0),
     )
 
 
 def epoch_message(
-    action: Send,
+    action: EpochMessage,
     run_id: str,
     generation: int,
     endpoints_of: Callable[[str, str], Iterable[Endpoint]],
 ) -> control_pb2.CoordinatorMessage:
     """Return what an agent is told; `endpoints_of` says where an agent's site dials another."""
     match action:
-        case membership.SendSettle():
+        case run_events.SendPause():
             settle = control_pb2.Settle(
                 run_id=run_id,
                 generation=generation,
@@ -63,29 +68,29 @@ def epoch_message(
                 reduction=action.reduction.to_bytes() if action.reduction else b"",
             )
             return control_pb2.CoordinatorMessage(settle=settle)
-        case membership.SendResume():
-            moved = action.epoch.members if action.site in action.enters else action.enters
+        case run_events.SendResume():
+            moved = action.epoch.members if action.site in action.rejoins else action.rejoins
             resume = control_pb2.Resume(
                 run_id=run_id,
                 generation=generation,
                 epoch=action.epoch.number,
                 record=action.epoch.to_bytes(),
                 handovers=handovers_to_bytes(action.handovers),
-                enters=action.enters,
+                enters=action.rejoins,
                 endpoints=endpoint_messages(
                     each for site in moved for each in endpoints_of(site, action.site)
                 ),
             )
             return control_pb2.CoordinatorMessage(resume=resume)
-        case membership.SendCancel():
+        case run_events.SendCancel():
             cancel = control_pb2.CancelSettle(
                 run_id=run_id, generation=generation, epoch=action.epoch
             )
             return control_pb2.CoordinatorMessage(cancel_settle=cancel)
 
 
-def settled_from(site: str, message: control_pb2.Settled) -> membership.SiteSettled:
-    """Return a site's answer to Settle.
+def paused_from(site: str, message: control_pb2.Settled) -> run_events.SitePaused:
+    """Return a site's report, its answer to Settle.
 
     Raises:
         RemoteProtocolError: nobody can read what it has finished.
@@ -94,7 +99,7 @@ def settled_from(site: str, message: control_pb2.Settled) -> membership.SiteSett
         finished = finished_from_bytes(message.finished) if message.finished else ()
     except ConfigError as error:
         raise RemoteProtocolError(f"site {site}: {error.problems[0].message}") from error
-    return membership.SiteSettled(
+    return run_events.SitePaused(
         site=site,
         epoch=message.epoch,
         round=message.round,
@@ -106,9 +111,9 @@ def settled_from(site: str, message: control_pb2.Settled) -> membership.SiteSett
     )
 
 
-def suspected_from(site: str, message: control_pb2.Suspect) -> membership.Suspected:
+def suspected_from(site: str, message: control_pb2.Suspect) -> run_events.Suspected:
     """Return whom a site does not reach."""
-    return membership.Suspected(site, message.site, message.is_gone, _line(message.why))
+    return run_events.Suspected(site, message.site, message.is_gone, _line(message.why))
 
 
 def _line(text: str) -> str:
@@ -131,11 +136,7 @@ def _pairs(spec: RunSpec) -> frozenset[Pair]:
     """Return the sites that are linked in both directions."""
     topology = spec.topology
     return frozenset(
-        _pair(link.source, link.target)
+        pair_of(link.source, link.target)
         for link in topology.links
         if topology.link(link.target, link.source)
     )
-
-
-def _pair(one: str, other: str) -> Pair:
-    return (one, other) if one < other else (other, one)

@@ -7,7 +7,7 @@ After a switch the plan stays for `gap_s`, so that plans do not follow a link th
 The next drift counts from the figures that the present plan was made with. Links that trees have
 left are tried again, ever more seldom (`link_watch.py`).
 
-How all sites go over to other trees, `membership.py` decides.
+How all sites go over to other trees, `epochs.py` decides.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.link_watch import LinkChange, LinkWatch
-from isthmus.orchestrator.core.membership import EndChange, Pair, TreesWanted
-from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.orchestrator.core.reach import Pair
+from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesEnded, TreesWanted
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.measured_links import LinkFigures
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
@@ -66,22 +66,13 @@ class PlanningFailed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class EpochBegun:
-    """The run has an epoch that may not have been wanted here."""
-
-    epoch: Epoch
-    dead_links: frozenset[Pair]
-    """Members that do not reach each other."""
-
-
 Event = (
     LinkReported
     | SwitchPlanned
     | RelaunchPlanned
     | PlanningFailed
     | EpochBegun
-    | EndChange
+    | TreesEnded
     | run_events.Ticked
 )
 
@@ -168,7 +159,7 @@ class ReplanMachine:
                 actions += self._relaunch(event)
             case EpochBegun():
                 self._begin(event)
-            case EndChange() if self._candidate is not None:
+            case TreesEnded() if self._candidate is not None:
                 actions += self._ended(self._candidate, event, now_s)
         return [*actions, *self._go_on(now_s)]
 
@@ -251,7 +242,7 @@ class ReplanMachine:
 
     # ------------------------------------------------------------ switching
 
-    def _ended(self, candidate: _Candidate, ended: EndChange, now_s: float) -> list[Action]:
+    def _ended(self, candidate: _Candidate, ended: TreesEnded, now_s: float) -> list[Action]:
         """Sites have other trees, or could not go over to them."""
         if ended.epoch is not None:
             return [self._replanned(candidate, ended.epoch, now_s)]

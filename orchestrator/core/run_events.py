@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from isthmus.orchestrator.core.stall_watch import AbsentRank
 from isthmus.protos.failure import Failure
+from isthmus.topology.spec.epoch import Epoch, Finished, Handover
+from isthmus.topology.spec.run_spec import CodedPlan
 
 
 class RunState(StrEnum):
@@ -262,28 +264,13 @@ class NonFiniteReported:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteInTrouble:
-    """A machine of the site has too little of something that the run needs, or has it again."""
+class SiteNoted:
+    """Something that people should know of a site while the run goes on."""
 
+    kind: str
+    """Of the event that is written down."""
     site: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class SteppedAlone:
-    """A site's script has taken an optimizer step, and has averaged nothing with other sites."""
-
-    site: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceDiffers:
-    """A site's ranks compute on another device than the topology says."""
-
-    site: str
-    expected: str
-    """The name of the accelerator."""
-    found: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,30 +296,23 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailed:
-    """A site could not write its part of a checkpoint. Training goes on."""
+class StorageFailed:
+    """A site could not write, or remove, something in storage. Training goes on."""
 
+    kind: str
+    """Of the event that is written down: a key of `STORAGE_NOTES`."""
     site: str
     step: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StateFailed:
-    """A site could not write its state for a site that comes back. Training goes on."""
-
-    site: str
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointStays:
-    """A site could not remove a checkpoint beyond those to keep. Later ones are written."""
-
-    site: str
-    step: int
-    reason: str
+NO_CHECKPOINT, CHECKPOINT_STAYS, NO_STATE = "checkpoint.failed", "checkpoint.stays", "state.failed"
+STORAGE_NOTES = {
+    NO_CHECKPOINT: "checkpoint of step {step} failed at site {site}",
+    CHECKPOINT_STAYS: "checkpoint of step {step} cannot be removed at site {site}",
+    NO_STATE: "site {site} could not write its state for a site that comes back",
+}
+"""What people are told of each kind of failure on storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +349,85 @@ class AddRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteDropped:
-    """The run goes on without the site."""
+class Suspected:
+    """A site cannot reach another."""
+
+    by: str
+    site: str
+    is_gone: bool
+    """Whether the other refuses or said that it ends; else it has been silent for `detect_s`."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A site reaches another again."""
+
+    by: str
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegun:
+    """How far a site has got, said again and again: the latest round that a rank there has begun.
+
+    0 where none has.
+    """
+
+    site: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitePaused:
+    """A site begins no new round, and reports how far it has got: the answer to SendPause."""
+
+    site: str
+    epoch: int
+    round: int
+    """The latest that it has begun; -1: none."""
+    finished: tuple[Finished, ...] = ()
+    """Finished chunks of rounds that others may not have finished."""
+    chain: int = 0
+    """What the digests of all rounds up to `chain_round` add up to."""
+    chain_round: int = -1
+    """The latest that it has completed; -1: none."""
+    why: str = ""
+    """Why it cannot take part; empty: it can."""
+    must_keep_codecs: bool = False
+    """Why it cannot: its ranks encode, and a chunk would have another codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEntered:
+    """The ranks of a member have begun the first round of an epoch in which a site rejoins.
+
+    A site that catches up says so once its ranks have begun a round together with the others.
+    """
+
+    by: str
+    epoch: int
+    round: int
+    behind: int = 0
+    """How many rounds the site that catches up may still lack; 0 for a member."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreesWanted:
+    """Gradients shall cross by other trees; TreesEnded answers."""
+
+    members: tuple[str, ...]
+    """The sites that the trees were made for."""
+    reduction: CodedPlan
+    why: str
+
+
+# ------------------------------------------------- in, as the epochs decide (epochs.py)
+
+
+@dataclass(frozen=True, slots=True)
+class GoOnWithout:
+    """The run goes on without the site: whatever is left there has to go."""
 
     site: str
     why: str
@@ -393,20 +450,19 @@ class DropRefused:
 
 @dataclass(frozen=True, slots=True)
 class SiteEndedEarly:
-    """A site's ranks are done with the job, and another site goes on."""
+    """A site's ranks are done with the job, and another site has begun a later round."""
 
     site: str
     round: int
     """Its last."""
     by: str
-    """A site that has begun a later round."""
     by_round: int
     num_left: int
     """How many sites would go on without those that are done."""
 
 
 @dataclass(frozen=True, slots=True)
-class SiteEntered:
+class SiteRejoined:
     """A site that was lost takes part again."""
 
     site: str
@@ -426,12 +482,30 @@ class Ticked:
     """Time has passed."""
 
 
+RankReport = (
+    DigestReported
+    | StepEnded
+    | GradientReported
+    | NonFiniteReported
+    | StallReported
+    | StepTaken
+    | StateOffered
+    | CheckpointWritten
+    | StorageFailed
+    | SiteNoted
+)
+"""What ranks report while they train: it changes nothing in who takes part (rank_reports.py)."""
+EpochReport = Suspected | Reached | RoundBegun | SitePaused | EpochEntered | TreesWanted
+"""What only the epochs hear (epochs.py)."""
+Outcome = GoOnWithout | SiteLeaves | DropRefused | SiteEndedEarly | SiteRejoined | CannotGoOn
 Event = (
     SiteJoined
     | SiteLost
     | SessionBroken
     | SessionResumed
     | SiteReturned
+    | AgentCame
+    | AgentMissed
     | AgentEnded
     | SitePrepared
     | NamespacesOpened
@@ -441,29 +515,12 @@ Event = (
     | SiteRunning
     | SiteDone
     | SiteEnded
-    | DigestReported
-    | StepEnded
-    | GradientReported
-    | NonFiniteReported
-    | SiteInTrouble
-    | SteppedAlone
-    | DeviceDiffers
-    | StateOffered
-    | StepTaken
-    | CheckpointWritten
-    | CheckpointFailed
-    | StateFailed
-    | CheckpointStays
-    | StallReported
+    | RankReport
     | CancelRequested
     | DropRequested
     | AddRequested
-    | SiteLeaves
-    | SiteDropped
-    | DropRefused
-    | SiteEndedEarly
-    | SiteEntered
-    | CannotGoOn
+    | EpochReport
+    | Outcome
     | Ticked
 )
 
@@ -490,7 +547,7 @@ class OpenNamespaces:
 class OpenRelay:
     """Have a relay lead to these gateways: RelayOpened answers.
 
-    Or EmulatorEnded, at first. Where the run goes on, SiteDropped says that it does not lead there.
+    Or EmulatorEnded, at first. Where the run goes on, GoOnWithout says that it does not lead there.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -521,8 +578,61 @@ class SendStop:
 
 
 @dataclass(frozen=True, slots=True)
+class SendPause:
+    """Have a site begin no new round, and report how far its gateways have got."""
+
+    site: str
+    epoch: int
+    lost: tuple[str, ...]
+    is_redo: bool
+    """Whether chunks of older epochs stop crossing; else the rounds that have begun go on."""
+    reduction: CodedPlan | None = None
+    """The trees that are wanted: the site says whether it can have them. None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendResume:
+    """Tell a site's agent the new epoch."""
+
+    site: str
+    epoch: Epoch
+    handovers: tuple[Handover, ...]
+    rejoins: tuple[str, ...] = ()
+    """Members that come back. Others begin the epoch with the round that their ranks mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    """Tell a site's agent that the change does not come."""
+
+    site: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegun:
+    """The run has an epoch that whoever plans again may not have wanted."""
+
+    epoch: Epoch
+    dead_links: frozenset[tuple[str, str]]
+    """Members that do not reach each other, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreesEnded:
+    """What came of trees that were wanted: an epoch, or why there is none."""
+
+    epoch: Epoch | None
+    site: str = ""
+    """Who could not."""
+    why: str = ""
+    must_keep_codecs: bool = False
+    """It could not because its ranks encode, and a chunk would have had another codec."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Write a line into the journal; orchestrator/core/run_view.py makes the run's view of them."""
+    """Write a line into the journal; orchestrator/core/journaled_run.py reads it again."""
 
     kind: str
     site: str = ""
@@ -539,6 +649,7 @@ class FinishRun:
     failure: Failure | None
 
 
+EpochMessage = SendPause | SendResume | SendCancel
 Action = (
     SendPrepare
     | OpenNamespaces
@@ -546,6 +657,9 @@ Action = (
     | SendStart
     | SendRelease
     | SendStop
+    | EpochMessage
+    | EpochBegun
+    | TreesEnded
     | RecordEvent
     | FinishRun
 )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.protos import metrics
 
 MAX_LOSSES = 4096
@@ -52,7 +52,7 @@ class CountedSites:
     """Which sites counted at a moment, by what the journal has of a run."""
 
     def __init__(self, recorded: Sequence[RecordedEvent]) -> None:
-        self._view, self._left = RunView(""), deque(recorded)
+        self._view, self._left = JournaledRun(""), deque(recorded)
 
     def at(self, wall_s: float) -> frozenset[str]:
         """Return the sites that counted then; empty: not known. Moments come in order."""
@@ -242,7 +242,7 @@ def _together(gateways: list[Mapping[str, float]]) -> dict[str, float]:
 
 
 def summarise(
-    view: RunView, measured: RunMetrics, *, active_s: float, verified_steps: int
+    view: JournaledRun, measured: RunMetrics, *, active_s: float, verified_steps: int
 ) -> dict[str, Any]:
     """Return a run's summary as JSON values; what was not measured is null.
 

@@ -165,7 +165,7 @@ class RunWan:
             ways = await relay.lead(endpoints) if endpoints else ()
         except (ConfigError, EmulatorError) as error:
             site, why = listening[0].site, f"the relay does not lead to its gateways: {error}"
-            self._handle(run_events.SiteDropped(site, why))
+            self._handle(run_events.GoOnWithout(site, why))
         else:
             self._handle(run_events.RelayOpened(_ways(listening, ways)))
 

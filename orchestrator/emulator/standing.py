@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from isthmus.orchestrator.core.run_events import Endpoint
-from isthmus.orchestrator.core.run_machine import FALLBACK
+from isthmus.orchestrator.core.wan_stage import FALLBACK
 from isthmus.orchestrator.emulator.backend import APPLY_S, Backend, Counters, EmulatorError
 from isthmus.orchestrator.emulator.emulations import SOCKET, STATE
 from isthmus.orchestrator.emulator.emulator_config import (

@@ -12,16 +12,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from isthmus.orchestrator.coordinator.run_epochs import begin_epochs, epoch_message, settled_from
-from isthmus.orchestrator.core.membership import (
-    Action,
-    EndsEarly,
+from isthmus.orchestrator.coordinator.run_epochs import (
+    epoch_message,
+    epoch_rules,
+    first_epoch,
+    paused_from,
+)
+from isthmus.orchestrator.core.epochs import Action, Epochs
+from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.run_events import (
     Event,
     RoundBegun,
     SendCancel,
+    SendPause,
     SendResume,
-    SendSettle,
     SiteDone,
+    SiteEndedEarly,
 )
 from isthmus.protos import metrics
 from isthmus.protos.control.v1.control_pb2 import Resumed, Settled
@@ -36,7 +42,8 @@ class Coordinated:
 
     def __init__(self, spec: RunSpec, members: Sequence[Member]) -> None:
         """Begin with all of them."""
-        self._epochs = begin_epochs(spec)
+        record = JournaledRun("run", spec.site_names, first_epoch(spec))
+        self._epochs = Epochs(epoch_rules(spec), record.members, record.epochs)
         self._members = {member.config.site: member for member in members}
         self._ranks = {site.name: site.num_ranks for site in spec.topology.sites}
         self._num_read = dict.fromkeys(self._members, 0)
@@ -45,7 +52,7 @@ class Coordinated:
             site: EpochChange(1, partial(self._tell, site), partial(self._hear, site))
             for site in self._members
         }
-        self.early: list[EndsEarly] = []
+        self.early: list[SiteEndedEarly] = []
         """Who has ended before others."""
 
     def look(self) -> None:
@@ -74,9 +81,9 @@ class Coordinated:
 
     def _do(self, action: Action) -> None:
         match action:
-            case EndsEarly():
+            case SiteEndedEarly():
                 self.early.append(action)
-            case SendSettle():
+            case SendPause():
                 told = epoch_message(action, "run", 1, lambda *_: ())
                 self._agents[action.site].settle(told.settle)
             case SendResume():
@@ -96,4 +103,4 @@ class Coordinated:
 
     def _hear(self, site: str, answer: Settled | Resumed) -> None:
         if isinstance(answer, Settled):
-            self._handle(settled_from(site, answer))
+            self._handle(paused_from(site, answer))

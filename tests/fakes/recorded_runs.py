@@ -151,7 +151,7 @@ def _journal(
     code = "" if state == "SUCCEEDED" else "RANK_KILLED"
     failure = None
     if code:
-        append("run.stopping", ACTIVE_S + 12.0)
+        append("run.stopping", ACTIVE_S + 12.0, reason="it has failed")
         failure = {
             "code": code,
             "message": reason,

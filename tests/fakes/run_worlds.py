@@ -2,12 +2,19 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.epochs import Action, EpochRules, Epochs
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
+from isthmus.orchestrator.core.members import Member
+from isthmus.orchestrator.core.quorum import Limits
+from isthmus.orchestrator.core.run import Run, RunSettings
 from isthmus.orchestrator.core.run_events import Endpoint, RecordEvent, RunState
-from isthmus.orchestrator.core.run_machine import RunMachine
-from isthmus.orchestrator.core.run_view import RecordedEvent
 from isthmus.protos.failure import Failure
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.worlds import topology
 
 START_S = 30.0
@@ -16,8 +23,32 @@ GRACE_S = 1.0
 COLLECT_S = 1.0
 
 
+GATHER = CodedPlan(ReductionPlan(3, (), ""), ("fp32",))
+_RULES = EpochRules(
+    ranks={},
+    links=frozenset(),
+    limits=Limits(
+        min_sites=1, detect_s=LEASE_S, ride_out_s=15.0, alone_s=60.0, collect_s=COLLECT_S
+    ),
+    make_plan=lambda *_: GATHER,
+    links_of=lambda _: frozenset(),
+)
+
+
+class _NoEpochs(Epochs):
+    """Decides nothing: tests say what the epochs have decided."""
+
+    def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
+        return []
+
+
+class _RunAlone(Run):
+    def _begin_epochs(self) -> Epochs:
+        return _NoEpochs(self._rules, self.members, self._epoch_record)
+
+
 class World:
-    """A machine with a clock, and everything that it ever asked for."""
+    """A run with a clock, and everything that it ever asked for."""
 
     def __init__(
         self,
@@ -51,15 +82,26 @@ class World:
         described = dataclasses.replace(described, failure=failure)
         links = [each for each in described.links if {each.source, each.target} != {*cut}]
         described = dataclasses.replace(described, links=tuple(links))
-        self.machine = RunMachine(
-            described,
-            self.now_s,
-            may_return=may_return,
-            refuses_same_data=refuses_same_data,
-            begin_with=begin_with,
-            saves=saves,
+        self._described = described
+        self._settings = RunSettings(
+            may_return=may_return, refuses_same_data=refuses_same_data, saves=saves
         )
+        first = tuple(begin_with) or self.sites
+        self._first = Epoch(0, first, GATHER, 0)
         self.actions: list[run_events.Action] = []
+        self.recall(())
+
+    def recall(self, records: Iterable[RecordEvent]) -> None:
+        """Have another coordinator go on with what was written down."""
+        record = JournaledRun("run", self.sites, self._first, clock=lambda _: self.now_s)
+        told = [read_again(each, number) for number, each in enumerate(records)]
+        for each in told:
+            record.apply(each)
+        self.machine = _RunAlone(self._described, _RULES, self._settings, record, self.now_s)
+        self.actions += self.machine.resume(self.now_s) if told else []
+
+    def member(self, site: str) -> Member:
+        return self.machine.members[site]
 
     def tell(self, *told: run_events.Event) -> list[run_events.Action]:
         new = []
@@ -69,7 +111,7 @@ class World:
                 event, run_events.SiteLost | run_events.SiteEnded
             ):
                 continue
-            if event.site in self.sites and event.site not in self.machine.successful:
+            if event.site in self.sites and not self.member(event.site).is_successful:
                 too_few = run_events.CannotGoOn("SITE_LOST", f"{event.site} is lost")
                 new += self.machine.handle(too_few, self.now_s)
         self.actions += new

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.coordinator.journal import JournalReader
-from isthmus.orchestrator.core.run_view import RecordedEvent, fold
+from isthmus.orchestrator.core.journaled_run import RecordedEvent, fold
 from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, topology_yaml
 
 JOB = """

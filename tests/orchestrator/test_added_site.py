@@ -1,14 +1,14 @@
-"""What a run's two machines tell each other of a site that is added while the run goes on."""
+"""What becomes of a site that is added while the run goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.orchestrator.coordinator.run_epochs import begin_epochs
-from isthmus.orchestrator.core import membership, run_events
-from isthmus.orchestrator.core.run_events import RecordEvent
-from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
-from isthmus.orchestrator.core.run_machine import RunMachine
+from isthmus.orchestrator.coordinator.run_epochs import epoch_rules, first_epoch
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.run import Run, RunSettings
+from isthmus.orchestrator.core.run_events import Action, Event, RecordEvent
 from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.run_worlds import prepared, read_again, stepped
 from tests.fakes.worlds import JOB, topology_text
@@ -19,13 +19,16 @@ SPEC = spec_of_texts(f"{JOB}begin_with: [a, b]\n", topology_text(3, min_sites=1)
 class Led:
     """A run of sites a and b, to which site c may be added, and all that was ever asked for."""
 
-    def __init__(self) -> None:
-        machine = RunMachine(SPEC.topology, 0.0, may_return=True, begin_with=SPEC.first_sites)
-        self.lead = RunLead(machine, lambda: begin_epochs(SPEC))
-        self.actions: list[Action] = []
+    def __init__(self, records: Sequence[RecordEvent] = ()) -> None:
+        record = JournaledRun("run", SPEC.site_names, first_epoch(SPEC), clock=lambda _: 0.0)
+        for number, each in enumerate(records):
+            record.apply(read_again(each, number))
+        settings = RunSettings(may_return=True)
+        self.led = Run(SPEC.topology, epoch_rules(SPEC), settings, record, 0.0)
+        self.actions: list[Action] = self.led.resume(0.0) if records else []
 
     def tell(self, *events: Event) -> list[Action]:
-        new = [action for event in events for action in self.lead.handle(event, 1.0)]
+        new = [action for event in events for action in self.led.handle(event, 1.0)]
         self.actions += new
         return new
 
@@ -40,28 +43,21 @@ class Led:
         records = [each for each in self.actions if isinstance(each, RecordEvent)]
         number = [each.detail["epoch"] for each in records if each.kind == "epoch.proposed"][-1]
         epoch = int(str(number))
-        self.tell(*(membership.SiteSettled(site=site, epoch=epoch, round=round_) for site in sites))
+        self.tell(*(run_events.SitePaused(site=site, epoch=epoch, round=round_) for site in sites))
 
     def enter(self) -> None:
         """Have site c follow, and take part."""
         self.tell(prepared("c"), run_events.SiteRunning("c"))
         self.settle("a", "b", round_=4)
-        self.tell(membership.EntryBegun("a", 1, 6), membership.EntryBegun("c", 1, 7))
+        self.tell(run_events.EpochEntered("a", 1, 6), run_events.EpochEntered("c", 1, 7))
         self.settle("a", "b", "c", round_=8)
-        self.tell(membership.EntryBegun("a", 2, 10))
-        epoch = self.lead.epoch
+        self.tell(run_events.EpochEntered("a", 2, 10))
+        epoch = self.led.epoch
         assert epoch is not None
         assert (epoch.members, epoch.follows) == (("a", "b", "c"), ())
 
     def restarted(self) -> Led:
-        later = Led()
-        recorded = [
-            read_again(each, number)
-            for number, each in enumerate(self.actions)
-            if isinstance(each, RecordEvent)
-        ]
-        later.actions += later.lead.recall(recorded, [0.0] * len(recorded), 0.0)
-        return later
+        return Led([each for each in self.actions if isinstance(each, RecordEvent)])
 
 
 def of(actions: Sequence[Action], kind: type[Action]) -> list[str]:
@@ -71,11 +67,11 @@ def of(actions: Sequence[Action], kind: type[Action]) -> list[str]:
 def test_it_follows_once_its_ranks_are_there() -> None:
     run = Led()
     run.begin()
-    epoch = run.lead.epoch
+    epoch = run.led.epoch
     assert epoch is not None
     assert (epoch.members, epoch.reduction) == (("a", "b"), SPEC.first)
     run.tell(prepared("c"))
-    settles = of(run.tell(run_events.SiteRunning("c")), membership.SendSettle)
+    settles = of(run.tell(run_events.SiteRunning("c")), run_events.SendPause)
     assert settles == ["a", "b"]
 
 
@@ -85,7 +81,7 @@ def test_a_connection_that_breaks_while_it_starts_costs_nothing() -> None:
     for more in (prepared("c"), run_events.Ticked()):
         run.tell(run_events.SessionBroken("c", "reset"), run_events.SessionResumed("c", 1.0), more)
     assert of(run.actions, run_events.SendStop) == []
-    assert run.lead.run.is_coming_up("c")
+    assert run.led.members["c"].is_coming_up
 
 
 def test_it_goes_on_under_the_next_coordinator_before_it_follows() -> None:
@@ -97,10 +93,10 @@ def test_it_goes_on_under_the_next_coordinator_before_it_follows() -> None:
         came = [run_events.AgentCame(site, "h", had_session=True, has_run=True) for site in "abc"]
         actions = later.tell(*came)
         if not is_there:
-            assert of(actions, membership.SendSettle) == []
+            assert of(actions, run_events.SendPause) == []
             actions = later.tell(run_events.SiteRunning("c"))
         assert of(later.actions, run_events.SendStop) == []
-        assert set(of(actions, membership.SendSettle)) == {"a", "b"}
+        assert set(of(actions, run_events.SendPause)) == {"a", "b"}
 
 
 def test_its_parameters_are_compared_under_the_next_coordinator() -> None:
@@ -129,4 +125,4 @@ def test_sites_that_are_lost_are_not_waited_for_under_the_next_coordinator() -> 
     later = run.restarted()
     later.tell(run_events.AgentCame("a", "h", 1, had_session=True, has_run=True))
     later.tell(run_events.DigestReported("a", 0, 20, 1, (1,), ("weight",)))
-    assert later.lead.run.verified_steps == 1
+    assert later.led.verified_steps == 1

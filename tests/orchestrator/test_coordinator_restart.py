@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.orchestrator.coordinator.control import Control, UnreadableRunError
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
-from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.run_folder.home import SPEC
 from isthmus.orchestrator.run_folder.run_files import METRICS
 from isthmus.protos.control.v1 import control_pb2 as pb

@@ -19,8 +19,8 @@ from isthmus.orchestrator.coordinator import active_run, control, submission
 from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalReader
 from isthmus.orchestrator.coordinator.submission import Submission
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.leases import Leases
-from isthmus.orchestrator.core.run_view import RecordedEvent
 from isthmus.orchestrator.run_folder.log_files import LogReader
 from isthmus.protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import (

@@ -7,38 +7,33 @@ import dataclasses
 import pytest
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.membership import (
-    Action,
-    EndsEarly,
-    Limits,
-    LoseSite,
-    Membership,
-    RoundBegun,
-    SendSettle,
-    SiteDone,
-    SiteEnters,
-    SiteGone,
-    SiteHeard,
-    SiteSettled,
-)
+from isthmus.orchestrator.core.epochs import Action
+from isthmus.orchestrator.core.journaled_run import fold
+from isthmus.orchestrator.core.quorum import Limits
 from isthmus.orchestrator.core.run_events import (
+    GoOnWithout,
     RecordEvent,
+    RoundBegun,
     RunState,
+    SendPause,
     SendRelease,
     SendStop,
-    SiteDropped,
+    SiteDone,
     SiteEnded,
     SiteEndedEarly,
+    SiteJoined,
+    SiteLost,
+    SitePaused,
+    SiteRunning,
     StepEnded,
 )
-from isthmus.orchestrator.core.run_view import fold
 from tests.fakes.run_worlds import World, read_again, recorded_events
-from tests.orchestrator.test_membership import LIMITS, begun, kinds, machine, settled
+from tests.orchestrator.test_epochs import LIMITS, Core, begun, kinds, machine, settled
 
 TWO = ("ap", "eu")
 
 
-def done(core: Membership, *names: str, round_: int = 9) -> list[Action]:
+def done(core: Core, *names: str, round_: int = 9) -> list[Action]:
     return [each for name in names for each in core.handle(SiteDone(name, round_), 10)]
 
 
@@ -50,15 +45,15 @@ def test_the_others_do_the_round_again_that_waits_for_a_site_which_is_done() -> 
     assert core.handle(RoundBegun("ap", 9), 10) == []
     assert done(core, "sa") == []
     actions = core.handle(RoundBegun("eu", 10), 10)
-    assert actions[0] == EndsEarly("sa", 9, "eu", 10, num_left=2)
-    assert kinds(actions[1:]) == ["epoch.proposed", "SendSettle", "SendSettle"]
-    assert actions[2] == SendSettle("ap", 1, ("sa",), is_redo=True)
+    assert actions[0] == SiteEndedEarly("sa", 9, "eu", 10, num_left=2)
+    assert kinds(actions[1:]) == ["epoch.proposed", "SendPause", "SendPause"]
+    assert actions[2] == SendPause("ap", 1, ("sa",), is_redo=True)
     core.handle(settled("ap", 1, 10), 11)
     actions = core.handle(settled("eu", 1, 10), 11)
     epoch, handovers = begun(actions)
     assert (epoch.members, epoch.from_round, handovers) == (("ap", "eu"), 10, ())
     why = "it ended after round 9, and site eu is in round 10"
-    assert actions[-1] == LoseSite("sa", why)
+    assert actions[-1] == GoOnWithout("sa", why)
 
 
 def test_what_one_has_of_its_last_round_the_others_get_from_who_goes_on() -> None:
@@ -67,7 +62,7 @@ def test_what_one_has_of_its_last_round_the_others_get_from_who_goes_on() -> Non
     done(core, "sa")
     core.handle(RoundBegun("eu", 10), 10)
     chunks = settled("eu", 1, 9, (0, 3)).finished
-    core.handle(SiteSettled(site="eu", epoch=1, round=10, finished=chunks, chain_round=9), 11)
+    core.handle(SitePaused(site="eu", epoch=1, round=10, finished=chunks, chain_round=9), 11)
     actions = core.handle(settled("ap", 1, 9, (0, 1)), 11)
     epoch, (handover,) = begun(actions)
     assert epoch.from_round == 9
@@ -80,11 +75,11 @@ def test_the_only_site_that_is_left_goes_on_alone(is_done_first: bool) -> None:
     told = (SiteDone("eu", 9), RoundBegun("ap", 10))
     first, second = told if is_done_first else told[::-1]
     assert core.handle(first, 10) == []
-    assert core.handle(second, 10)[0] == EndsEarly("eu", 9, "ap", 10, num_left=1)
+    assert core.handle(second, 10)[0] == SiteEndedEarly("eu", 9, "ap", 10, num_left=1)
     actions = core.handle(settled("ap", 1, 10), 11)
     assert begun(actions)[0].members == ("ap",)
     core.handle(SiteDone("ap", 13), 20)
-    assert core.handle(SiteGone("ap", "its gateway was killed"), 21) == [], "all are done"
+    assert core.handle(SiteLost("ap", "its gateway was killed"), 21) == [], "all are done"
 
 
 def test_sites_that_end_with_the_same_round_at_unlike_times_are_not_early() -> None:
@@ -102,7 +97,7 @@ def test_two_sites_that_are_done_leave_together() -> None:
     core = machine()
     done(core, "sa", "eu")
     actions = core.handle(RoundBegun("ap", 10), 10)
-    assert [each.site for each in actions if isinstance(each, EndsEarly)] == ["eu", "sa"]
+    assert [each.site for each in actions if isinstance(each, SiteEndedEarly)] == ["eu", "sa"]
     actions = core.handle(settled("ap", 1, 10), 11)
     assert begun(actions)[0].members == ("ap",)
 
@@ -111,9 +106,9 @@ def test_who_is_dead_is_no_witness() -> None:
     """What it had begun, nobody has to go on with."""
     core = machine()
     core.handle(RoundBegun("ap", 10), 9)
-    core.handle(SiteGone("ap", "killed"), 9)
+    core.handle(SiteLost("ap", "killed"), 9)
     actions = done(core, "sa")
-    assert not any(isinstance(each, EndsEarly) for each in actions)
+    assert not any(isinstance(each, SiteEndedEarly) for each in actions)
 
 
 def test_a_site_whose_last_round_is_not_known_stays() -> None:
@@ -133,20 +128,20 @@ def test_where_the_others_are_not_to_go_on_no_epoch_begins(limits: Limits) -> No
     core = machine(limits)
     done(core, "sa")
     actions = core.handle(RoundBegun("ap", 10), 10)
-    assert actions == [EndsEarly("sa", 9, "ap", 10, num_left=2)]
+    assert actions == [SiteEndedEarly("sa", 9, "ap", 10, num_left=2)]
     assert core.handle(RoundBegun("ap", 10), 11) == []
 
 
 def test_a_change_that_is_under_way_gives_way() -> None:
     core = machine()
-    core.handle(SiteGone("sa", "killed"), 5)
+    core.handle(SiteLost("sa", "killed"), 5)
     for name in TWO:
         core.handle(settled(name, 1, 5), 6)
-    core.handle(SiteEnters("sa"), 7)
+    core.handle(SiteRunning("sa"), 7)
     done(core, "eu")
     actions = core.handle(RoundBegun("ap", 10), 10)
-    assert actions[0] == EndsEarly("eu", 9, "ap", 10, num_left=1)
-    assert "SendSettle" in kinds(actions)
+    assert actions[0] == SiteEndedEarly("eu", 9, "ap", 10, num_left=1)
+    assert "SendPause" in kinds(actions)
 
 
 def test_the_next_coordinator_knows_the_last_round() -> None:
@@ -154,8 +149,10 @@ def test_the_next_coordinator_knows_the_last_round() -> None:
     done(core, "sa")
     later.restore([RecordEvent("site.done", "sa", {"round": 9})])
     for name in later.epoch.members:
-        later.handle(SiteHeard(name, 0), 10)
-    assert later.handle(RoundBegun("ap", 10), 11)[0] == EndsEarly("sa", 9, "ap", 10, num_left=2)
+        later.handle(SiteJoined(name, "host", 0), 10)
+    assert later.handle(RoundBegun("ap", 10), 11)[0] == SiteEndedEarly(
+        "sa", 9, "ap", 10, num_left=2
+    )
 
 
 # ---------------------------------------------------------------- the run
@@ -179,7 +176,7 @@ def test_an_early_end_is_said_at_once_and_the_run_is_a_plain_success() -> None:
     assert said == RecordEvent(
         "site.ended_early", "c", {"round": 9, "note": f"{SAID}; the others go on without it"}
     )
-    actions = world.tell(SiteDropped("c", "it ended after round 9"))
+    actions = world.tell(GoOnWithout("c", "it ended after round 9"))
     assert SendRelease("c") in actions
     assert not any(isinstance(each, SendStop) for each in actions)
     world.tell(SiteEnded("c", succeeded=True))
@@ -223,13 +220,12 @@ def test_the_run_ends_and_says_who_ended_first(ends: bool, num_left: int, why: s
 def test_the_next_coordinator_takes_an_early_end_for_no_loss(up_to: str) -> None:
     world, later = World(3, needs_all=False), World(3, needs_all=False)
     ends_early(world)
-    world.tell(SiteDropped("c", "it ended after round 9"), SiteEnded("c", succeeded=True))
+    world.tell(GoOnWithout("c", "it ended after round 9"), SiteEnded("c", succeeded=True))
     records = recorded_events(world)
     last = [each.kind for each in records].index(up_to, -1 if up_to == "site.ended" else 0)
-    for number, each in enumerate(records[: last + 1]):
-        later.machine.recall(read_again(each, number), 100.0, 100.0)
+    later.recall(records[: last + 1])
     if up_to == "site.ended_early":
-        later.tell(SiteDropped("c", "it ended after round 9"))
+        later.tell(GoOnWithout("c", "it ended after round 9"))
     later.tell(run_events.SiteDone("a", 13), run_events.SiteDone("b", 13))
     later.tell(SiteEnded("a", succeeded=True), SiteEnded("b", succeeded=True))
     assert (later.finish.state, later.finish.reason_code) == (RunState.SUCCEEDED, "")
@@ -238,7 +234,7 @@ def test_the_next_coordinator_takes_an_early_end_for_no_loss(up_to: str) -> None
 def test_the_view_has_the_note_and_the_site_as_ended() -> None:
     world = World(3, needs_all=False)
     ends_early(world)
-    world.tell(SiteDropped("c", "it ended after round 9"), SiteEnded("c", succeeded=True))
+    world.tell(GoOnWithout("c", "it ended after round 9"), SiteEnded("c", succeeded=True))
     world.tell(run_events.SiteLost("c", "its agent has left"))
     told = {"name": "n", "folder": "f", "sites": ["a", "b", "c"], "links": []}
     records = [RecordEvent("run.submitted", detail=told), *recorded_events(world)]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 
 JOURNALS = sorted((Path(__file__).parent / "journals").glob("*.json"))
 
 
-def seen(view: RunView) -> dict[str, Any]:
+def seen(view: JournaledRun) -> dict[str, Any]:
     """Return all that a view shows, as JSON has it."""
     shown = {
         "state": view.state,
@@ -30,8 +30,8 @@ def seen(view: RunView) -> dict[str, Any]:
         "failure": view.failure.to_json() if view.failure else None,
         "sites": {name: [site.state, site.host] for name, site in view.sites.items()},
         "begin_with": view.begin_with,
-        "members": view.members,
-        "follows": view.follows,
+        "members": view.taking_part,
+        "follows": view.epochs.epoch.follows,
         "counted": sorted(view.counted),
         "epoch": view.epoch,
         "links": view.links,
@@ -48,7 +48,7 @@ def seen(view: RunView) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.stem)
 def test_a_recorded_journal_gives_the_view_that_was_recorded_with_it(path: Path) -> None:
-    view = RunView("run")
+    view = JournaledRun("run")
     expected = seen(view)
     for number, (event, changes) in enumerate(json.loads(path.read_text("utf-8"))):
         wall_s, generation, kind, site, detail = event

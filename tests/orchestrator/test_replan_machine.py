@@ -12,17 +12,15 @@ import pytest
 
 from isthmus.orchestrator.core import replan_machine, run_events
 from isthmus.orchestrator.core.link_watch import BELIEVED
-from isthmus.orchestrator.core.membership import EndChange, TreesWanted
 from isthmus.orchestrator.core.replan_machine import (
     ATTEMPTS,
-    EpochBegun,
     LinkReported,
     PlanAgain,
     RelaunchPlanned,
     ReplanMachine,
     SwitchPlanned,
 )
-from isthmus.orchestrator.core.run_events import RecordEvent
+from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesEnded, TreesWanted
 from isthmus.protos import metrics
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.job import Job
@@ -84,7 +82,7 @@ class World:
         """All sites go over to trees that are wanted."""
         number, from_round = self.epoch.number + 1, self.epoch.from_round + 10
         self.epoch = Epoch(number, wanted.members, wanted.reduction, from_round)
-        return self.tell(EndChange(wanted, self.epoch), EpochBegun(self.epoch, frozenset()))
+        return self.tell(TreesEnded(self.epoch), EpochBegun(self.epoch, frozenset()))
 
     def lose(self, site: str) -> list[replan_machine.Action]:
         """The others go on without a site, by trees that were made at once."""
@@ -95,7 +93,7 @@ class World:
     def refuse(self, wanted: TreesWanted, **why: object) -> list[replan_machine.Action]:
         """A site cannot have them."""
         fields: dict[str, Any] = {"site": "b", "why": "no link to c", **why}
-        return self.tell(EndChange(wanted, None, **fields))
+        return self.tell(TreesEnded(None, **fields))
 
     def drift(self) -> PlanAgain:
         self.go(20)
@@ -251,9 +249,9 @@ def test_better_trees_are_looked_for_after_a_loss_and_a_return() -> None:
 
 def test_what_was_planned_for_others_is_void() -> None:
     world = World()
-    wanted = world.want()
+    world.want()
     assert of(world.lose("c"), PlanAgain)
-    assert world.tell(EndChange(wanted, None, why="it makes no sense any more")) == []
+    assert world.tell(TreesEnded(None, why="it makes no sense any more")) == []
     assert of(world.tell(BETTER), TreesWanted)[0].members == ("a", "b")
     assert world.lose("b") == [], "nothing is to be planned for one"
 

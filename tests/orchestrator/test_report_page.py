@@ -19,8 +19,9 @@ import pytest
 from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.coordinator.control_messages import event_message, run_message
 from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.core.epoch_record import detail_of
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
 from isthmus.orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
 from isthmus.orchestrator.evidence.record.step_timelines import (
@@ -36,8 +37,10 @@ from isthmus.orchestrator.evidence.view.live import plain_line
 from isthmus.orchestrator.run_folder.home import TOPOLOGY, RunFolder
 from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
 from isthmus.topology.presets.templates import topology_yaml
+from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
+from tests.fakes.run_worlds import GATHER
 
 HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
 VOID = {"br", "hr", "input", "link", "meta"}
@@ -237,7 +240,7 @@ def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: 
         (0.0, "run.submitted", "",
          {"name": "n", "folder": str(tmp_path), "sites": ["a", "b"], "links": []}),
         (1.0, "run.active", "", {}),
-        (4.0, "epoch.begun", "", {"epoch": 1, "members": ["a"]}),
+        (4.0, "epoch.begun", "", detail_of(Epoch(1, ("a",), GATHER, 2), "b is lost", lost=("b",))),
         (4.0, "site.lost", "b", {}),
     ]  # fmt: skip
     events = [
@@ -252,7 +255,7 @@ def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: 
         )
         for place, (wall_s, kind, site, detail) in enumerate(written)
     ]
-    view, measured = RunView("r1"), RunMetrics(("a", "b"))
+    view, measured = JournaledRun("r1"), RunMetrics(("a", "b"))
     told = [
         (2.0, "a", 1, 2.0), (2.1, "b", 1, 4.0), (3.0, "a", 2, 8.0), (5.0, "a", 3, 1.0),
         (6.0, "a", 4, 0.5),

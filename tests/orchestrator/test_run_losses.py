@@ -3,8 +3,8 @@
 import pytest
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.run_events import RunState
-from isthmus.orchestrator.core.run_view import RunView
 from tests.fakes.run_worlds import COLLECT_S, World, failure, read_again, recorded_events, stepped
 
 
@@ -12,7 +12,7 @@ def fail(world: World, code: str, site: str = "b") -> None:
     """Have a site end by a failure; where the run survives it, it goes on without the site."""
     why = failure(world, code, site, rank=1, exit_code=1, log_path="1/stderr.log")
     world.tell(run_events.SiteEnded(site, succeeded=False, failures=(why,)))
-    world.tell(run_events.SiteDropped(site, "it has ended"))
+    world.tell(run_events.GoOnWithout(site, "it has ended"))
 
 
 def finish(world: World, sites: str) -> run_events.FinishRun:
@@ -78,7 +78,7 @@ def test_before_the_first_step_a_silent_site_and_a_dead_link_end_the_run() -> No
         world.activate(steps=False)
     silent.tell(run_events.SiteLost("b", "site b: its agent was silent", silent_s=5.0))
     assert stopped(silent, "ac").reason_code == "SITE_LOST"
-    cut.tell(run_events.SiteDropped("b", "a and b do not reach each other"))
+    cut.tell(run_events.GoOnWithout("b", "a and b do not reach each other"))
     end = stopped(cut, "abc")
     assert (end.reason_code, end.failure.site if end.failure else "") == ("PEER_LOST", "b")
 
@@ -87,7 +87,7 @@ def test_an_operator_may_drop_a_site_before_the_first_step() -> None:
     world = World(3, needs_all=False)
     world.activate(steps=False)
     world.tell(run_events.DropRequested("b", "dropped"), *stepped("a", "c"))
-    world.tell(run_events.SiteDropped("b", "dropped"))
+    world.tell(run_events.GoOnWithout("b", "dropped"))
     assert "run.first_step" in [each.kind for each in recorded_events(world)]
     assert finish(world, "ac") == run_events.FinishRun(RunState.SUCCEEDED, "", "", None)
 
@@ -106,7 +106,7 @@ def test_who_was_lost_and_came_back_is_no_loss() -> None:
     world.tell(run_events.StateOffered("a"))
     fail(world, "GATEWAY_EXITED")
     world.tell(run_events.SitePrepared("b", ()), run_events.SiteRunning("b"))
-    world.tell(run_events.SiteEntered("b", 9))
+    world.tell(run_events.SiteRejoined("b", 9))
     assert finish(world, "abc") == run_events.FinishRun(RunState.SUCCEEDED, "", "", None)
 
 
@@ -144,8 +144,10 @@ def written(step: int) -> run_events.CheckpointWritten:
     return run_events.CheckpointWritten("a", step)
 
 
-def unwritten(step: int) -> run_events.CheckpointFailed:
-    return run_events.CheckpointFailed("b", step, "rank 0: No space left on device")
+def unwritten(step: int) -> run_events.StorageFailed:
+    return run_events.StorageFailed(
+        run_events.NO_CHECKPOINT, "b", step, "rank 0: No space left on device"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_of_checkpoints_the_latest_is_noted_and_crowds_out_no_loss() -> None:
     world.activate()
     fail(world, "GATEWAY_EXITED")
     world.tell(*(written(step) for step in range(10, 1000, 10)))
-    run = RunView("run-1")
+    run = JournaledRun("run-1")
     for place, each in enumerate(recorded_events(world)):
         run.apply(read_again(each, place))
     assert run.notes[-1] == "checkpoint of step 990 is written"
@@ -200,8 +202,7 @@ def test_the_next_coordinator_knows_of_steps_losses_and_checkpoints() -> None:
     world.tell(run_events.StateOffered("a"), written(10), unwritten(20))
     fail(world, "GATEWAY_EXITED")
     later = World(3, needs_all=False, saves=True)
-    for place, each in enumerate(recorded_events(world)):
-        later.machine.recall(read_again(each, place), 100.0, 100.0)
+    later.recall(recorded_events(world))
     end = finish(later, "ac")
     first, second = end.reason.split("; ")
     assert first == "site b was lost and did not come back: GATEWAY_EXITED at site b"

@@ -1,9 +1,12 @@
 import math
 from typing import Any
 
+from isthmus.orchestrator.core.epoch_record import detail_of
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.run_events import RunState
 from isthmus.orchestrator.core.run_metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics, summarise
-from isthmus.orchestrator.core.run_view import RecordedEvent, RunView
+from isthmus.topology.spec.epoch import Epoch
+from tests.fakes.run_worlds import GATHER
 
 
 def step(loss: float, tokens: float, **more: float) -> dict[str, float]:
@@ -59,14 +62,18 @@ def recorded(wall_s: float, kind: str, **detail: object) -> RecordedEvent:
     )
 
 
+def epoch(number: int, follows: tuple[str, ...] = ()) -> dict[str, object]:
+    return detail_of(Epoch(number, ("a", "b"), GATHER, 0, follows), "")
+
+
 def test_what_was_measured_counts_for_the_sites_that_took_part_then() -> None:
     journal = [
         recorded(
             0.0, "run.submitted", name="", folder="", sites=["a", "b"], begin_with=["a"], links=[]
         ),
         recorded(1.0, "run.active"),
-        recorded(4.0, "epoch.begun", epoch=1, members=["a", "b"], record={"follows": ["b"]}),
-        recorded(7.0, "epoch.begun", epoch=2, members=["a", "b"], record={}),
+        recorded(4.0, "epoch.begun", **epoch(1, follows=("b",))),
+        recorded(7.0, "epoch.begun", **epoch(2)),
     ]
     losses = [
         *((2.0, "a", 1, 1.0), (3.0, "a", 2, 2.0)),
@@ -137,11 +144,11 @@ def test_gateways_of_one_link_count_together() -> None:
 
 
 def test_the_summary_has_every_figure_or_null() -> None:
-    view = RunView("run", state=RunState.SUCCEEDED)
-    view.links = (
+    links = (
         {"source": "a", "target": "b", "bytes_per_s": 10.0, "rtt_s": 0.1},
         {"source": "b", "target": "a", "bytes_per_s": 10.0, "rtt_s": 0.1},
     )
+    view = JournaledRun("run", about={"links": links}, state=RunState.SUCCEEDED)
     measured = RunMetrics(("a", "b"))
     parts = {"step_s": 4.0, "compute_s": 0.4, "intra_s": 0.1, "exposed_inter_s": 0.2, "wait_s": 0.0}
     measured.add("a", "step", 1, step(2.0, 10, **parts), {})
@@ -164,7 +171,7 @@ def test_the_summary_has_every_figure_or_null() -> None:
 
 
 def test_a_run_that_never_was_active_has_a_summary_too() -> None:
-    summary = summarise(RunView("run"), RunMetrics(("a",)), active_s=0.0, verified_steps=0)
+    summary = summarise(JournaledRun("run"), RunMetrics(("a",)), active_s=0.0, verified_steps=0)
     assert summary["tokens_per_s"] is None
     assert summary["time_split"]["compute_s"] is None
     assert summary["compression_ratio"] is None

@@ -59,7 +59,7 @@ def test_reports_in_any_order_twice_and_late_raise_no_alarm(seed: int) -> None:
 def test_who_follows_is_not_compared_and_who_was_dropped_is_no_measure() -> None:
     world = World(3, needs_all=False, may_return=True)
     world.activate()
-    world.tell(took("c", 7, 9), run_events.SiteDropped("c", "lost"))
+    world.tell(took("c", 7, 9), run_events.GoOnWithout("c", "lost"))
     world.tell(took("a", 7, 6), took("b", 7, 6), took("c", 8, 12))
     assert world.machine.is_going_on
 
@@ -68,11 +68,11 @@ def test_a_site_that_has_come_back_is_compared_again() -> None:
     world = World(3, needs_all=False, may_return=True)
     world.activate()
     world.tell(run_events.StateOffered("a"))
-    world.tell(run_events.SiteEnded("c", False), run_events.SiteDropped("c", "lost"))
+    world.tell(run_events.SiteEnded("c", False), run_events.GoOnWithout("c", "lost"))
     world.tell(run_events.SiteJoined("c", "host"))
     world.wait(60.0)
-    assert world.machine.is_returning("c")
-    world.tell(took("a", 7, 6), run_events.SiteEntered("c", 7), took("c", 7, 6))
+    assert world.member("c").is_returning
+    world.tell(took("a", 7, 6), run_events.SiteRejoined("c", 7), took("c", 7, 6))
     assert world.machine.is_going_on
     world.tell(took("a", 8, 7), took("c", 8, 8))
     assert not world.machine.is_going_on

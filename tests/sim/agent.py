@@ -11,30 +11,28 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.membership import (
-    RoundBegun,
-    SendCancel,
-    SendResume,
-    SendSettle,
-    SiteSettled,
-)
 from isthmus.orchestrator.core.run_events import (
     Endpoint,
+    Event,
+    RoundBegun,
+    SendCancel,
+    SendPause,
     SendPrepare,
     SendRelease,
+    SendResume,
     SendStart,
     SendStop,
     SiteDone,
     SiteEnded,
+    SitePaused,
     SitePrepared,
     SiteRunning,
 )
-from isthmus.orchestrator.core.run_lead import Event
 from isthmus.protos.failure import Failure
 from isthmus.protos.numbered import Numbered
 from tests.sim.site import Report, SimSite
 
-Told = SendPrepare | SendStart | SendStop | SendRelease | SendSettle | SendResume | SendCancel
+Told = SendPrepare | SendStart | SendStop | SendRelease | SendPause | SendResume | SendCancel
 
 
 class Stage(Enum):
@@ -129,13 +127,13 @@ class SimAgent:
                 self.is_released = True
                 if self.stage is Stage.DONE:
                     self.end(succeeded=True, within_s=0.3)
-            case SendSettle() if self._has_run:
+            case SendPause() if self._has_run:
                 report = self.site.settle(message.epoch, is_redo=message.is_redo)
                 if report is not None:
                     self.around.on_settled(self.name, report)
                     self.put(_settled(self.name, report))
             case SendResume() if self._has_run:
-                self.site.resume(message.epoch, message.handovers, message.enters)
+                self.site.resume(message.epoch, message.handovers, message.rejoins)
             case SendCancel() if self._has_run:
                 self.site.cancel(message.epoch)
 
@@ -210,8 +208,8 @@ class SimAgent:
         self.around.at(self.around.uniform(from_s, to_s), act)
 
 
-def _settled(name: str, report: Report) -> SiteSettled:
-    return SiteSettled(
+def _settled(name: str, report: Report) -> SitePaused:
+    return SitePaused(
         site=name,
         epoch=report.epoch,
         round=report.round,

@@ -1,21 +1,21 @@
 """The simulated coordinator: the product's decisions, a journal that may fail, and sessions.
 
-What is decided about the run is all the product's (orchestrator/core/run_lead.py), and so are the
+What is decided about the run is all the product's (orchestrator/core/run.py), and so are the
 leases (leases.py). Sessions are as orchestrator/coordinator/control.py has them, without the wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.epochs import EpochRules, Epochs
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.leases import Leases
-from isthmus.orchestrator.core.membership import Membership
-from isthmus.orchestrator.core.run_events import RecordEvent, RunState, SendStop
-from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
-from isthmus.orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED, RunMachine, Verdict
-from isthmus.orchestrator.core.run_view import RecordedEvent
+from isthmus.orchestrator.core.run import Run, RunSettings
+from isthmus.orchestrator.core.run_end import LOSES_SITE, SCRIPT_FAILED, Verdict
+from isthmus.orchestrator.core.run_events import Action, Event, RecordEvent, RunState, SendStop
 from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import read_again
 from tests.sim.agent import SimAgent, Told
@@ -29,52 +29,66 @@ FORGOTTEN = {
 """The kinds of record that a coordinator overlooks in the journal, by mutant."""
 
 
-class _ReleasesEarly(RunMachine):
+class _ReleasesEarly(Run):
     """Lets all gateways go with the first site that is done."""
 
-    def _release_if_done(self) -> list[run_events.Action]:
-        if self._is_released or not self.is_going_on or not self.done:
+    def _release_if_done(self) -> list[Action]:
+        if self._is_released or not self.is_going_on or not self.has_done_sites:
             return []
         self._is_released = True
         waiting = [site for site in self._all() if site.may_have_processes]
         return [run_events.SendRelease(site.name) for site in waiting]
 
 
-class _StopsFollowers(RunMachine):
-    """Does not know, after a restart, who follows."""
+class _StopsFollowers(Run):
+    """Does not know, after a restart, who catches up."""
 
-    def recall(self, event: RecordedEvent, happened_s: float, now_s: float) -> None:
-        super().recall(event, happened_s, now_s)
+    def resume(self, now_s: float, verified_steps: int = 0) -> list[Action]:
         for site in self._all():
-            site.is_returning = False
+            site.become_outside_again()
+        return super().resume(now_s, verified_steps)
 
 
-class _GoesOnWithoutScript(RunMachine):
+class _GoesOnWithoutScript(Run):
     """Takes a script's error for an outage of its site."""
 
-    def handle(
-        self, event: run_events.Event, now_s: float, being_let_in: Collection[str] = ()
-    ) -> list[run_events.Action]:
+    def handle(self, event: Event, now_s: float) -> list[Action]:
         self._losable = LOSES_SITE | {SCRIPT_FAILED}
-        return super().handle(event, now_s, being_let_in)
+        return super().handle(event, now_s)
 
 
-class _LosesBeforeFirstStep(RunMachine):
+class _LosesBeforeFirstStep(Run):
     """Goes on without a site before all have taken a step."""
 
-    def handle(
-        self, event: run_events.Event, now_s: float, being_let_in: Collection[str] = ()
-    ) -> list[run_events.Action]:
-        self._may_lose = True
-        return super().handle(event, now_s, being_let_in)
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        self._progress.may_lose = True
+        return super().handle(event, now_s)
 
 
-class _ForgetsLosses(RunMachine):
+class _ForgetsLosses(Run):
     """Calls any end a success in which those were well who were left."""
 
-    def _finish(self, verdict: Verdict, now_s: float) -> list[run_events.Action]:
+    def _finish(self, verdict: Verdict, now_s: float) -> list[Action]:
         is_success = verdict.state is RunState.SUCCEEDED
         return super()._finish(Verdict(RunState.SUCCEEDED) if is_success else verdict, now_s)
+
+
+class _ChecksNoChains(Run):
+    """Goes on with sites that have had other results."""
+
+    def _begin_epochs(self) -> Epochs:
+        epochs = super()._begin_epochs()
+        epochs._chains.agrees = lambda *_: True  # type: ignore[method-assign]
+        return epochs
+
+
+class _SeesNoEarlyEnd(Run):
+    """Waits for a site whose script ends before the others'."""
+
+    def _begin_epochs(self) -> Epochs:
+        epochs = super()._begin_epochs()
+        epochs._early = lambda: None  # type: ignore[method-assign]
+        return epochs
 
 
 BROKEN = {
@@ -83,6 +97,8 @@ BROKEN = {
     "losses_forgotten": _ForgetsLosses,
     "released_early": _ReleasesEarly,
     "follower_stopped": _StopsFollowers,
+    "no_chain_check": _ChecksNoChains,
+    "early_end_unseen": _SeesNoEarlyEnd,
 }
 """The faulty machine that takes the place of the run's, by mutant."""
 
@@ -166,16 +182,21 @@ class SimCoordinator:
         self._sessions: dict[str, int] = {}
         """The incarnation of the agent that holds each site's session."""
         self._leases = Leases(LIMITS.detect_s)
-        run = BROKEN.get(mutant, RunMachine)(
-            world(names), now_s, may_return=True, begin_with=first.members
-        )
-        self.lead = RunLead(run, self._begin_epochs)
-        if journal.records:
-            self._go_on(now_s)
+        recorded = journal.read(FORGOTTEN.get(mutant, set()))
+        record = JournaledRun("run", names, first, clock=lambda wall_s: min(now_s, wall_s))
+        for each in recorded:
+            record.apply(each)
+        settings = RunSettings(may_return=True)
+        self.run = BROKEN.get(mutant, Run)(world(names), self._rules(), settings, record, now_s)
+        if recorded and not self.run.state.is_terminal:
+            missed = self.run.resume(now_s)
+            for name in self.run.awaited:
+                self._leases.hear(name, now_s)
+            self._carry_out(missed, now_s)
 
-    def _begin_epochs(self) -> Membership:
+    def _rules(self) -> EpochRules:
         names = self._names
-        epochs = Membership(
+        return EpochRules(
             ranks=dict.fromkeys(names, 2),
             links=all_pairs(names),
             limits=LIMITS,
@@ -183,28 +204,7 @@ class SimCoordinator:
                 names, members, dead, follows, self.turn
             ),
             links_of=lambda reduction: links_of(names, reduction),
-            first=self._first,
         )
-        if self._mutant == "no_chain_check":
-            epochs._chains.agrees = lambda *_: True  # type: ignore[method-assign]
-        if self._mutant == "early_end_unseen":
-            epochs._early = lambda: None  # type: ignore[method-assign]
-        return epochs
-
-    def _go_on(self, now_s: float) -> None:
-        """Take up what an earlier coordinator has written down, if it was told of to any site."""
-        recorded = self._journal.read(FORGOTTEN.get(self._mutant, set()))
-        happened_s = [min(now_s, each.wall_s) for each in recorded]
-        ended = [each for each in recorded if each.kind == "run.ended"]
-        if ended:
-            for each in recorded:
-                self.lead.run.recall(each, now_s, now_s)
-            self.lead.run.state = RunState(ended[0].detail["state"])
-            return
-        missed = self.lead.recall(recorded, happened_s, now_s)
-        for name in self.lead.run.awaited:
-            self._leases.hear(name, now_s)
-        self._carry_out(missed, now_s)
 
     # ------------------------------------------------------------ the run
 
@@ -214,7 +214,7 @@ class SimCoordinator:
             return
         if not isinstance(event, run_events.Ticked):
             self._outward.say(f"generation {self.generation} hears", event)
-        self._carry_out(self.lead.handle(event, now_s), now_s)
+        self._carry_out(self.run.handle(event, now_s), now_s)
 
     def _carry_out(self, actions: list[Action], now_s: float) -> None:
         try:
@@ -243,25 +243,25 @@ class SimCoordinator:
 
     def drop(self, site: str, now_s: float) -> bool:
         """An operator has a site take part no more; return whether that can be."""
-        if not self.is_alive or self.lead.run.drop_problem(site):
+        if not self.is_alive or self.run.drop_problem(site):
             return False
         self.tell(run_events.DropRequested(site, "dropped"), now_s)
         return self.is_alive
 
     def add(self, site: str, now_s: float) -> None:
         """An operator has a site take part again, if that can be."""
-        if self.is_alive and not self.lead.run.add_problem(site):
+        if self.is_alive and not self.run.add_problem(site):
             self.tell(run_events.AddRequested(site), now_s)
 
     @property
     def members(self) -> tuple[str, ...]:
         """Who takes part in the latest epoch."""
-        return (self.lead.epoch or self._first).members
+        return (self.run.epoch or self._first).members
 
     @property
-    def is_settling(self) -> bool:
-        """Whether sites are asked to settle, or somebody is about to enter."""
-        epochs = self.lead._epochs
+    def is_changing(self) -> bool:
+        """Whether sites are asked to pause, or somebody is about to come back."""
+        epochs = self.run._epochs
         return epochs is not None and bool(epochs._proposal or epochs._entry)
 
     # ------------------------------------------------------------ sessions
@@ -280,7 +280,7 @@ class SimCoordinator:
         self._sessions[name] = agent.incarnation
         had_session = agent.session > 0
         agent.begin_session(agent.session + 1, self.generation)
-        if agent.has_run and self.lead.run.state.is_terminal:
+        if agent.has_run and self.run.state.is_terminal:
             self._send(SendStop(name, "it does not go on", 1.0))
         came = run_events.AgentCame(
             name, name, epoch, had_session=had_session, has_run=agent.has_run

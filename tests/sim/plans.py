@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from isthmus.orchestrator.core.membership import Limits
+from isthmus.orchestrator.core.quorum import Limits
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, followed
 from isthmus.topology.spec.run_spec import CodedPlan

@@ -18,22 +18,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from isthmus.orchestrator.core.membership import (
-    EntryBegun,
-    Reached,
-    Suspected,
-    TreesWanted,
-)
+from isthmus.orchestrator.core.run_end import LOSES_SITE, SCRIPT_FAILED
 from isthmus.orchestrator.core.run_events import (
     CancelRequested,
+    EpochEntered,
+    Event,
+    Reached,
     RecordEvent,
     RunState,
     SendStop,
     SiteRunning,
     StepTaken,
+    Suspected,
+    TreesWanted,
 )
-from isthmus.orchestrator.core.run_lead import Event
-from isthmus.orchestrator.core.run_machine import LOSES_SITE, SCRIPT_FAILED
 from isthmus.topology.spec.epoch import Epoch
 from tests.sim.agent import Around, SimAgent, Stage, Told
 from tests.sim.coordinator import BROKEN, FORGOTTEN, FakeJournal, Outward, SimCoordinator
@@ -52,12 +50,10 @@ from tests.sim.site import (
 
 MUTANTS = (
     "no_fence",
-    "no_chain_check",
     "mixed_views",
     "stale_residual",
     "ranges_twice",
     "ends_at_once",
-    "early_end_unseen",
     *BROKEN,
     *FORGOTTEN,
 )
@@ -316,7 +312,7 @@ class Simulation:
 
     def _resumed(self, site: SimSite, round_: int, behind: int) -> None:
         self.counts["behind"] += bool(behind)
-        self._tell(EntryBegun(site.name, site.epoch, round_, behind), site)
+        self._tell(EpochEntered(site.name, site.epoch, round_, behind), site)
 
     def _left(self, site: SimSite) -> None:
         """A site that was dropped ends, once what others need of it has come."""
@@ -347,7 +343,7 @@ class Simulation:
         coordinator, current = self.coordinator, (agent.incarnation, agent.session)
         if session != current or not coordinator.has_session(agent.name):
             return
-        if isinstance(event, SiteRunning) and coordinator.is_settling:
+        if isinstance(event, SiteRunning) and coordinator.is_changing:
             self.counts["ready while others settle"] += 1
         coordinator.tell(event, self.now_s)
         if coordinator.is_alive:
@@ -593,9 +589,11 @@ class Simulation:
 
         Or who follows, and is dropped; or is lost once all whom it followed are done.
         """
-        agent, run = self.agents[stop.site], self.coordinator.lead.run
+        agent, run = self.agents[stop.site], self.coordinator.run
         followed = {*self._members} - {*self._follows}
-        are_done = bool(followed) and followed <= {*run.done, *run.successful}
+        are_done = bool(followed) and all(
+            run.members[name].is_done or run.members[name].is_successful for name in followed
+        )
         is_member = stop.site in self._members and agent.stage is Stage.RUNNING
         may_be_stopped = stop.site in self._drops or are_done
         is_member &= not (may_be_stopped and stop.site in self._follows)

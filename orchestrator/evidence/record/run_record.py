@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from isthmus.orchestrator.client.run_reader import reading
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
-from isthmus.orchestrator.core.run_view import RecordedEvent
 from isthmus.orchestrator.documents import read_text
 from isthmus.orchestrator.evidence.record.step_timelines import (
     StepTimeline,

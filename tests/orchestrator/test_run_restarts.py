@@ -1,4 +1,4 @@
-"""What a run's two machines tell each other, and what the next coordinator makes of the journal.
+"""What a run and its epochs tell each other, and what the next coordinator makes of the journal.
 
 Each test is a run that tests/sim has found.
 """
@@ -6,27 +6,27 @@ Each test is a run that tests/sim has found.
 import pytest
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.membership import (
-    EntryBegun,
-    Limits,
-    Membership,
-    SendSettle,
-    SiteSettled,
-)
+from isthmus.orchestrator.core.epochs import EpochRules
+from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.quorum import Limits
+from isthmus.orchestrator.core.run import Run, RunSettings
 from isthmus.orchestrator.core.run_events import (
+    Action,
     AgentCame,
     AgentMissed,
     Endpoint,
+    EpochEntered,
+    Event,
     RecordEvent,
     RunState,
+    SendPause,
     SiteDone,
     SiteEnded,
     SiteLost,
+    SitePaused,
     SitePrepared,
     SiteRunning,
 )
-from isthmus.orchestrator.core.run_lead import Action, Event, RunLead
-from isthmus.orchestrator.core.run_machine import RunMachine
 from isthmus.protos.failure import Failure
 from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import read_again, stepped
@@ -36,19 +36,16 @@ NAMES = ("ap", "eu", "us")
 
 
 class Led:
-    """A run's lead with a journal and a clock."""
+    """A run with a journal and a clock."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.now_s, self._limits = 100.0, limits
         self.records: list[RecordEvent] = []
         self.actions: list[Action] = []
-        self.lead = self._begin()
+        self.led = self._begin()
 
-    def _begin(self) -> RunLead:
-        return RunLead(RunMachine(world(NAMES), self.now_s, may_return=True), self._epochs)
-
-    def _epochs(self) -> Membership:
-        return Membership(
+    def _begin(self) -> Run:
+        rules = EpochRules(
             ranks=dict.fromkeys(NAMES, 2),
             links=all_pairs(NAMES),
             limits=self._limits,
@@ -56,11 +53,15 @@ class Led:
                 NAMES, members, dead, follows, 0
             ),
             links_of=lambda reduction: links_of(NAMES, reduction),
-            first=Epoch(0, NAMES, plan_of(NAMES, NAMES, frozenset(), 0), 0),
         )
+        first = Epoch(0, NAMES, plan_of(NAMES, NAMES, frozenset(), 0), 0)
+        record = JournaledRun("run", NAMES, first, clock=lambda _: self.now_s)
+        for number, each in enumerate(self.records):
+            record.apply(read_again(each, number))
+        return Run(world(NAMES), rules, RunSettings(may_return=True), record, self.now_s)
 
     def tell(self, *events: Event) -> list[Action]:
-        new = [action for each in events for action in self.lead.handle(each, self.now_s)]
+        new = [action for each in events for action in self.led.handle(each, self.now_s)]
         self._keep(new)
         return new
 
@@ -81,9 +82,8 @@ class Led:
                 if (each.kind, each.site) == (after, site)
             )
             self.records = self.records[: last + 1]
-        recorded = [read_again(each, place, self.now_s) for place, each in enumerate(self.records)]
-        self.lead = self._begin()
-        self._keep(self.lead.recall(recorded, [self.now_s] * len(recorded), self.now_s))
+        self.led = self._begin()
+        self._keep(self.led.resume(self.now_s))
 
     def come_back(self, *sites: str, epoch: int = 0, has_run: bool = True) -> list[Action]:
         came = [AgentCame(site, site, epoch, had_session=True, has_run=has_run) for site in sites]
@@ -96,7 +96,7 @@ class Led:
         self.prepare()
         self.tell(*(SiteRunning(site) for site in NAMES), run_events.StateOffered("ap"))
         self.tell(*stepped(*NAMES))
-        assert self.lead.run.is_going_on
+        assert self.led.is_going_on
 
     def settle(self, *sites: str, round_: int = 4) -> None:
         """Have sites answer the latest proposal."""
@@ -104,7 +104,7 @@ class Led:
             int(str(each.detail["epoch"])) for each in self.records if each.kind == "epoch.proposed"
         )
         for site in sites:
-            self.tell(SiteSettled(site=site, epoch=number, round=round_))
+            self.tell(SitePaused(site=site, epoch=number, round=round_))
 
     def lose_us(self) -> None:
         self.tell(SiteEnded("us", False, (failed("us"),)))
@@ -116,13 +116,13 @@ class Led:
         self.lose_us()
         self.tell(prepared("us"), SiteRunning("us"))
         self.settle("ap", "eu")
-        self.tell(EntryBegun("ap", 2, 6))
+        self.tell(EpochEntered("ap", 2, 6))
         assert self.members == NAMES
 
     @property
     def members(self) -> tuple[str, ...]:
-        assert self.lead.epoch is not None
-        return self.lead.epoch.members
+        assert self.led.epoch is not None
+        return self.led.epoch.members
 
     def sent(self, kind: type[Action], new: list[Action] | None = None) -> list[str]:
         told = self.actions if new is None else new
@@ -141,9 +141,9 @@ def test_a_run_whose_sites_were_all_up_is_active_for_the_next_coordinator() -> N
     led = Led()
     led.run()
     led.restart("site.running", "us")
-    assert led.lead.run.state is RunState.FORMING
+    assert led.led.state is RunState.FORMING
     led.come_back(*NAMES)
-    assert led.lead.run.is_going_on
+    assert led.led.is_going_on
     assert led.members == NAMES
 
 
@@ -177,7 +177,7 @@ def test_a_run_that_was_being_stopped_ends_for_the_next_coordinator() -> None:
     led.restart("run.stopping")
     led.come_back("us", has_run=False)
     led.tell(SiteEnded("us", succeeded=False))
-    assert led.lead.run.state is RunState.FAILED
+    assert led.led.state is RunState.FAILED
     assert led.records[-1].detail["reason_code"] == "GATEWAY_EXITED"
 
 
@@ -200,8 +200,8 @@ def test_a_site_that_has_left_is_out_where_that_was_not_written_down() -> None:
     led.tell(SiteEnded("us", succeeded=True))
     led.restart("site.ended", "us")
     led.come_back("ap", "eu")
-    assert led.lead.run.successful == ()
-    assert led.lead.run.add_problem("us") == ""
+    assert not led.led.members["us"].is_successful
+    assert led.led.add_problem("us") == ""
 
 
 def test_an_end_that_answers_an_earlier_stop_is_not_that_of_what_was_started_since() -> None:
@@ -237,7 +237,7 @@ def test_unlike_results_end_a_run_by_that_name_though_a_site_is_silent() -> None
     led.tell(SiteLost("us", "silent", silent_s=3.5))
     led.wait(1.0)
     for site in ("ap", "eu"):
-        led.tell(SiteSettled(site=site, epoch=1, round=4, chain=int(site == "eu"), chain_round=3))
+        led.tell(SitePaused(site=site, epoch=1, round=4, chain=int(site == "eu"), chain_round=3))
     led.wait(LIMITS.collect_s)
     stopping = [each for each in led.records if each.kind == "run.stopping"]
     assert "has had other results" in str(stopping[0].detail["reason"])
@@ -272,7 +272,7 @@ def test_what_comes_up_after_the_end_of_the_run_is_stopped() -> None:
     led.lose_us()
     led.tell(*(SiteDone(site) for site in ("ap", "eu")))
     led.tell(*(SiteEnded(site, succeeded=True) for site in ("ap", "eu")))
-    assert led.lead.run.state is RunState.SUCCEEDED
+    assert led.led.state is RunState.SUCCEEDED
     assert led.sent(run_events.SendStop, led.tell(prepared("us"))) == ["us"]
 
 
@@ -286,7 +286,7 @@ def test_a_coordinator_that_was_started_again_waits_for_agents_as_long_as_one_th
     assert led.records[-1].detail["note"] == "no agent is heard: waiting for up to 60 s"
     for _ in range(1100):  # more often than doubling would bear
         led.wait(LIMITS.alone_s / 1200)
-    assert led.lead.run.is_going_on
+    assert led.led.is_going_on
     led.come_back("ap")
     led.wait(LIMITS.detect_s / 2)
     led.come_back("eu", "us")
@@ -301,7 +301,7 @@ def test_sites_of_which_no_agent_comes_back_are_lost_in_the_end() -> None:
     led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
     led.wait(LIMITS.collect_s)
     led.wait(LIMITS.alone_s - 1.0)
-    assert led.lead.run.is_going_on
+    assert led.led.is_going_on
     led.wait(1.0)
     led.wait(LIMITS.collect_s)
     assert led.records[-1].detail["reason_code"] == "SITE_LOST"
@@ -316,7 +316,7 @@ def test_a_run_of_which_no_agent_is_back_yet_can_be_cancelled() -> None:
     led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
     led.wait(LIMITS.collect_s)
     led.tell(run_events.CancelRequested("cancelled by an operator"))
-    assert led.lead.run.state is RunState.STOPPING
+    assert led.led.state is RunState.STOPPING
     assert led.sent(run_events.SendStop, led.come_back("ap")) == ["ap"]
     led.wait(10.0)
     assert led.records[-1].detail["state"] == "CANCELLED"
@@ -328,7 +328,7 @@ def test_a_run_that_was_being_stopped_ends_as_that_though_no_agent_comes_back() 
     led.tell(run_events.CancelRequested("cancelled by an operator"))
     led.restart()
     led.tell(*(AgentMissed(site, 3.0) for site in NAMES))
-    assert led.lead.run.state is RunState.CANCELLED
+    assert led.led.state is RunState.CANCELLED
 
 
 def test_a_run_that_had_not_begun_ends_where_no_agent_comes_back() -> None:
@@ -362,12 +362,12 @@ def test_a_site_that_follows_does_so_after_a_silence() -> None:
     led.tell(SiteLost("us", "silent", silent_s=3.5))
     new = led.come_back("us", epoch=2)
     assert led.sent(run_events.SendStop, new) == []
-    assert led.lead.run.is_returning("us")
+    assert led.led.members["us"].is_returning
     led.tell(SiteLost("us", "silent", silent_s=3.5))
     led.wait(1.0)
     led.settle("ap", "eu", round_=7)
     assert led.members == ("ap", "eu")
-    assert not led.lead.run.is_returning("us")
+    assert not led.led.members["us"].is_returning
 
 
 def test_a_site_that_has_ended_follows_no_more_for_the_next_coordinator() -> None:
@@ -397,15 +397,15 @@ def test_what_follows_once_more_under_the_next_coordinator_has_been_heard() -> N
     run.wait(LIMITS.detect_s)
     run.tell(prepared("us"), SiteRunning("us"))
     run.settle("ap", "eu", round_=10)
-    run.tell(EntryBegun("ap", 5, 12))
-    assert run.sent(SendSettle, run.tell(EntryBegun("us", 5, 13))) == [*NAMES], "it has been heard"
+    run.tell(EpochEntered("ap", 5, 12))
+    assert run.sent(SendPause, run.tell(EpochEntered("us", 5, 13))) == [*NAMES], "it has been heard"
 
 
 def test_a_site_whose_following_ended_with_an_epoch_begins_anew_for_the_next_coordinator() -> None:
     led = Led()
     led.run()
     led.have_us_follow()
-    led.tell(EntryBegun("us", 2, 6))
+    led.tell(EpochEntered("us", 2, 6))
     led.restart("epoch.proposed")
     led.come_back(*NAMES, epoch=2)
     led.settle("ap", "eu", round_=7)
@@ -413,7 +413,7 @@ def test_a_site_whose_following_ended_with_an_epoch_begins_anew_for_the_next_coo
     led.restart("epoch.begun")
     new = led.come_back("us", epoch=2)
     assert led.sent(run_events.SendStop, new) == ["us"]
-    assert not led.lead.run.is_returning("us")
+    assert not led.led.members["us"].is_returning
 
 
 @pytest.mark.parametrize("enters", [True, False])
@@ -430,7 +430,7 @@ def test_the_death_of_a_site_that_is_let_in_costs_it_one_start(enters: bool) -> 
     begun = len(led.records)
     led.tell(SiteEnded("us", False, (failed("us"),)))
     if not enters:
-        assert led.lead.run.state is RunState.ACTIVE
+        assert led.led.state is RunState.ACTIVE
         assert "site.returning" not in [each.kind for each in led.records[begun:]]
         led.settle("ap", "eu", round_=8)
     led.wait(LIMITS.detect_s)
@@ -439,4 +439,4 @@ def test_the_death_of_a_site_that_is_let_in_costs_it_one_start(enters: bool) -> 
     assert "site.lost" not in kinds, kinds
     led.tell(prepared("us"), SiteRunning("us"))
     led.settle("ap", "eu", round_=9)
-    assert led.sent(SendSettle)[-2:] == ["ap", "eu"]
+    assert led.sent(SendPause)[-2:] == ["ap", "eu"]

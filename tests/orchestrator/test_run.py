@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.epoch_record import detail_of
+from isthmus.orchestrator.core.members import Member, Stage
 from isthmus.orchestrator.core.run_events import Endpoint, RecordEvent, RunState
 from isthmus.orchestrator.core.stall_watch import AbsentRank
+from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import (
     COLLECT_S,
+    GATHER,
     GRACE_S,
     LEASE_S,
     START_S,
@@ -18,7 +22,6 @@ from tests.fakes.run_worlds import (
     digest,
     failure,
     prepared,
-    read_again,
     recorded_events,
     stepped,
 )
@@ -197,8 +200,7 @@ def test_the_next_coordinator_goes_on_with_a_run_that_was_rolled_back(at: str) -
     if at == "prepared again":
         come_back(before)
     world = World(3, may_return=True)
-    for number, each in enumerate(recorded_events(before)):
-        world.machine.recall(read_again(each, number), world.now_s, world.now_s)
+    world.recall(recorded_events(before))
     if at == "rolled back":
         world.tell(*(run_events.SiteReturned(each, "h", 0, has_run=True) for each in "ac"))
         assert world.sent(run_events.SendStop) == ["a", "c"]
@@ -359,8 +361,10 @@ def test_failed_checkpoints_are_told_once_a_kind_and_end_nothing() -> None:
     for step in (10, 20):
         for site in "ab":
             reason = f"rank 0: No space left: '/store/.step-{step:08}.g1'"
-            world.tell(run_events.CheckpointFailed(site, step, reason))
-    world.tell(run_events.CheckpointFailed("a", 30, "rank 0: Permission denied"))
+            world.tell(run_events.StorageFailed(run_events.NO_CHECKPOINT, site, step, reason))
+    world.tell(
+        run_events.StorageFailed(run_events.NO_CHECKPOINT, "a", 30, "rank 0: Permission denied")
+    )
     notes = [
         action.detail["note"]
         for action in world.actions
@@ -372,7 +376,9 @@ def test_failed_checkpoints_are_told_once_a_kind_and_end_nothing() -> None:
         "checkpoint of step 30 failed at site a: rank 0: Permission denied",
     ]
     later = restarted(world)
-    later.tell(run_events.CheckpointFailed("a", 40, "rank 1: Permission denied"))
+    later.tell(
+        run_events.StorageFailed(run_events.NO_CHECKPOINT, "a", 40, "rank 1: Permission denied")
+    )
     assert not [a for a in later.actions if getattr(a, "kind", "") == "checkpoint.failed"]
     assert world.machine.is_going_on
 
@@ -382,7 +388,7 @@ def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> Non
     world.activate()
     for step, epoch in ((10, 3), (20, 5)):
         reason = f"rank 0: /state/node0/entry/epoch-{epoch}: No space left on device"
-        world.tell(run_events.StateFailed("a", step, reason))
+        world.tell(run_events.StorageFailed(run_events.NO_STATE, "a", step, reason))
     [event] = [a for a in world.actions if getattr(a, "kind", "") == "state.failed"]
     assert isinstance(event, run_events.RecordEvent)
     assert event.site == "a"
@@ -392,8 +398,11 @@ def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> Non
     )
     later = restarted(world)
     later.tell(
-        run_events.StateFailed(
-            "a", 30, "rank 0: /state/node0/entry/epoch-7: No space left on device"
+        run_events.StorageFailed(
+            run_events.NO_STATE,
+            "a",
+            30,
+            "rank 0: /state/node0/entry/epoch-7: No space left on device",
         )
     )
     assert not [a for a in later.actions if getattr(a, "kind", "") == "state.failed"]
@@ -403,11 +412,13 @@ def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> Non
 def test_a_checkpoint_that_stays_is_told_once_a_kind_beside_failures() -> None:
     world = World(2)
     world.activate()
-    world.tell(run_events.CheckpointFailed("a", 30, "Permission denied"))
+    world.tell(run_events.StorageFailed(run_events.NO_CHECKPOINT, "a", 30, "Permission denied"))
     for step in (10, 20):
-        world.tell(run_events.CheckpointStays("a", step, "Permission denied"))
+        world.tell(
+            run_events.StorageFailed(run_events.CHECKPOINT_STAYS, "a", step, "Permission denied")
+        )
     later = restarted(world)
-    later.tell(run_events.CheckpointStays("a", 40, "Permission denied"))
+    later.tell(run_events.StorageFailed(run_events.CHECKPOINT_STAYS, "a", 40, "Permission denied"))
     notes = [
         action.detail["note"]
         for action in [*world.actions, *later.actions]
@@ -541,7 +552,7 @@ def test_the_relay_leads_to_a_site_that_is_added_and_to_one_that_comes_back() ->
     start = come(Endpoint("c", 0, "127.0.0.1", 2000))
     assert (start.site, [each.port for each in start.endpoints]) == ("c", [1, 2])
     assert [each.port for each in world.machine.endpoints_of("c", "a")] == [3]
-    world.tell(run_events.SiteRunning("c"), run_events.SiteEntered("c", 7))
+    world.tell(run_events.SiteRunning("c"), run_events.SiteRejoined("c", 7))
     lose_b(world)
     start = come(Endpoint("b", 0, "127.0.0.1", 2001))
     assert (start.site, [each.port for each in start.endpoints]) == ("b", [1, 3])
@@ -557,7 +568,7 @@ def test_a_site_to_which_the_relay_does_not_lead_ends_and_is_tried_again() -> No
     world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     lose_b(world)
     world.tell(prepared("b"))
-    world.tell(run_events.SiteDropped("b", "the relay does not lead to its gateways"))
+    world.tell(run_events.GoOnWithout("b", "the relay does not lead to its gateways"))
     assert world.sent(run_events.SendStop) == ["b"]
     world.wait(5.0)
     world.tell(run_events.SiteEnded("b", succeeded=False))
@@ -599,14 +610,16 @@ def check_safety(world: World, seed: int) -> None:
         place for place, a in enumerate(world.actions) if isinstance(a, run_events.FinishRun)
     ]
     assert len(finishes) <= 1, f"two outcomes, {seed=}"
-    assert finishes in ([], [len(world.actions) - 1]), f"something after the end, {seed=}"
+    late = world.actions[finishes[0] + 1 :] if finishes else []
+    # What comes up after the end is stopped.
+    assert all(isinstance(a, run_events.SendStop) for a in late), f"{late} after the end, {seed=}"
     told_to_prepare: set[str] = set()
     told_to_start: set[str] = set()
     told_to_stop: set[str] = set()
     seen: set[str] = set()
     gone: set[str] = set()
     over = {"site.ended", "site.lost", "site.unconfirmed", "run.rolled_back"}
-    for action in world.actions:
+    for action in world.actions[: len(world.actions) - len(late)]:
         match action:
             case run_events.RecordEvent(kind="run.preparing"):
                 assert told_to_prepare <= gone, f"begun again before all had ended, {seed=}"
@@ -670,7 +683,7 @@ def lose_b(world: World) -> list[run_events.Action]:
     """Have a site end by a failure, and the run go on without it."""
     why = failure(world, "GATEWAY_EXITED", "b")
     world.tell(run_events.SiteEnded("b", succeeded=False, failures=(why,)))
-    return world.tell(run_events.SiteDropped("b", "its gateway was killed"))
+    return world.tell(run_events.GoOnWithout("b", "its gateway was killed"))
 
 
 def test_a_lost_site_is_started_again_and_is_out_until_it_has_entered() -> None:
@@ -684,9 +697,9 @@ def test_a_lost_site_is_started_again_and_is_out_until_it_has_entered() -> None:
     assert [each.site for each in starts] == ["b"]
     assert [each.site for each in starts[0].endpoints] == ["a", "c"]
     world.tell(run_events.SiteRunning("b"))
-    assert world.machine.is_returning("b")
-    world.tell(run_events.SiteEntered("b", 75))
-    assert not world.machine.is_returning("b")
+    assert world.member("b").is_returning
+    world.tell(run_events.SiteRejoined("b", 75))
+    assert not world.member("b").is_returning
     world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ac"))
     assert world.is_in(RunState.ACTIVE), "it takes part, and is waited for"
     world.tell(run_events.SiteEnded("b", succeeded=True))
@@ -751,7 +764,7 @@ def test_a_site_that_took_part_again_is_started_again_as_soon_as_the_first_time(
     world.tell(run_events.StateOffered("a"), *stepped(*world.sites))
     lose_b(world)
     world.tell(prepared("b"))
-    world.tell(run_events.SiteRunning("b"), run_events.SiteEntered("b", 75))
+    world.tell(run_events.SiteRunning("b"), run_events.SiteRejoined("b", 75))
     world.wait(LEASE_S)
     again = [each for each in lose_b(world) if isinstance(each, run_events.SendPrepare)]
     assert [each.site for each in again] == ["b"]
@@ -760,7 +773,7 @@ def test_a_site_that_took_part_again_is_started_again_as_soon_as_the_first_time(
 def test_how_a_site_ended_that_others_saw_go_is_told_when_it_says_so() -> None:
     world = World(3, needs_all=False)
     world.activate()
-    world.tell(run_events.SiteDropped("b", "told by site b: rank 0 went away without leaving"))
+    world.tell(run_events.GoOnWithout("b", "told by site b: rank 0 went away without leaving"))
     killed = failure(world, "RANK_KILLED", "b", rank=0, exit_code=-9,
                      message="rank 0 of site b was killed by SIGKILL")  # fmt: skip
     world.tell(run_events.SiteEnded("b", False, (killed,)))
@@ -770,7 +783,11 @@ def test_how_a_site_ended_that_others_saw_go_is_told_when_it_says_so() -> None:
 def test_what_a_machine_lacks_is_told_while_the_run_goes_on() -> None:
     world = World(2)
     world.activate()
-    world.tell(run_events.SiteInTrouble("b", "the disk of /x is full, or nearly: 0B are left"))
+    world.tell(
+        run_events.SiteNoted(
+            "site.trouble", "b", "site b: the disk of /x is full, or nearly: 0B are left"
+        )
+    )
     assert notes_of(world, "site.trouble") == [
         "site b: the disk of /x is full, or nearly: 0B are left"
     ]
@@ -832,15 +849,15 @@ def test_a_site_that_the_run_did_not_begin_with_is_started_when_it_is_added() ->
     world.tell(prepared("c"))
     assert world.sent(run_events.SendStart) == ["a", "b", "c"]
     world.tell(run_events.SiteRunning("c"))
-    assert world.machine.ready_to_enter == ("c",)
-    world.tell(run_events.SiteEntered("c", 75))
+    assert is_ready_to_rejoin(world.member("c"))
+    world.tell(run_events.SiteRejoined("c", 75))
     notes = [each.detail["note"] for each in recorded_events(world) if "note" in each.detail]
     assert notes == ["site c is started", "site c takes part"]
     world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "ab"))
     assert world.is_in(RunState.ACTIVE), "it is waited for"
     lost = failure(world, "RANK_KILLED", "c")
     world.tell(run_events.SiteEnded("c", succeeded=False, failures=(lost,)))
-    world.tell(run_events.SiteDropped("c", "killed"))
+    world.tell(run_events.GoOnWithout("c", "killed"))
     assert world.finish.state is RunState.SUCCEEDED
 
 
@@ -916,8 +933,12 @@ def let_b_come_back(world: World) -> None:
 
 
 def epoch_begun(*follows: str) -> RecordEvent:
-    detail = {"lost": [], "members": ["a", "b", "c"], "record": {"follows": list(follows)}}
-    return RecordEvent("epoch.begun", detail=detail)
+    epoch = Epoch(1, ("a", "b", "c"), GATHER, 75, follows)
+    return RecordEvent("epoch.begun", detail=detail_of(epoch, f"site {follows} follows"))
+
+
+def is_ready_to_rejoin(site: Member) -> bool:
+    return site.is_returning and site.stage is Stage.RUNNING
 
 
 def recorded(actions: Sequence[run_events.Action]) -> list[RecordEvent]:
@@ -928,8 +949,7 @@ def restarted(world: World, *before: World, begin_with: str = "") -> World:
     """Return the world with a coordinator that has read what was written down."""
     later = World(3, needs_all=False, may_return=True, begin_with=begin_with)
     told = [each for one in (*before, world) for each in recorded_events(one)]
-    for number, each in enumerate(told):
-        later.machine.recall(read_again(each, number), later.now_s, later.now_s)
+    later.recall(told)
     return later
 
 
@@ -939,7 +959,7 @@ def test_a_site_that_follows_goes_on_under_the_next_coordinator() -> None:
     later = restarted(world)
     later.tell(*(run_events.SiteReturned(site, "h", 2) for site in "abc"))
     assert later.sent(run_events.SendStop) == []
-    later.tell(run_events.SiteEntered("b", 75))
+    later.tell(run_events.SiteRejoined("b", 75))
     assert [each.kind for each in recorded_events(later)][-1] == "site.returned"
 
 
@@ -953,7 +973,7 @@ def test_a_site_that_is_coming_up_goes_on_under_the_next_coordinator(stage: str)
         world.tell(run_events.SiteRunning("c"))
     later = restarted(world, begin_with="ab")
     assert set(later.machine.awaited) == {*"abc"}
-    assert later.machine.is_coming_up("c") is (stage != "running")
+    assert later.member("c").is_coming_up is (stage != "running")
     actions = later.tell(*(run_events.SiteReturned(site, "h", 0) for site in "abc"))
     assert later.sent(run_events.SendStop) == []
     prepare = [each for each in actions if isinstance(each, run_events.SendPrepare)]
@@ -964,8 +984,8 @@ def test_a_site_that_is_coming_up_goes_on_under_the_next_coordinator(stage: str)
         later.tell(prepared("c"))
     if stage != "running":
         later.tell(run_events.SiteRunning("c"))
-    assert later.machine.ready_to_enter == ("c",)
-    later.tell(run_events.SiteEntered("c", 75))
+    assert is_ready_to_rejoin(later.member("c"))
+    later.tell(run_events.SiteRejoined("c", 75))
     assert restarted(later, world, begin_with="ab").machine.add_problem("c") == "site c takes part"
 
 
@@ -987,7 +1007,7 @@ def test_a_rank_that_hangs_when_its_site_enters_holds_nobody_up_for_long() -> No
     let_b_come_back(world)
     for has_entered in (False, True):
         if has_entered:
-            world.tell(run_events.SiteEntered("b", 75))
+            world.tell(run_events.SiteRejoined("b", 75))
         stuck = AbsentRank(
             rank=0,
             for_s=20.0,
@@ -1002,7 +1022,7 @@ def test_a_rank_that_hangs_when_its_site_enters_holds_nobody_up_for_long() -> No
         world.tell(run_events.StallReported("b", (stuck,), is_waiting=False))
         assert world.sent(run_events.SendStop).count("b") == stops + 1
         world.tell(run_events.SiteEnded("b", succeeded=False))
-        world.tell(run_events.SiteDropped("b", "stalled"))
+        world.tell(run_events.GoOnWithout("b", "stalled"))
         world.wait(LEASE_S)
         world.tell(prepared("b"), run_events.SiteRunning("b"))
 
@@ -1013,7 +1033,7 @@ def test_a_site_that_came_back_is_not_done_again_for_the_next_coordinator() -> N
     world.tell(*(run_events.SiteRunning(site) for site in world.sites))
     world.tell(run_events.StateOffered("a"), *stepped(*"abc"), run_events.SiteDone("b"))
     lose_b(world)
-    assert restarted(world).machine.done == ()
+    assert not restarted(world).machine.has_done_sites
 
 
 def test_a_site_that_follows_to_the_end_is_waited_for_where_the_others_are_lost() -> None:
@@ -1021,8 +1041,8 @@ def test_a_site_that_follows_to_the_end_is_waited_for_where_the_others_are_lost(
     let_b_come_back(world)
     world.tell(run_events.SiteDone("b"))
     world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "ac"))
-    world.tell(run_events.SiteEntered("b", 75))
-    world.tell(*(run_events.SiteDropped(site, "lost") for site in "ac"))
+    world.tell(run_events.SiteRejoined("b", 75))
+    world.tell(*(run_events.GoOnWithout(site, "lost") for site in "ac"))
     assert world.sent(run_events.SendRelease) == ["b"]
     world.tell(run_events.SiteEnded("b", succeeded=True))
     assert world.finish.state is RunState.SUCCEEDED
@@ -1053,9 +1073,9 @@ def test_a_drop_that_cannot_be_is_taken_back_and_told() -> None:
     world = World(3, needs_all=False)
     world.activate()
     world.tell(run_events.DropRequested("c", "by an operator"))
-    assert world.machine.awaits_drop == ("c",)
+    assert world.member("c").is_dropped
     (told,) = world.tell(run_events.DropRefused("c", "no other has the state"))
     assert isinstance(told, RecordEvent)
     assert told.detail["note"] == "site c is not dropped: no other has the state"
-    assert "c" not in world.machine.awaits_drop
+    assert not world.member("c").is_dropped
     assert world.machine.drop_problem("c") == ""

@@ -1,0 +1,144 @@
+"""How a run begins: all sites come up together, or all are rolled back and begin again. Pure.
+
+Prepare goes to all sites once each has an agent. Start goes to all once all are prepared. Where the
+WAN is emulated by packets, its namespaces are opened before Prepare; a relay is opened after it. A
+site whose agent is lost meanwhile rolls all back: what was started is stopped, and all begin again
+once the agent is back, within `failure.start_within`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.members import Member, Stage
+from isthmus.orchestrator.core.run_events import Action, Endpoint, RecordEvent
+from isthmus.orchestrator.core.wan_stage import WanStage
+from isthmus.topology.spec.world import Topology
+
+_WHAT_IS_MISSING = {
+    Stage.LOST: "lost, its agent has not come back",
+    Stage.ABSENT: "absent, no agent has joined",
+    Stage.JOINED: "joined, its gateways do not listen yet",
+    Stage.PREPARING: "joined, its gateways do not listen yet",
+    Stage.PREPARED: "prepared, it waits for the WAN",
+    Stage.STARTING: "starting, its ranks have not all joined",
+    Stage.ENDED: "ended, it has yet to be started again",
+}
+"""Why a site is not running, in the order in which a site comes up."""
+
+
+class Forming:
+    """Brings the sites up with which a run begins."""
+
+    def __init__(
+        self, topology: Topology, members: Mapping[str, Member], start_within_s: float, now_s: float
+    ) -> None:
+        """Begin with sites that nobody has heard of."""
+        self._topology, self._members = topology, members
+        self._within_s, self._deadline_s = start_within_s, now_s + start_within_s
+        self.wan = WanStage(topology)
+        self.is_rolling_back = False
+        """A site was lost: nothing is started until all have ended."""
+        self.has_begun_again = False
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the start takes too long."""
+        return now_s >= self._deadline_s
+
+    def next(self) -> list[Action]:
+        """Take all sites one stage further, once all have reached the one before.
+
+        An earlier coordinator may have got half of them there.
+        """
+        if {site.stage for site in self._present()} == {Stage.JOINED}:
+            return self._prepare()
+        if not self._may_start:
+            return []
+        listening = tuple(endpoint for site in self._present() for endpoint in site.endpoints)
+        if not self.wan.leads_to(listening):
+            return self.wan.ask_for_relay(listening)
+        return self._start()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all sites are up; a short job may have ended at some already."""
+        return all(
+            site.stage is Stage.RUNNING or site.is_done or site.is_successful
+            for site in self._present()
+        )
+
+    def _prepare(self) -> list[Action]:
+        """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""
+        namespaces = self.wan.namespaces
+        if namespaces is None:
+            return self.wan.ask_for_namespaces()
+        for site in self._present():
+            site.stage = Stage.PREPARING
+        prepare = [run_events.SendPrepare(s.name, namespaces.get(s.name)) for s in self._present()]
+        return [RecordEvent("run.preparing"), *prepare]
+
+    @property
+    def _may_start(self) -> bool:
+        """Whether all gateways listen, and some ranks were not started yet."""
+        stages = {site.stage for site in self._present()}
+        begun = {Stage.PREPARED, Stage.STARTING, Stage.RUNNING}
+        return Stage.PREPARED in stages and stages <= begun
+
+    def _start(self) -> list[Action]:
+        """Start all sites, each with its own address book."""
+        actions: list[Action] = []
+        book = self.address_book()
+        for site in [each for each in self._members.values() if each.stage is Stage.PREPARED]:
+            site.stage = Stage.STARTING
+            actions.append(RecordEvent("site.starting", site.name))
+            actions.append(run_events.SendStart(site.name, book[site.name]))
+        return actions
+
+    def address_book(self) -> dict[str, tuple[Endpoint, ...]]:
+        """Return whom each site dials: the gateways of the sites that it has a link to."""
+        present = [site for site in self._members.values() if site.is_returning or not site.is_out]
+        listening = [endpoint for site in present for endpoint in site.endpoints]
+        return {
+            name: self.wan.ways(
+                name, [each for each in listening if self._topology.link(name, each.site)]
+            )
+            for name in self._members
+        }
+
+    def roll_back(self, lost: Member, why: str, now_s: float) -> RecordEvent:
+        """Note that all begin again once a site that was lost is back."""
+        lost.stage, self.is_rolling_back = Stage.LOST, True
+        lost.restarts.at_s.append(now_s)
+        left_s = max(0.0, self._deadline_s - now_s)
+        note = f"{why}; all sites begin again if it is back within {left_s:.0f} s"
+        return RecordEvent("run.rolled_back", lost.name, {"message": why, "note": note})
+
+    @property
+    def may_begin_again(self) -> bool:
+        """Whether all have ended that were rolled back, and all agents are there."""
+        present = self._present()
+        return self.is_rolling_back and all(
+            site.stage is Stage.ENDED and site.has_agent for site in present
+        )
+
+    def begin_again(self) -> None:
+        """Forget how far a run had got that was rolled back."""
+        self.is_rolling_back, self.has_begun_again = False, True
+        for site in self._present():
+            site.begin_again()
+        self.wan.await_others()
+
+    def why_late(self) -> tuple[str, str]:
+        """Return the site that is furthest behind, if there is one such, and what is missing."""
+        stages = {site.stage for site in self._present()}
+        behind = next(stage for stage in _WHAT_IS_MISSING if stage in stages)
+        names = [site.name for site in self._present() if site.stage is behind]
+        message = (
+            f"not up within {self._within_s:g} s: {'site' if len(names) == 1 else 'sites'} "
+            f"{', '.join(names)}: {_WHAT_IS_MISSING[behind]}"
+        )
+        return names[0] if len(names) == 1 else "", message
+
+    def _present(self) -> Sequence[Member]:
+        return [site for site in self._members.values() if not site.is_out]

@@ -1,0 +1,456 @@
+"""All that the journal says of a run: the one fold of its events.
+
+`status` shows it, live or from the file; a coordinator that is started again goes on from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from isthmus.orchestrator.core.epoch_record import EpochRecord
+from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.members import Member, Stage, Standing, Wish
+from isthmus.orchestrator.core.rank_reports import Progress
+from isthmus.orchestrator.core.run_end import LOSES_SITE, Ending
+from isthmus.orchestrator.core.run_events import (
+    STORAGE_NOTES,
+    Endpoint,
+    RunState,
+    SiteState,
+    StorageFailed,
+)
+from isthmus.protos.failure import Failure
+from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.run_spec import CodedPlan
+
+_SITE_STATES = {
+    "site.joined": SiteState.JOINED,
+    "site.left": SiteState.ABSENT,
+    "run.rolled_back": SiteState.ABSENT,
+    "site.prepared": SiteState.PREPARED,
+    "site.starting": SiteState.STARTING,
+    "site.running": SiteState.RUNNING,
+    "site.ended": SiteState.ENDED,
+    "site.lost": SiteState.LOST,
+    "site.dropped": SiteState.DROPPED,
+    "site.let_go": SiteState.ENDED,
+    "site.returning": SiteState.RETURNING,
+    "site.returned": SiteState.RUNNING,
+}
+_NOTED = frozenset(
+    {
+        "wan.fallback",
+        "run.simulated",
+        "run.replanned",
+        "plan.relaunch",
+        "rank.stalled",
+        "data.same",
+        "gradient.non_finite",
+        "site.stepped_alone",
+        "site.device_differs",
+        "site.trouble",
+        "site.lost",
+        "site.dropped",
+        "site.drop_refused",
+        "site.ended_early",
+        "site.returning",
+        "site.returned",
+        "site.ended",
+        "checkpoint.written",
+        "checkpoint.failed",
+        "checkpoint.stays",
+        "state.failed",
+        "run.state_missing",
+        "run.rolled_back",
+        "run.waiting",
+        "run.went_on",
+        "run.ended",
+        "clock.stepped",
+    }
+)
+"""Kinds of events whose `note` people see beside the run's state."""
+_LOST = frozenset({SiteState.LOST, SiteState.DROPPED})
+_KEPT = frozenset({SiteState.ENDED, *_LOST})
+"""An agent that comes or goes afterwards does not change what became of its site in this run."""
+
+_UP = frozenset({SiteState.PREPARED, SiteState.STARTING, SiteState.RUNNING, SiteState.RETURNING})
+"""Something of the run is at the site."""
+_COMING_UP = frozenset({"site.joined", "site.prepared", "site.starting", "site.running"})
+"""A site that is started again stays RETURNING until it takes part."""
+
+_NO_TREES = CodedPlan(ReductionPlan(0, (), ""), ())
+MAX_NOTES = 20
+"""The newest: a run of months may be planned again many times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEvent:
+    """One line of the journal."""
+
+    sequence: int
+    wall_s: float
+    run_id: str
+    """Empty: the event is about no run in particular."""
+    generation: int
+    kind: str
+    site: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What people should know of a run beside its state, in a line."""
+
+    sequence: int
+    """Sequence number of its event."""
+    wall_s: float
+    kind: str
+    site: str
+    text: str
+
+
+@dataclass(slots=True)
+class SiteView:
+    """What people see of one site of a run."""
+
+    state: SiteState = SiteState.ABSENT
+    host: str = ""
+
+
+@dataclass(slots=True)
+class JournaledRun:
+    """What has become of a run by some event of its journal.
+
+    Metrics are not part of it: orchestrator/core/run_metrics.py.
+    """
+
+    run_id: str
+    names: tuple[str, ...] = ()
+    """Its sites, in its order; empty: the journal says."""
+    first: Epoch | None = None
+    """With which the run begins; None: who only looks at it needs no trees."""
+    losable: frozenset[str] = LOSES_SITE
+    """Failures that the run survives where all have taken a step: codes."""
+    clock: Callable[[float], float] = float
+    """Turns the time of an event into that of whoever goes on with the run."""
+    state: RunState = RunState.FORMING
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What it was submitted with: `name`, `folder`, `links`, `priority` and more."""
+    generation: int = 0
+    end: Mapping[str, Any] = field(default_factory=dict)
+    """`reason_code`, `reason`, `failure` and more, once it has ended."""
+    created_wall_s: float = 0.0
+    ended_wall_s: float = 0.0
+    sites: dict[str, SiteView] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)
+    noted: tuple[Note, ...] = ()
+    """What people should know of it beside its state."""
+    epochs: EpochRecord = field(init=False)
+    progress: Progress = field(default_factory=Progress)
+    ending: Ending = field(default_factory=Ending)
+    active_s: float | None = None
+    """When it became active."""
+    is_rolling_back: bool = False
+    """A site was lost while the run was forming: nothing is started until all have ended."""
+    has_begun_again: bool = False
+
+    def __post_init__(self) -> None:
+        self._begin_with(self.names)
+
+    def _begin_with(self, names: Iterable[str]) -> None:
+        """Begin with sites of which some take part from the start."""
+        epoch = self.first or Epoch(0, self.begin_with, _NO_TREES, 0)
+        self.epochs = EpochRecord(epoch, epoch.number)
+        self.sites = {name: SiteView() for name in names}
+        self.members = begin_members(names, epoch.members)
+
+    # ------------------------------------------------------------ what people see
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return str(self.about.get("name", ""))
+
+    @property
+    def folder(self) -> str:
+        """Where its files are."""
+        return str(self.about.get("folder", ""))
+
+    @property
+    def priority(self) -> int:
+        """By which it waits in the queue."""
+        return int(self.about.get("priority", 0))
+
+    @property
+    def links(self) -> tuple[Mapping[str, Any], ...]:
+        """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
+        return tuple(self.about.get("links", ()))
+
+    @property
+    def begin_with(self) -> tuple[str, ...]:
+        """The sites that the run begins with."""
+        return tuple(self.about.get("begin_with", self.about.get("sites", ())))
+
+    @property
+    def reason_code(self) -> str:
+        """Why it ended, for programs."""
+        return str(self.end.get("reason_code", ""))
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        return str(self.end.get("reason", ""))
+
+    @property
+    def failure(self) -> Failure | None:
+        """What broke first."""
+        failure = self.end.get("failure")
+        return Failure.from_json(failure) if failure else None
+
+    @property
+    def taking_part(self) -> tuple[str, ...]:
+        """Sites that take part in the latest epoch; none before the run is active."""
+        return () if self.active_s is None else self.epochs.epoch.members
+
+    @property
+    def epoch(self) -> int:
+        """The number of the latest."""
+        return self.epochs.epoch.number
+
+    @property
+    def notes(self) -> list[str]:
+        """What is noted, a line each."""
+        return [each.text for each in self.noted]
+
+    @property
+    def counted(self) -> frozenset[str]:
+        """The sites whose part counts: members that do not only catch up."""
+        members = self.taking_part or self.begin_with
+        return frozenset(members).difference(self.epochs.epoch.follows)
+
+    # ------------------------------------------------------------ the fold
+
+    def apply(self, event: RecordedEvent) -> None:
+        """Take the next event of this run."""
+        self._note(event)
+        self._apply_to_run(event)
+        if event.site in self.sites:
+            self._show_site(self.sites[event.site], event)
+            self._apply_to_site(self.members[event.site], event)
+
+    def _note(self, event: RecordedEvent) -> None:
+        if event.kind not in _NOTED or "note" not in event.detail:
+            return
+        note = Note(
+            sequence=event.sequence,
+            wall_s=event.wall_s,
+            kind=event.kind,
+            site=event.site,
+            text=event.detail["note"],
+        )
+        kept = list(self.noted)
+        if event.kind == "checkpoint.written":  # only the latest: they crowd out what is rarer
+            kept = [each for each in kept if each.kind != event.kind]
+        self.noted = (*kept, note)[-MAX_NOTES:]
+
+    def _apply_to_run(self, event: RecordedEvent) -> None:
+        detail, progress, at_s = event.detail, self.progress, self.clock(event.wall_s)
+        match event.kind:
+            case "run.submitted":
+                self.about, self.generation = detail, event.generation
+                self.created_wall_s = event.wall_s
+                self._begin_with(detail["sites"])
+                if detail.get("is_queued"):
+                    self.state = RunState.QUEUED
+            case "run.dequeued":
+                self.state, self.generation = RunState.FORMING, event.generation
+            case "run.preparing":
+                for site in self.members.values():
+                    if not site.is_out and self.is_rolling_back:
+                        site.begin_again()
+                    if not site.is_out:
+                        site.stage = Stage.PREPARING
+                self.has_begun_again |= self.is_rolling_back
+                self.is_rolling_back = False
+            case "run.active":
+                self.state, self.active_s = RunState.ACTIVE, at_s
+            case "run.state_offered":
+                progress.has_state = True
+            case "run.first_step":
+                progress.has_steps = progress.may_lose = True
+            case "checkpoint.written":
+                progress.saved_step = max(progress.saved_step, detail["step"])
+            case kind if kind in STORAGE_NOTES:
+                failed = StorageFailed(kind, event.site, detail["step"], detail["reason"])
+                progress.note_unsaved(failed)
+            case "failure.reported":
+                self._fail(replace(Failure.from_json(detail), at_s=at_s))
+            case "epoch.begun":
+                self._begin_epoch(detail)
+            case "epoch.proposed" | "epoch.entering" | "epoch.cancelled":
+                self.epochs.apply(event.kind, detail, self.members)
+            case "run.cancel_requested":
+                self.ending.cancel(detail["message"])
+            case "run.stopping":
+                self._stop(str(detail["reason"]), at_s)
+            case "run.ended":
+                self.end, self.state = detail, RunState(detail["state"])
+                self.ended_wall_s = event.wall_s
+                if self.reason_code == "COORDINATOR_LOST":  # nobody is left to tell of their ends
+                    for shown in self.sites.values():
+                        shown.state = SiteState.LOST if shown.state in _UP else shown.state
+
+    def _begin_epoch(self, detail: Mapping[str, Any]) -> None:
+        for site in [self.members[name] for name in detail["lost"]]:
+            site.why_out = detail["why"]
+            if site.is_returning:  # it was to catch up, or was started since: it begins anew
+                site.stage = Stage.LOST
+            if not site.is_successful:
+                site.become_outside()
+        for name in detail.get("leaves", ()):
+            self.members[name].become_leaving()
+        self.epochs.apply("epoch.begun", detail, self.members)
+        for name in self.epochs.epoch.members:
+            self.members[name].gone = ""
+
+    def _fail(self, failure: Failure) -> None:
+        """Take a failure: of a site, where the run survives it, or else of the run."""
+        is_going_on = self.state is RunState.ACTIVE and not self.ending.has_begun
+        is_loss = failure.is_collateral or (failure.code in self.losable and bool(failure.site))
+        if is_going_on and self.progress.may_lose and is_loss:
+            site = self.members.get(failure.reported_by or failure.site)
+            if site is not None:
+                site.losses.append(failure)
+            return
+        if not self.ending.has_begun:
+            self._blame_losses(failure.at_s)
+        self.ending.fail(failure, failure.at_s)
+
+    def _blame_losses(self, at_s: float) -> None:
+        for site in self.members.values():
+            for failure in () if site.is_out else site.losses:
+                self.ending.fail(failure, at_s)
+
+    def _stop(self, reason: str, at_s: float) -> None:
+        """All sites were told to stop: perhaps for what had befallen some of them."""
+        self.state = RunState.STOPPING
+        if not self.ending.has_begun:
+            self._blame_losses(at_s)
+        if not self.ending.has_begun:
+            losses = self.losses
+            unknown = Failure(code="SITE_LOST", message=reason, at_s=at_s)
+            found = first_failure(losses) if losses else unknown
+            self.ending.fail(found, at_s, is_last=True)
+        self.ending.stopped_s = math.inf  # sites have time anew to say that nothing is left
+
+    @property
+    def losses(self) -> list[Failure]:
+        """What befell the sites that have taken part."""
+        sites = [site for site in self.members.values() if site.has_taken_part]
+        return [failure for site in sites for failure in site.losses]
+
+    def _show_site(self, site: SiteView, event: RecordedEvent) -> None:
+        state = _SITE_STATES.get(event.kind)
+        if state is None:
+            return
+        if event.kind == "site.joined":
+            site.host = event.detail["host"]
+        is_final = site.state in _KEPT and event.kind in {"site.joined", "site.left"}
+        is_final |= site.state in _LOST and event.kind == "site.ended"
+        is_final |= site.state is SiteState.RETURNING and event.kind in _COMING_UP
+        if not is_final:
+            site.state = state
+
+    def _apply_to_site(self, site: Member, event: RecordedEvent) -> None:
+        at_s, detail = self.clock(event.wall_s), event.detail
+        match event.kind:
+            case "site.joined" if site.stage is Stage.ABSENT:
+                site.stage = Stage.JOINED
+            case "site.left" if site.stage is Stage.JOINED:
+                site.stage = Stage.ABSENT
+            case "site.prepared":
+                site.stage = Stage.PREPARED
+                places = (each.rpartition(":") for each in detail["gateways"])
+                site.endpoints = tuple(
+                    Endpoint(site.name, number, host, int(port))
+                    for number, (host, _, port) in enumerate(places)
+                )
+            case "site.starting":
+                site.stage = Stage.STARTING
+            case "site.running":
+                site.stage = Stage.RUNNING
+            case "site.done":
+                site.finish_ranks(int(detail.get("round", -1)))
+                self.progress.stepped.add(site.name)
+            case "site.returning":
+                site.become_outside()
+                site.become_returning(at_s)
+                site.begin_anew()
+                # Where it is a member, it was catching up: what is started knows nothing of that.
+                site.gone = "it has ended"
+            case "run.rolled_back":
+                site.stage, self.is_rolling_back = Stage.LOST, True
+                site.restarts.at_s.append(at_s)
+            case "site.ended":
+                site.stage = Stage.ENDED
+                site.become_outside_again()
+                site.is_successful = bool(detail["succeeded"])
+                if site.standing is Standing.LEAVING and site.is_successful:
+                    site.become_outside()
+            case "site.drop_requested":
+                site.wish = Wish.OUT
+            case "site.add_requested":
+                site.wish = Wish.IN
+            case "site.drop_refused":
+                site.wish = Wish.NONE
+            case "site.returned":
+                site.stage = Stage.RUNNING
+                if site.is_out:
+                    site.become_catching_up()
+                    site.become_taking_part()
+            case "site.ended_early":
+                site.has_ended_early = True
+            case "site.lost" | "site.gone" | "site.dropped" | "site.let_go":
+                self._lose(site, event)
+
+    def _lose(self, site: Member, event: RecordedEvent) -> None:
+        """Take what became of a site without which the run goes on, or may."""
+        detail, is_loss = event.detail, event.kind in {"site.lost", "site.gone"}
+        site.stage = Stage.LOST if is_loss else Stage[detail["state"]]
+        site.become_outside_again()
+        if not is_loss or detail.get("is_out"):
+            site.become_outside()
+            site.why_out = str(detail["message"]) if is_loss else site.why_out
+        if event.kind != "site.gone":
+            self.epochs.leaving.discard(site.name)
+            site.gone = str(detail.get("message", "lost"))
+
+
+def begin_members(sites: Iterable[str], first: Iterable[str]) -> dict[str, Member]:
+    """Return the sites of a run that nobody has heard of; the first ones take part."""
+    begun = {name: Member(name) for name in sites}
+    for name in begun.keys() - {*first}:
+        begun[name].standing, begun[name].has_taken_part = Standing.OUTSIDE, False
+    return begun
+
+
+def coordinator_lost(view: JournaledRun) -> dict[str, Any]:
+    """Return the detail of `run.ended` for a run whose coordinator went before it."""
+    return {
+        "state": RunState.FAILED.value,
+        "reason_code": "COORDINATOR_LOST",
+        "reason": f"the coordinator ended while the run was {view.state.lower()}",
+        "failure": None,
+    }
+
+
+def fold(run_id: str, events: Iterable[RecordedEvent]) -> JournaledRun:
+    """Return the record of a run after all of its events."""
+    record = JournaledRun(run_id)
+    for event in events:
+        record.apply(event)
+    return record

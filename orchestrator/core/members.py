@@ -1,0 +1,245 @@
+"""One site of a run: how far its processes have got, whether it takes part, what is wrong with it.
+
+The run's life (run.py) and its epochs (epochs.py) share one `Member` a site. The fold of the
+journal (journaled_run.py) makes them anew. How far the processes of a site are is its `Stage`; how
+it stands to the run is its `Standing`, which changes in the methods `become_...` only.
+
+    OUTSIDE -> RETURNING -> CATCHING_UP -> TAKES_PART -> LEAVING -> OUTSIDE
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from isthmus.orchestrator.core.run_events import DropRequested, Endpoint
+from isthmus.protos.failure import Failure
+
+RETURNS_WITHIN_S = 3600.0
+"""Within this long a site is started again `failure.max_restarts` times at most."""
+
+
+class Stage(Enum):
+    """How far the processes of a run have got at a site."""
+
+    ABSENT = auto()
+    JOINED = auto()
+    """An agent is there, and was told nothing of the run yet."""
+    PREPARING = auto()
+    """Its agent was told to start the gateways."""
+    PREPARED = auto()
+    STARTING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+    """Its agent says that nothing is left."""
+    LOST = auto()
+    """Nobody is left who could say so, or it was told to end."""
+
+
+GONE = frozenset({Stage.ENDED, Stage.LOST})
+_COMING_UP = frozenset({Stage.PREPARING, Stage.PREPARED, Stage.STARTING})
+
+
+class Standing(Enum):
+    """How a site stands to the run."""
+
+    OUTSIDE = auto()
+    """The run goes on without it, or has not begun with it."""
+    RETURNING = auto()
+    """It was started while the run goes on, and is in no epoch yet."""
+    CATCHING_UP = auto()
+    """A member that gets the results of all rounds, and gives nothing: nobody waits for it."""
+    TAKES_PART = auto()
+    LEAVING = auto()
+    """It has its last round, and ends after it."""
+
+
+class Wish(Enum):
+    """What an operator has asked for, and what has not come yet or is to last."""
+
+    NONE = auto()
+    OUT = auto()
+    """Dropped: it takes part no more."""
+    IN = auto()
+    """Added: it is started again, however often it was."""
+
+
+@dataclass(slots=True)
+class Restarts:
+    """How often a site was started again."""
+
+    at_s: list[float] = field(default_factory=list)
+    num_vain: int = 0
+    """How many of the latest have not had it take part yet."""
+
+    def lately(self, now_s: float) -> list[float]:
+        """Return those that still count."""
+        return [each for each in self.at_s if now_s - each < RETURNS_WITHIN_S]
+
+    def next_s(self, detect_s: float) -> float:
+        """Return when the next may be: the pause is doubled by each that came to nothing."""
+        doublings = min(max(0, self.num_vain - 1), 5)
+        return self.at_s[-1] + detect_s * 2**doublings if self.at_s else 0.0
+
+    def add(self, now_s: float) -> None:
+        """Note one more."""
+        self.at_s = [*self.lately(now_s), now_s]
+        self.num_vain += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why a site does not count as alive, and since when."""
+
+    why: str
+    since_s: float
+    drop: DropRequested | None = None
+    """The drop for which it is left out; None: it is not, or for something else."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One site of a run, whether it takes part or not."""
+
+    name: str
+    stage: Stage = Stage.ABSENT
+    standing: Standing = Standing.TAKES_PART
+    endpoints: tuple[Endpoint, ...] = ()
+    wish: Wish = Wish.NONE
+    has_agent: bool = False
+    is_told_to_stop: bool = False
+    has_taken_part: bool = True
+    begun: int = -1
+    """The latest round that its ranks have begun, as far as is known."""
+    last_round: int | None = None
+    """The last that they begin, now that they are done with the job; -1: not known."""
+    has_ended_early: bool = False
+    """It is done, and others go on, or do so no more because of that."""
+    is_successful: bool = False
+    """Nothing is left of it, for it is done with the job."""
+    losses: list[Failure] = field(default_factory=list)
+    """What befell it while the run could go on without it."""
+    why_out: str = ""
+    """Why the run goes on without it."""
+    restarts: Restarts = field(default_factory=Restarts)
+    gone: str = ""
+    """Why none of the processes is left that its epochs know of; empty: some are."""
+    silent: Absence | None = None
+    """Its agent's lease has ended."""
+    left_out: Absence | None = None
+    """The others go on without it, though it lives."""
+    session_lost: str = ""
+    """Why its agent's session is gone; empty: there is one."""
+    since_round: int = 0
+    """The first round in which it takes part, or whose result it gets."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the run goes on without its part."""
+        return self.standing not in {Standing.TAKES_PART, Standing.LEAVING}
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether it was started while the run goes on, and its part does not count yet."""
+        return self.standing in {Standing.RETURNING, Standing.CATCHING_UP}
+
+    @property
+    def is_coming_up(self) -> bool:
+        """Whether it was started while the run goes on, and its ranks are not there yet."""
+        return self.is_returning and self.stage in _COMING_UP
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of the run was ever there, and nobody waits for it."""
+        return not self.has_taken_part and self.stage in {Stage.ABSENT, Stage.JOINED}
+
+    @property
+    def may_have_processes(self) -> bool:
+        """Whether something of the run may be alive there, and its agent may still say so."""
+        return self.stage not in {Stage.ABSENT, Stage.JOINED, *GONE}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its ranks are done with the job; its gateways wait until all are."""
+        return self.last_round is not None
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether an operator has it take part no more."""
+        return self.wish is Wish.OUT
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a round may wait for it."""
+        return not (self.gone or self.silent or self.left_out or self.is_successful)
+
+    # ------------------------------------------------------------ standing
+
+    def become_outside(self) -> None:
+        """The run goes on without it: what it was done with counts no more."""
+        self.standing, self.last_round, self.is_successful = Standing.OUTSIDE, None, False
+
+    def become_returning(self, now_s: float) -> None:
+        """It is started again while the run goes on, by agents that have nothing of it left.
+
+        Invariant: it was outside. Nothing that its former processes have said holds any more.
+        """
+        assert self.standing is Standing.OUTSIDE, f"{self.name} is {self.standing}"
+        self.standing, self.stage = Standing.RETURNING, Stage.PREPARING
+        self.is_told_to_stop = self.has_ended_early = self.is_successful = False
+        self.last_round = None
+        self.wish = Wish.NONE if self.wish is Wish.IN else self.wish
+        self.restarts.add(now_s)
+
+    def become_catching_up(self) -> None:
+        """An epoch has begun in which it gets the results, and gives nothing.
+
+        Invariant: its part did not count before.
+        """
+        assert self.is_out, f"{self.name} is {self.standing}"
+        self.standing = Standing.CATCHING_UP
+
+    def become_taking_part(self) -> None:
+        """Rounds count its part. Invariant: it was started for that, and has caught up."""
+        assert self.is_returning, f"{self.name} is {self.standing}"
+        self.standing, self.has_taken_part = Standing.TAKES_PART, True
+        self.restarts.num_vain = 0
+        self.losses.clear()
+
+    def become_leaving(self) -> None:
+        """It takes part in the rounds before the epoch's first one, and ends after them.
+
+        Who only gets results has none to wait for: it is outside already, or will be.
+        """
+        if self.standing is Standing.TAKES_PART:
+            self.standing = Standing.LEAVING
+
+    def become_outside_again(self) -> None:
+        """It does not come back by this start, if it was to."""
+        if self.is_returning:
+            self.standing = Standing.OUTSIDE
+
+    # ------------------------------------------------------------ what is known of its processes
+
+    def begin_again(self) -> None:
+        """It is started as if for the first time, after all sites were rolled back."""
+        self.stage, self.endpoints, self.is_told_to_stop = Stage.JOINED, (), False
+
+    def finish_ranks(self, last_round: int) -> None:
+        """Its ranks are done with the job after that round; -1: which is not known."""
+        self.last_round = last_round
+        self.begun = last_round if last_round >= 0 else self.begun
+
+    def leave_out(self, why: str, now_s: float, drop: DropRequested | None = None) -> None:
+        """Have the others go on without it."""
+        self.left_out = Absence(why, now_s, drop)
+
+    def is_heard(self) -> None:
+        """Its agent is there again."""
+        self.silent, self.session_lost = None, ""
+
+    def begin_anew(self) -> None:
+        """Its processes are there, and nothing holds that was said of those before."""
+        self.is_heard()
+        self.gone, self.left_out, self.last_round, self.begun = "", None, None, -1
+        self.is_successful = False
