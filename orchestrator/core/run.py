@@ -24,7 +24,7 @@ from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import GONE, Member, Stage, Standing, Wish
+from isthmus.orchestrator.core.members import GONE, Absence, Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import NO_STATE, RankReports
 from isthmus.orchestrator.core.run_end import (
     LOSES_SITE,
@@ -491,7 +491,9 @@ class Run:
             return [RecordEvent("site.gone", site.name, detail)]
         if self._may_roll_back(site, now_s):
             return self._roll_back(site, event.message, now_s)
-        if not is_silent:
+        if is_silent:
+            site.silent = Absence(event.message, now_s)
+        else:
             site.stage = Stage.LOST
         # The failure is as old as the silence.
         failed = self._fail(
