@@ -43,7 +43,7 @@ class Channel:
     """Bytes of the message that reaches half the bandwidth: M_half."""
 
     def send_s(self, message_bytes: float) -> float:
-        """Return the seconds from one rank to another; nothing is sent in no time."""
+        """Return the seconds of a transfer from one rank to another; 0 for an empty message."""
         if message_bytes <= 0:
             return 0.0
         return self.latency_s + (message_bytes + self.half_bytes) / self.bytes_per_s
@@ -51,7 +51,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of a hierarchy: how many parts it joins, and through what."""
+    """One level of a hierarchy: the number of parts that it joins, and their channel."""
 
     ranks: int
     channel: Channel
@@ -114,10 +114,10 @@ def ring_s(levels: Sequence[Level], message_bytes: float) -> float:
 
 
 def all_to_all_s(levels: Sequence[Level], message_bytes: float) -> float:
-    """Return the seconds until each rank has sent every other its part of `message_bytes`.
+    """Return the seconds of an all-to-all in which a rank sends `message_bytes` in all.
 
-    Nothing becomes smaller on the way: of a group over several levels, what leaves the inner one is
-    M (P - P_inner) / P, and goes at the outer one's rate.
+    Messages do not shrink on the way: M (P - P_inner) / P bytes leave the inner level, at the outer
+    level's rate.
     """
     total_s, inside = 0.0, 1
     size = math.prod(level.ranks for level in levels)
@@ -136,8 +136,8 @@ def levels_of(
 ) -> list[Level]:
     """Return the levels of a group whose members are `stride` ranks apart.
 
-    Ranks are numbered through the nodes, so as many members share a node as fit between its ends.
-    The bandwidth of `cluster`, which joins nodes, is one rank's share.
+    Ranks are numbered node by node, so members within `node_ranks` ranks share a node. The
+    bandwidth of `cluster`, which joins nodes, is one rank's share.
     """
     inside = math.gcd(ranks, max(1, node_ranks // stride))
     return [Level(inside, node), Level(ranks // inside, cluster)]
@@ -159,10 +159,10 @@ class Overlap:
 
 
 def overlap(ready_s: Sequence[float], bucket_s: float) -> Overlap:
-    """Return what of an exchange is exposed.
+    """Return the exposed and hidden time of an exchange.
 
-    Buckets are ready at these times, the last one when the backward pass ends. They are sent in
-    this order, and each takes `bucket_s`.
+    Buckets are ready at `ready_s`, the last one when the backward pass ends. They are sent in this
+    order, and take `bucket_s` each.
     """
     free_s = 0.0
     for each_s in ready_s:

@@ -68,7 +68,7 @@ CLUSTER_HALF_BYTES = 0.25e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator, as kernels see it."""
+    """The speeds of one accelerator, as kernels see them."""
 
     peak_flops_per_s: float
     """FLOP/s of the matrix units at most, in the dtype that trains."""
@@ -104,9 +104,9 @@ class Device:
         return seen * flops / (self.peak_flops_per_s * self.fused_efficiency)
 
     def beside_s(self, collective_s: float, compute_s: float) -> float:
-        """Return what a collective adds to the compute that it goes on beside.
+        """Return the seconds that an overlapped collective adds to the compute beside it.
 
-        What does not fit beside it, and of what does the `contention`.
+        That is the part longer than the compute, and the share `contention` of the rest.
         """
         hidden_s = min(collective_s, compute_s)
         return collective_s - hidden_s + self.contention * hidden_s
@@ -160,9 +160,9 @@ class Interior:
 
 
 def flat_device(accelerator: Accelerator) -> Device:
-    """Return a device on which FLOPs take what the topology's peak and MFU say, and nothing else.
+    """Return a device whose time is only FLOPs, at the topology's peak and MFU.
 
-    The same as `topology/spec/compute.py`, so that plans agree with `trainer.compute: modelled`.
+    It equals `topology/spec/compute.py`, so that plans agree with `trainer.compute: modelled`.
     """
     peak = peak_flops_per_s(accelerator)
     return Device(peak_flops_per_s=peak, gemm_efficiency=accelerator.mfu)
@@ -237,7 +237,7 @@ class PassTimes:
         return self.forward_s + self.backward_s
 
     def times(self, count: float) -> PassTimes:
-        """Return the times of so many such layers."""
+        """Return the times of `count` such layers."""
         return PassTimes(count * self.forward_s, count * self.backward_s, count * self.exchange_s)
 
 
@@ -316,13 +316,13 @@ def _backward(workload: Workload, degrees: Degrees, device: Device) -> _Compute:
 
 
 def _gemms(workload: Workload, degrees: Degrees, device: Device) -> tuple[float, float]:
-    """Return the seconds of the matrices, and of scores and sums, of a forward pass."""
+    """Return the forward seconds of (matrices, attention scores and their sums)."""
     tokens, hidden, tensor = _tokens(workload, degrees), workload.hidden, degrees.tensor
     width = workload.parameter_bytes
     matrices_s = device.gemm_s(tokens, hidden, (hidden + 2 * workload.kv_width) / tensor, width)
     matrices_s += device.gemm_s(tokens, hidden / tensor, hidden, width)
     local_experts = workload.experts / degrees.expert
-    routed = tokens * workload.experts_per_token / local_experts  # to each of them, in balance
+    routed = tokens * workload.experts_per_token / local_experts  # per local expert, if balanced
     up = (2 if workload.gated else 1) * workload.mlp_width / tensor
     mlp_s = device.gemm_s(routed, hidden, up, width)
     mlp_s += device.gemm_s(routed, workload.mlp_width / tensor, hidden, width)
@@ -362,7 +362,7 @@ def _tensor_s(workload: Workload, degrees: Degrees, interior: Interior) -> float
 
 
 def _uncovered_s(tensor_s: float, matrices_s: float, degrees: Degrees, device: Device) -> float:
-    """Return what of a tensor group's collectives their multiplications do not cover.
+    """Return the exposed seconds of a tensor group's collectives.
 
     Overlapped, each is cut into t pieces, of which the first or the last has nothing to hide
     behind.

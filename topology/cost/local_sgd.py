@@ -33,7 +33,7 @@ class Round:
 
     @property
     def utilisation(self) -> float:
-        """The share of the round's time that is compute, 0 to 1."""
+        """Share of the round's time that is compute, 0 to 1."""
         return self.compute_s / self.round_s
 
     @property

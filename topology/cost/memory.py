@@ -58,7 +58,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The bytes of all parts together; the site fits if its accelerators have as many."""
+        """Bytes of all parts together; the site fits if its accelerators have as many."""
         temporary = self.gathered + self.recomputed + self.logits + self.runtime
         return self.states + self.activations + self.exchange + temporary
 
@@ -70,9 +70,9 @@ def memory(
 
     Args:
         workload: The model.
-        degrees: Its cut.
-        num_sequences: Of the site.
-        exchange: What crossing sites needs beside, of `exchange_bytes`.
+        degrees: The cut of the model.
+        num_sequences: The site's sequences per step.
+        exchange: Buffers for other sites, from `exchange_bytes`.
 
     Raises:
         ValueError: the model cannot be cut so.
@@ -84,7 +84,7 @@ def memory(
 def stage_memories(
     workload: Workload, degrees: Degrees, num_sequences: int, *, exchange: float = 0.0
 ) -> dict[int, Memory]:
-    """Return what the stages need of which one is the fullest; arguments are those of `memory`."""
+    """Return the memory of the stages that may be the fullest; arguments as in `memory`."""
     check_fit(workload, degrees)
     all_of_layer = layer_activations(workload, degrees, "none")
     kept = layer_activations(workload, degrees, degrees.recompute)
@@ -107,7 +107,7 @@ def stage_memories(
 
 
 def most_in_flight(degrees: Degrees, stage: int) -> float:
-    """Return how many micro-batches' activations of all its layers a stage keeps at most."""
+    """Return the largest number of micro-batches whose activations a stage keeps at once."""
     stages, parts = degrees.pipeline, degrees.virtual_stages
     if parts == 1:
         return stages - stage
@@ -164,7 +164,7 @@ def _gathered(workload: Workload, degrees: Degrees, stage: int) -> float:
     ranks = degrees.data * degrees.context // degrees.replicate
     if degrees.zero_stage < 3 or ranks == 1:
         return 0.0
-    # The shares of these layers that lie here anyway are counted with the parameters.
+    # This rank's own shares of these layers are counted with the parameters.
     elsewhere = 1 - 1 / ranks
     num_layers = max(1, layers_of_stages(workload, degrees)[stage])
     elements = sum(stage_parameters(workload, degrees, stage)) * min(2, num_layers) / num_layers
@@ -177,7 +177,7 @@ def _logits(workload: Workload, degrees: Degrees) -> float:
 
 
 def outer_optimizer_bytes(parameters: float, num_fragments: int = 1) -> float:
-    """Return what local SGD adds: float32 outer parameters and outer momentum, 8 bytes each.
+    """Return the bytes that local SGD adds: float32 outer parameters and momentum, 8 per parameter.
 
     Of streaming fragments only one is on the accelerator at a time.
     """
@@ -185,10 +185,11 @@ def outer_optimizer_bytes(parameters: float, num_fragments: int = 1) -> float:
 
 
 def exchange_bytes(elements: float, ranks: int, *, is_sharded: bool, has_residual: bool) -> float:
-    """Return what a rank keeps on its accelerator because its gradients cross sites.
+    """Return the accelerator bytes of a rank's buffers for the exchange between sites.
 
-    The site's ranks reduce `elements` among themselves, and hold them alike, or each only its shard
-    (fully_shard). A rank `has_residual` where it encodes with a lossy codec and error feedback.
+    The site's ranks reduce `elements` among themselves, and hold all of them, or only a shard
+    (`is_sharded`, fully_shard). `has_residual`: the rank encodes with a lossy codec and error
+    feedback.
     """
     shard = elements / ranks
     buffers = shard if is_sharded else elements

@@ -11,7 +11,7 @@ Hop = tuple[str, str]
 
 
 def accelerators_usd(topology: Topology, ranks: Mapping[str, int], seconds: float) -> float:
-    """Return the price of so many accelerators a site for a time, idle or not."""
+    """Return the price of `ranks` accelerators by site for a time, idle or not."""
     total = 0.0
     for name, num_ranks in ranks.items():
         price = topology.site(name).accelerator.price_usd_per_h or 0.0
@@ -20,10 +20,10 @@ def accelerators_usd(topology: Topology, ranks: Mapping[str, int], seconds: floa
 
 
 def egress_usd(topology: Topology, sent_bytes: Mapping[Hop, float]) -> float:
-    """Return the price of what crosses each directed link.
+    """Return the price of the bytes sent over each directed link.
 
     Raises:
-        ValueError: something is sent where there is no link.
+        ValueError: bytes are sent where there is no link.
     """
     total = 0.0
     for (source, target), amount in sent_bytes.items():

@@ -10,13 +10,13 @@
   Stages may differ by a layer (model_shape), and the last one has the logits; each micro-batch pays
   for 2 v transfers of b s h elements (over the tensor ranks: "scatter/gather"), which 1F1B does not
   hide.
-- Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on
-  beside compute is not free: the device's `contention` of it delays the compute.
+- Replicas talk round one ring through all of a group's ranks (collectives.ring_s). Overlapped
+  collectives are not free: the share `contention` of their time delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
   micro-batch; with `overlap_data` layer by layer within its backward pass (collectives.overlap),
   of virtual stages the earlier ones while it is elsewhere.
-- Copies of what ZeRO cuts (HSDP, `replicate`): neighbours share one, so that what ZeRO gathers and
-  scatters stays among them; each shard's gradients are then all-reduced over the copies, as above.
+- Copies of sharded state (HSDP, `replicate`): neighbouring ranks share a copy, so ZeRO's gathers
+  and scatters stay among them; a shard's gradients are then all-reduced over the copies, as above.
 - Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` layer by layer behind the first
   micro-batch's forward pass.
 - ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
@@ -99,7 +99,7 @@ class StepTime:
 def step_time(
     workload: Workload, degrees: Degrees, device: Device, inside: Interior, num_sequences: int
 ) -> StepTime:
-    """Return what a site needs for `num_sequences`, its share of a step.
+    """Return the time of a site's step with `num_sequences`, its share of the batch.
 
     Raises:
         ValueError: the model cannot be cut so, or there is nothing to do.
@@ -119,7 +119,7 @@ def step_from_times(
     layer: PassTimes,
     head: PassTimes,
 ) -> StepTime:
-    """Return what a site needs, where the times of one layer and of the head are known.
+    """Return the time of a site's step from the times of one layer and of the head.
 
     For measured profiles; other arguments and errors are those of `step_time`.
     """
@@ -149,16 +149,16 @@ def step_from_times(
 
 
 def passages(degrees: Degrees, num_micro_batches: int) -> float:
-    """Return how many passages of a micro-batch through a stage the bubble is."""
+    """Return the pipeline bubble, in passages of a micro-batch through a stage."""
     busy = min(num_micro_batches, degrees.pipeline)
     return degrees.pipeline - busy + (busy - 1) / degrees.virtual_stages
 
 
 def _transfers_s(workload: Workload, degrees: Degrees, inside: Interior) -> float:
-    """Return what one micro-batch's activations and gradients take from stage to stage."""
+    """Return the seconds to send one micro-batch's activations and gradients between stages."""
     if degrees.pipeline == 1 or degrees.overlap_tensor:
         return 0.0
-    # Neighbouring stages are far apart: only where one node holds them all is no other crossed.
+    # Neighbouring stages are on different nodes, unless one node holds all stages.
     channel = inside.node if degrees.num_ranks <= inside.node_ranks else inside.cluster
     parts = degrees.tensor if degrees.scatter_gather else 1
     part_bytes = activation_bytes(workload, degrees) / parts
@@ -168,7 +168,7 @@ def _transfers_s(workload: Workload, degrees: Degrees, inside: Interior) -> floa
 def _with_shards(
     workload: Workload, degrees: Degrees, device: Device, inside: Interior, layer: PassTimes
 ) -> PassTimes:
-    """Return a layer's times with what ZeRO 3 gathers and scatters around it."""
+    """Return a layer's times including ZeRO 3's gathers and scatters."""
     if degrees.zero_stage < 3:
         return layer
     gather_s = scatter_s = 0.0
@@ -191,24 +191,24 @@ class _Shared:
 
     elements: float
     cut: list[Level]
-    """The ranks that ZeRO cuts them over, else those that hold the same."""
+    """Levels of the ranks over which ZeRO shards the parameters, or that hold the same."""
     copies: list[Level]
-    """The ranks that hold the same of what is cut."""
+    """Levels of the ranks that hold copies of the same shard."""
 
     def reduce_s(self, degrees: Degrees, num_bytes: float) -> float:
-        """Return the seconds in which so many bytes of gradients are reduced once a step."""
+        """Return the seconds to reduce `num_bytes` of gradients, once per step."""
         shard_bytes = num_bytes / math.prod(level.ranks for level in self.cut)
         reduced_s = 2 * ring_s(self.copies, shard_bytes)
-        if degrees.zero_stage < 3:  # its layers scatter theirs
+        if degrees.zero_stage < 3:  # ZeRO 3 scatters them layer by layer
             # An all-reduce gathers what it has reduced.
             reduced_s += ring_s(self.cut, num_bytes) * (2 if degrees.zero_stage == 0 else 1)
         return reduced_s
 
 
 def _shared(workload: Workload, degrees: Degrees, inside: Interior) -> list[_Shared]:
-    """Return what a rank shares with others.
+    """Return the groups of parameters that a rank shares with others.
 
-    Context ranks hold the same parameters as well. Experts are shared by fewer.
+    Context ranks hold the same parameters, too. Experts are shared by fewer ranks.
     """
     dense, experts = most_parameters(workload, degrees)
     copies = degrees.replicate if degrees.zero_stage else 1
@@ -228,7 +228,7 @@ def _shared(workload: Workload, degrees: Degrees, inside: Interior) -> list[_Sha
 
 
 def _buckets(workload: Workload, degrees: Degrees) -> int:
-    """Return how often replicas exchange: layer by layer, if that goes on beside the passes."""
+    """Return the number of buckets of the replicas' exchange: per layer, if overlapped."""
     return layers_per_stage(workload, degrees) if degrees.overlap_data else 1
 
 
@@ -247,11 +247,10 @@ def _gradients(
 
 
 def gradients_ready_s(degrees: Degrees, num_buckets: int, window_s: float) -> list[float]:
-    """Return when a stage has the gradients of its buckets, from the last micro-batch's arrival on.
+    """Return when a stage's buckets are ready, in seconds from the last micro-batch's arrival.
 
-    Between two of a stage's parts that micro-batch goes back through a part of every other stage.
-    Buckets have equally many elements; the window is the micro-batch's backward pass over the
-    stage.
+    Between two parts of a stage, that micro-batch goes back through one part of every other stage.
+    Buckets have equally many elements; `window_s` is its backward pass over the stage.
     """
     parts = degrees.virtual_stages
     away_s = (degrees.pipeline - 1) * window_s / parts
@@ -264,7 +263,7 @@ def gradients_ready_s(degrees: Degrees, num_buckets: int, window_s: float) -> li
 def _parameters(
     workload: Workload, degrees: Degrees, device: Device, inside: Interior, window_s: float
 ) -> Overlap:
-    """Return the gathering of parameters whose optimizer states are cut over the replicas."""
+    """Return the time to gather parameters whose optimizer states are sharded over replicas."""
     if degrees.zero_stage not in (1, 2):
         return Overlap(0.0, 0.0)
     num_buckets = _buckets(workload, degrees)

@@ -42,9 +42,9 @@ class Path:
 def connection_bytes_per_s(
     path: Path, window_bytes: float = math.inf, congestion: str = "cubic"
 ) -> float:
-    """Return the payload a second of one connection.
+    """Return the payload bytes per second of one connection.
 
-    Its window is the least of what sender and receiver buffer.
+    `window_bytes` is the smaller of the sender's and the receiver's buffer.
 
     Raises:
         ValueError: `congestion` is none of CONGESTION_CONTROLS.
@@ -55,7 +55,7 @@ def connection_bytes_per_s(
 
 
 def _loss_limit(path: Path, congestion: str) -> float:
-    """Return what the congestion control allows, in bytes of payload a second."""
+    """Return the payload bytes per second that the congestion control allows."""
     if congestion == "bbr":
         if path.loss > BBR_LOSS_LIMIT:
             return _rate(path, cubic_window(path.rtt_s, path.loss))
@@ -76,7 +76,7 @@ def _rate(path: Path, window: float) -> float:
 def link_bytes_per_s(
     path: Path, num_connections: int, window_bytes: float = math.inf, congestion: str = "cubic"
 ) -> float:
-    """Return the payload a second of so many connections side by side."""
+    """Return the payload bytes per second of parallel connections."""
     one = connection_bytes_per_s(path, window_bytes, congestion)
     return min(WIRE_SHARE * path.bytes_per_s, num_connections * one)
 

@@ -1,9 +1,9 @@
-"""The buckets of DistributedDataParallel for the shipped model: gradients that cross together.
+"""DistributedDataParallel's buckets of the built-in model: gradients that cross together.
 
 Pure.
 
-DDP goes through the parameters in the reverse of their order, for backward makes their gradients in
-that order. It closes a bucket once it holds as many bytes as it may, or more
+DDP goes through the parameters in reverse, because backward computes gradients in that order. It
+closes a bucket once it holds as many bytes as it may, or more
 (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size). A bucket leaves when
 its last gradient is there.
 """
@@ -72,7 +72,7 @@ def gradient_bytes(job: Job) -> int:
 
 
 def releases(job: Job) -> tuple[Release, ...]:
-    """Return what leaves together in a step, in the order of leaving."""
+    """Return the groups of gradients that leave together in a step, in order."""
     num_bytes = gradient_bytes(job)
     if job.exchange.schedule == "serial":
         return (Release(num_bytes, num_bytes, 0.0),)
@@ -86,7 +86,7 @@ def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
     left_bytes = sum(each.raw_bytes for each in buckets)
     found = []
     for bucket in buckets:
-        # Backward is two thirds of it, and goes down to the first layer.
+        # Backward is two thirds of the compute, and ends at the first layer.
         after = 2 / 3 * math.fsum(flops[: bucket.last_layer]) / math.fsum(flops)
         found.append(Release(bucket.raw_bytes, left_bytes, after))
         left_bytes -= bucket.raw_bytes

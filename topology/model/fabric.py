@@ -1,4 +1,4 @@
-"""The time of a bucket inside a site, as a closed form, for ranks of a site are alike. Pure."""
+"""The time of a bucket's collectives inside a site, in closed form. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def reduce_scatter_s(site: Site, num_bytes: float) -> float:
     First over a node's accelerators, then over nodes: topology/cost/collectives.py.
 
     Args:
-        site: of one rank, or whose fabric is not described: nothing.
-        num_bytes: of the whole tensor, that each rank has before (has after).
+        site: with one rank, or without a described fabric, the result is 0.
+        num_bytes: size of the whole tensor, which a rank has before (after) the collective.
     """
     if site.fabric is None or site.num_ranks == 1:
         return 0.0
@@ -33,7 +33,7 @@ def _over_fabric_s(
         1,
         accelerators_per_node,
         Channel(fabric.node_bytes_per_s, fabric.latency_s),
-        # A node's accelerators share its way out.
+        # A node's accelerators share its uplink.
         Channel(fabric.cluster_bytes_per_s / accelerators_per_node, fabric.latency_s),
     )
     return over_levels_s(levels, num_bytes)

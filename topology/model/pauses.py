@@ -1,4 +1,4 @@
-"""The effect of pauses on TCP's windows, and the time of exchanges with them. Pure, by arrays.
+"""The effect of pauses on TCP's windows, and the time of exchanges with them. Pure, vectorised.
 
 Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again
 with a part of the window that it had (topology/trees/slow_start.py). How long it rests depends on
@@ -32,15 +32,14 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 _LATE_RELEASES = 8
-"""The number of a step's last releases whose pauses are looked at: the earlier a release, the less
-it decides."""
+"""Number of last releases of a step whose pauses are modelled; earlier ones matter less."""
 
 
 class RestedLinks:
     """The links of a plan, which rest between the exchanges of one load."""
 
     def __init__(self, plan: ReductionPlan, topology: Topology, load: Load) -> None:
-        """Take what crosses; `load` has a first window, or nothing starts slowly."""
+        """`load` describes the exchange; without a first window no link starts slowly."""
         self._num_sites = plan.num_sites
         bytes_of = bytes_of_hops(plan, load)
         index = {site.name: site.index for site in topology.sites}
@@ -67,7 +66,7 @@ class RestedLinks:
         return bool(np.isfinite(self.first_h).any())
 
     def of_links(self, each_bst: Floats) -> Floats:
-        """Return what is known of all pairs of sites for the links; shape (B, H)."""
+        """Select the links' entries from values for all pairs of sites; shape (B, H)."""
         sources, targets = self._hop_h
         return each_bst[:, sources, targets]
 
@@ -75,10 +74,10 @@ class RestedLinks:
         """Return how long an exchange takes from site to site, and how long each link is in use.
 
         Args:
-            window_bh: Bytes, with which it begins on each link.
+            window_bh: Bytes of the initial window of each link.
 
         Returns:
-            Seconds, shape (B, S, T) and (B, H); of crossings -inf where nobody waits.
+            Seconds, shape (B, S, T) and (B, H); crossings are -inf where no site waits.
         """
         if self._plan.is_gather:
             used_bh = self._bytes_h / self._rate_h
@@ -116,16 +115,16 @@ class RestedLinks:
         return _left(opened_bh, idle_bh, self._rto_h, self.first_h)
 
     def late_s(self, source: int, at_s: Floats, left_share: Floats) -> Floats:
-        """Return when what leaves after a pause within one step is there, in a gather.
+        """Return when releases after a pause within one step arrive, in a gather.
 
         Args:
             source: The site.
             at_s: When each release leaves, shape (R,).
-            left_share: Of all gradients, those of it and of all later ones.
+            left_share: Share of all gradients in a release and all later ones, shape (R,).
 
         Returns:
-            Seconds, shape (T,), of the latest that one of the last releases makes it; -inf where
-            none leaves after a pause.
+            Seconds, shape (T,): the latest arrival of one of the last releases; -inf if none leaves
+            after a pause.
         """
         latest_t = np.full(self._num_sites, -math.inf)
         if np.diff(at_s).max(initial=0.0) <= RTO_MIN_S:
@@ -159,12 +158,12 @@ class RestedLinks:
         return latest_t
 
     def least_uses_s(self, source: int, since_s: Floats, left_share: Floats) -> Floats:
-        """Return how long a site's links are in use at least, by when releases leave; shape (T,).
+        """Return lower bounds on the busy time of a site's links, from its releases; shape (T,).
 
         Args:
             source: The site.
-            since_s: How long after the first release each one leaves; shape (R,).
-            left_share: Of all gradients, those of it and of all later ones.
+            since_s: Times of the releases, from the first one; shape (R,).
+            left_share: Share of all gradients in a release and all later ones, shape (R,).
         """
         mine = self._hop_h[0] == source
         uses_t = np.zeros(self._num_sites)
@@ -174,14 +173,14 @@ class RestedLinks:
 
 
 def _opened(num_bytes: Floats, window: Floats, full: Floats) -> Floats:
-    """Return the windows that bursts open: `window_after` (cost/slow_start.py), by arrays."""
+    """Return the windows after bursts: `window_after` (trees/slow_start.py), vectorised."""
     doubled = np.floor(np.log2(num_bytes / window + 1.0))
     opened: Floats = np.minimum(full, window * 2.0**doubled)
     return opened
 
 
 def _left(opened: Floats, idle_s: Floats, rto_s: Floats, first: Floats) -> Floats:
-    """Return what pauses leave of windows; `num_halvings` (cost/slow_start.py), by arrays."""
+    """Return the windows after pauses: `num_halvings` (trees/slow_start.py), vectorised."""
     num_halvings = np.maximum(np.ceil(idle_s / rto_s).astype(np.int32) - 1, 0)
     left: Floats = np.maximum(first, np.ldexp(opened, -num_halvings))
     return left

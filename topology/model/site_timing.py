@@ -1,8 +1,8 @@
 """The times at which a site's gradients leave in a step, and of its step without other sites. Pure.
 
-The step model (topology/model/step_model.py) knows of a site only this. The trainer that ships has
-data parallelism only, and one timing for each number of sequences. A model that a job describes may
-be cut over a site's ranks in many ways, each with a timing of its own.
+This is all that the step model (topology/model/step_model.py) uses of a site. The built-in trainer
+has data parallelism only, and one timing per number of sequences. A model that a job describes may
+be cut over a site's ranks in many ways, with different timings.
 
 A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m
 micro-batches; the step after tail_s more.
@@ -57,14 +57,14 @@ class SiteTiming:
 
 
 def trainer_timing(job: Job, site: Site, num_sequences: int) -> SiteTiming:
-    """Return the timing of the trainer that ships.
+    """Return the timing of the built-in trainer.
 
-    Gradients leave while the last micro-batch goes backward: those of the others are summed first.
+    Gradients leave during the last micro-batch's backward pass, after all have been summed.
 
     Args:
-        job: Gives model, exchange and micro-batch.
-        site: Gives accelerator and fabric.
-        num_sequences: Of the busiest rank.
+        job: model, exchange and micro-batch.
+        site: accelerator and fabric.
+        num_sequences: Sequences of the busiest rank.
     """
     parts = releases(job)
     total = gradient_bytes(job)
@@ -101,7 +101,7 @@ class StageMemory:
     most_in_flight: float
 
     def bytes_of(self, micro_batches: float) -> float:
-        """Return what it needs for a step of so many micro-batches."""
+        """Return the bytes for a step of `micro_batches` micro-batches."""
         more = min(micro_batches, self.most_in_flight) - 1
         return self.least_bytes + more * self.in_flight_bytes
 
@@ -132,7 +132,7 @@ class Cut:
     node_share: float
     """Share of all gradients that crosses the gateway of the fullest node."""
     stages: tuple[StageMemory, ...]
-    """The memory of the stages of which one is the fullest."""
+    """Memory of the stages that may be the fullest."""
 
     def head_s(self, micro_batches: int) -> float:
         """Return when the backward pass is over."""
@@ -142,10 +142,10 @@ class Cut:
     def timing(self, num_sequences: int, together: int) -> SiteTiming:
         """Return the timing of a site's share of a step.
 
-        Gradients leave about evenly, so the first and the last of them stand for all.
+        Gradients leave about evenly, so only the first and the last are modelled.
 
         Args:
-            num_sequences: Of the site.
+            num_sequences: Sequences of the site.
             together: Layers whose gradients leave together.
         """
         head_s = self.head_s(self.degrees.micro_batches(num_sequences))
@@ -166,18 +166,18 @@ class Cut:
         )
 
     def memory_bytes(self, num_sequences: int) -> float:
-        """Return what the fullest accelerator needs."""
+        """Return the bytes that the fullest accelerator needs."""
         micro_batches = self.degrees.micro_batches(num_sequences)
         return max(each.bytes_of(micro_batches) for each in self.stages)
 
     @property
     def least_bytes(self) -> float:
-        """What the fullest accelerator needs with one micro-batch in flight."""
+        """Bytes that the fullest accelerator needs with one micro-batch in flight."""
         return max(each.least_bytes for each in self.stages)
 
     @property
     def preference(self) -> Point:
-        """The order between cuts that are equal in all else: less to set up, then less memory."""
+        """Tie-break between equally fast cuts: the simpler one, then the one with less memory."""
         degrees = self.degrees
         return (
             degrees.zero_stage,
@@ -198,14 +198,14 @@ def cut_of(
     *,
     serial: bool,
 ) -> Cut:
-    """Return a cut whose step is known.
+    """Return a cut, given the time of its step.
 
     Args:
         workload: The model.
         degrees: The cut.
-        site: That it is of.
-        one: Its step with one micro-batch.
-        serial: Nothing leaves before the backward pass has ended.
+        site: The site of the cut.
+        one: The step with one micro-batch.
+        serial: Whether gradients leave only after the backward pass.
     """
     num_layers = layers_per_stage(workload, degrees)
     return Cut(
@@ -228,7 +228,7 @@ def cut_of(
 
 @functools.lru_cache(maxsize=256)
 def layers_together(workload: Workload, bucket_bytes: int) -> int:
-    """Return of how many layers gradients leave together: as many as fill a bucket, one at least.
+    """Return the number of layers whose gradients leave together: enough to fill a bucket.
 
     Args:
         workload: The model.

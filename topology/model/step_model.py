@@ -1,4 +1,4 @@
-"""The step model: time of compute and exchange by the topology's figures, and what is hidden. Pure.
+"""The step model: predicted time of steps, with the hidden part of the exchange. Pure.
 
 A site's gradients leave one release after another (topology/model/site_timing.py), and the WAN
 takes them in that order. It pauses only when there is nothing to send. So site j ends step k no
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _EXCHANGES = 4
-"""The most exchanges through which windows are followed: they settle within two or three, or go to
-and fro."""
+"""Number of exchanges over which windows are iterated: they converge within two or three, or
+oscillate."""
 _GRID = 8
-"""The most shares of all gradients whose crossings are worked out. Those of others lie between
-them, for connections that are warm take a time that grows along a line, to within a chunk."""
+"""Number of gradient shares whose crossings are computed. Others are interpolated: on warm
+connections the time is linear in the share, to within a chunk."""
 _LEAST_SHARE = 1 / 512
-"""The least of those shares, where sites may have any."""
+"""Smallest of those shares, if sites may have any."""
 
 Timings = Sequence[SiteTiming]
 """The timing of each site that takes part, in the topology's order."""
@@ -88,13 +88,13 @@ class StepModel:
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
     ) -> None:
-        """Work out what does not depend on what sites compute.
+        """Precompute everything that does not depend on the sites' compute.
 
         Args:
-            job: Gives model and exchange. `schedule: off` is no exchange: refused.
-            topology: Of the sites that take part.
-            plan: Over them.
-            ratio: Encoded bytes for each byte of float32; None: as codecs usually come to.
+            job: model and exchange; `schedule: off` is refused.
+            topology: Topology of the sites that take part.
+            plan: Reduction over these sites.
+            ratio: Encoded bytes per byte of float32; None: the codecs' usual ratio.
         """
         if job.exchange.schedule == "off":
             raise ValueError("schedule: want an exchange, got off")
@@ -108,7 +108,7 @@ class StepModel:
             self._cross(job, usual_ratio(job.exchange.codec) if ratio is None else ratio)
 
     def _cross(self, job: Job, ratio: float) -> None:
-        """Work out the crossings."""
+        """Compute the crossings."""
         topology, plan, raw_bytes = self._topology, self._plan, gradient_bytes(job)
         wire = Wire(job, topology, plan, ratio)
         described = job.workload is not None
@@ -133,11 +133,11 @@ class StepModel:
         self._card_s = np.array([card_s(site, self.link_bytes) for site in topology.sites])
 
     def gateway_s(self, timings: Timings) -> list[float]:
-        """Return how long each gateway of each site's fullest node works in a step."""
+        """Return the busy seconds per step of a gateway in each site's fullest node."""
         return self._of_nodes(timings, self._gateway_s)
 
     def card_s(self, timings: Timings) -> list[float]:
-        """Return how long its network card is busy, in the busier direction."""
+        """Return the busy seconds of that node's network card, in the busier direction."""
         return self._of_nodes(timings, self._card_s)
 
     def _of_nodes(self, timings: Timings, one_s: Floats) -> list[float]:
@@ -146,7 +146,7 @@ class StepModel:
         return found
 
     def exchange_s(self, timings: Timings) -> float:
-        """Return the seconds of one exchange that nothing hides, of connections that begin."""
+        """Return the seconds of one exchange on new connections, with nothing hidden."""
         if self._plan.num_sites == 1:
             return 0.0
         pace_s = max(*self.gateway_s(timings), *self.card_s(timings))
@@ -163,7 +163,7 @@ class StepModel:
         return step_s
 
     def steps_s(self, asked: Sequence[Timings]) -> list[float]:
-        """Return the same of several, which is faster than one by one; `asked` are B."""
+        """Return `step_s` of several timings at once; `asked` has length B."""
         if self._plan.num_sites == 1:
             return [timings[0].alone_s for timings in asked]
         steps = _Steps(self, asked)
@@ -174,7 +174,7 @@ class StepModel:
         return found
 
     def warm_step_s(self, timings: Timings) -> float:
-        """Return the mean seconds of a step if connections were always warm: none is shorter."""
+        """Return the mean seconds of a step with warm connections: a lower bound."""
         if self._plan.num_sites == 1:
             return timings[0].alone_s
         steps = _Steps(self, [timings])
@@ -182,10 +182,10 @@ class StepModel:
         return float(step_s)
 
     def _settled(self, steps: _Steps) -> Floats:
-        """Return the windows that steps come to, by B and link.
+        """Return the windows to which steps converge; shape (B, H).
 
-        From a run's first windows on: how long a step is says how long links rest, and so with
-        which windows the next one begins.
+        Iterates from a run's first windows: the length of a step gives the pauses of links, and so
+        the windows with which the next step begins.
         """
         links = self._links
         used_bh, about_s = links.of_links(steps.used_bst), steps.about_s(steps.warm_bst)
@@ -202,14 +202,14 @@ class StepModel:
         return window_bh
 
     def _rested(self, steps: _Steps, window_bh: Floats) -> tuple[Floats, Floats]:
-        """Return what links that begin with windows make of steps' weights, and links' use."""
+        """Return the weights of steps and the links' busy times for given windows."""
         there_bst, in_use_bh = self._links.crossings_s(window_bh)
         return steps.with_crossing(there_bst), in_use_bh
 
     def row(self, source: int, timing: SiteTiming) -> tuple[Floats, Floats]:
-        """Return when what a site sends over warm connections is at each, and their least use.
+        """Return a site's arrival times over warm connections, and lower bounds of links' use.
 
-        What has been worked out is kept: searches ask again.
+        Results are cached, because searches repeat calls.
 
         Returns:
             Shape (T,) each: seconds from the beginning of the site's step, -inf for sites that do
@@ -258,7 +258,7 @@ class _Steps:
         """Weights w_ij of connections that are warm; shape (B, S, T)."""
 
     def with_crossing(self, there_bst: Floats) -> Floats:
-        """Return the weights if all gradients take so long from a step's first release on."""
+        """Return the weights if all gradients arrive at `there_bst` after the first release."""
         there_bst = np.maximum(there_bst, self._pace_b[:, None, None])
         there_bst = np.where(self._waits_bst, there_bst, -math.inf)
         return np.maximum(self.warm_bst, self._with_own(self._first_bs[..., None] + there_bst))
@@ -271,11 +271,11 @@ class _Steps:
         return weights_bst
 
     def about_s(self, weights_bst: Floats) -> Floats:
-        """Return steps by cycles of two sites and of one, a quick bound: seldom much below them."""
+        """Return a quick lower bound of steps, from cycles of one or two sites."""
         return self.at_least((weights_bst + weights_bst.swapaxes(1, 2)).max(axis=(1, 2)) / 2)
 
     def at_least(self, steps_b: Floats) -> Floats:
-        """Return these steps, none shorter than bytes take on a link, in a gateway or inside."""
+        """Return the steps, at least as long as bytes take on a link, in a gateway or inside."""
         longest_b: Floats = np.maximum(steps_b, self._floor_b)
         return longest_b
 
@@ -283,7 +283,7 @@ class _Steps:
 def _stacked(
     model: StepModel, source: int, timings: Timings, pace_b: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Return a site's rows of B steps, (B, T) each, and when the fullest node is done, (B,)."""
+    """Return a site's rows of B steps, shape (B, T), and when its fullest node is done, (B,)."""
     place = {timing: index for index, timing in enumerate(dict.fromkeys(timings))}
     which = np.array([place[timing] for timing in timings])
     rows = [model.row(source, timing) for timing in place]
@@ -299,7 +299,7 @@ def _stacked(
 
 
 def _shares(job: Job) -> Floats:
-    """Return the shares of all gradients whose crossings are worked out, falling from 1."""
+    """Return the gradient shares whose crossings are computed, descending from 1."""
     if job.workload is not None:
         return np.geomspace(1.0, _LEAST_SHARE, _GRID)
     total = gradient_bytes(job)
@@ -312,7 +312,7 @@ def _shares(job: Job) -> Floats:
 
 
 def _between(known_s: Floats, at: Floats, wanted: Floats) -> Floats:
-    """Return crossings of any shares from those of some, along lines.
+    """Interpolate crossings linearly between known shares.
 
     Args:
         known_s: Shape (G, S, T); -inf stays.
@@ -324,7 +324,7 @@ def _between(known_s: Floats, at: Floats, wanted: Floats) -> Floats:
     after = np.clip(np.searchsorted(-at, -wanted), 1, len(at) - 1)
     part = np.clip((at[after - 1] - wanted) / (at[after - 1] - at[after]), 0.0, 1.0)
     one, other = known_s[after - 1], known_s[after]
-    # Of fewer chunks some trees have none, and then nobody waits for what only they carry.
+    # With few chunks some trees carry none, and no site waits for them.
     falls = np.isfinite(one) & np.isfinite(other)
     rise = np.where(falls, other, 0.0) - np.where(falls, one, 0.0)
     alone = np.where(part[:, None, None] < 1, one, other)
@@ -333,16 +333,16 @@ def _between(known_s: Floats, at: Floats, wanted: Floats) -> Floats:
 
 
 def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanStep:
-    """Return the time of a step of the trainer that ships.
+    """Return the time of a step of the built-in trainer.
 
     Args:
-        job: With its placement, if it has one, and its own reduction.
-        topology: Of the sites that take part.
-        ratio: Encoded bytes for each byte of float32, where it has been measured.
+        job: The job, with its placement, if any, and its own reduction.
+        topology: Topology of the sites that take part.
+        ratio: Encoded bytes per byte of float32, if measured.
 
     Raises:
         ConfigError: the job's reduction does not fit the topology.
-        ValueError: nothing is exchanged.
+        ValueError: the job has no exchange.
     """
     model = StepModel(job, topology, plan_reduction(job, topology), ratio)
     timings = [
@@ -377,7 +377,7 @@ def exchange_time_s(
 
 
 def largest_cycle_means(weights: Floats) -> Floats:
-    """Return, of each of B graphs, the largest mean weight of the edges of any cycle.
+    """Return the largest mean edge weight of a cycle, for each of B graphs.
 
     Karp, "A characterization of the minimum cycle mean in a digraph". O(B nodes^3).
 

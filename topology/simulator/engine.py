@@ -3,12 +3,12 @@
 The clock runs actions in the order of their times. Two actions of one time run in the order in
 which they were scheduled, so a simulation is the same each time.
 
-A server is whatever serves in the order of arrival: a codec, a collective, a processor. Work
-arrives in pieces, from the time of its first piece to the time of its last one. The server begins
-with the first piece, and needs the time of one piece after the last one came. Where pieces come at
-a constant pace or in growing distances, as they do behind other such servers, this is exactly when
-they leave one by one: piece j leaves at the maximum over i <= j of a(i) + (j - i + 1) d, which is
-convex in i if the arrivals a are, so that an end of the range has it.
+A server works in the order of arrival: a codec, a collective, a processor. Work arrives in pieces,
+from the time of its first piece to that of its last one. The server begins with the first piece,
+and needs the time of one piece after the last one came. If pieces arrive at a constant or slowing
+pace, as behind other such servers, this is exactly when they leave one by one: piece j leaves at
+the maximum over i <= j of a(i) + (j - i + 1) d, which is convex in i if the arrivals a are, so that
+an end of the range has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Action = Callable[..., None]
 
 
 class SimulationError(ValueError):
-    """The error that a simulation cannot end, or has no meaning; it says which figure to change."""
+    """A simulation would not end, or has no meaning; the message names the figure to change."""
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
         return True
 
     def run(self, until_s: float = math.inf) -> None:
-        """Run all actions up to a time, those of that very time too."""
+        """Run all actions up to and including a time."""
         while self._heap and self._heap[0][0] <= until_s:
             self.step()
 
@@ -68,9 +68,10 @@ class Server:
     ) -> tuple[float, float]:
         """Return when the first and the last piece are done.
 
-        They are there at `first_s` and `last_s`. All together take `work_s`, one takes `piece_s`.
+        They arrive at `first_s` and `last_s`. All pieces together take `work_s`, one takes
+        `piece_s`.
         """
         begin_s = max(first_s, self.free_s)
-        # A server that waits for pieces takes others' meanwhile: only its work keeps it.
+        # While it waits for pieces it serves others, so only its own work counts.
         self.free_s = begin_s + work_s
         return begin_s + piece_s, max(self.free_s, last_s + piece_s)

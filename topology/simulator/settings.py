@@ -36,7 +36,7 @@ class Chance:
         self._state = seed & _MASK
 
     def uniform(self) -> float:
-        """Return the next number of (0, 1)."""
+        """Return the next number, uniform in (0, 1)."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         z = self._state
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -61,9 +61,9 @@ class Stragglers:
     spread: float
 
     def factor(self, chance: Chance, num_ranks: int) -> float:
-        """Return the largest factor of so many ranks, which are alike and wait for each other.
+        """Return the largest of `num_ranks` random factors: ranks wait for each other.
 
-        One number of `chance` is enough: the largest of n has the distribution function F^n.
+        One number of `chance` is enough: the maximum of n has the distribution function F^n.
         """
         if self.spread == 0:
             return 1.0
@@ -82,7 +82,7 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outages:
-    """The frequency of sites' failures (exponential), and the time that recovery takes.
+    """The random failures of sites, and the time of recovery.
 
     Times between failures are exponential.
     """
@@ -92,7 +92,7 @@ class Outages:
     recovery_s: float
     """Seconds from a failure until all sites compute again."""
     checkpoint_every: int = 1
-    """Steps between two checkpoints. What was done since the last one is done again."""
+    """Steps between two checkpoints. Steps since the last one are repeated."""
 
     def __post_init__(self) -> None:
         if not self.mtbf_s > 0 or self.recovery_s < 0 or self.checkpoint_every < 1:
@@ -104,18 +104,18 @@ class Outages:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """One failure, and what it undid."""
+    """One failure, and the steps that it lost."""
 
     at_s: float
     """Seconds since the simulation began."""
     until_s: float
     site: str
     lost_steps: int
-    """Number of steps that were done, and are done again."""
+    """Number of steps that have to be repeated."""
 
 
 BUCKETS_MAX = 256
-"""The most buckets of a model, about: more of them tell nothing that a picture could show."""
+"""Approximate limit on a model's buckets; more would not show in a plot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Rounds:
     fragments: int = 1
     """The number P of fragments, which have equal size."""
     overlap_steps: int = 0
-    """Steps tau by which a result may come later."""
+    """Steps tau by which a result may be delayed."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -165,7 +165,7 @@ class Rounds:
 def fragment_buckets(
     total_bytes: int, rounds: Rounds, bucket_bytes: int
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-    """Return all buckets of a round, and which fragment each belongs to.
+    """Return all buckets of a round, and the fragment of each bucket.
 
     `total_bytes` is the model in float32. A bucket has at most `bucket_bytes`, or more where there
     would be more than a few hundred.
@@ -207,7 +207,7 @@ class RoundWork:
         return found
 
     def exchanged(self, buckets: Sequence[Bucket], steps: int) -> float:
-        """Return what the first `steps` steps have sent, in steps' worth: their mean is 1."""
+        """Return the traffic of the first `steps` steps, in units of a mean step."""
         total = sum(each.raw_bytes for each in buckets)
         sent = sum(
             each.raw_bytes * self.rounds.num_sent(fragment, steps)
@@ -227,7 +227,7 @@ class Settings:
     """The settings of how a job is simulated."""
 
     steps: int = 20
-    """Number of steps that are done at the end, whatever was lost meanwhile."""
+    """Number of steps to complete, whatever is lost meanwhile."""
     seed: int = 0
     """The seed of stragglers and outages: the same seed gives the same times on every machine."""
     sharing: str = "fifo"
@@ -236,7 +236,7 @@ class Settings:
     """Whether TCP starts slowly after a pause; None: where there are packets
     (topology/trees/wire_load.py)."""
     ratio: float | None = None
-    """Encoded bytes for each byte of float32; None: as codecs usually come to
+    """Encoded bytes per byte of float32; None: the codecs' usual ratio
     (topology/trees/codec_costs.py)."""
     gateways_take_time: bool = True
     """Whether gateways take time; False: encoding, decoding and sending cost nothing."""
@@ -248,8 +248,7 @@ class Settings:
     rounds: Rounds | None = None
     """The rounds in which sites exchange parameters; None: gradients in every step."""
     reuse_steps: bool = True
-    """Whether steps that repeat themselves are not simulated again
-    (topology/simulator/training.py)."""
+    """Whether periodic steps are simulated only once (topology/simulator/training.py)."""
 
     def __post_init__(self) -> None:
         if self.sharing not in SHARINGS:
@@ -272,11 +271,11 @@ class Settings:
 
     @property
     def may_reuse_steps(self) -> bool:
-        """Whether steps can repeat themselves at all, and such are not simulated again."""
+        """Whether steps can be periodic, and repeated ones are not simulated again."""
         return self.reuse_steps and self.stragglers is None and not self.changes
 
     def in_words(self) -> list[str]:
-        """Return for people the settings that are not usual."""
+        """Return the settings that differ from the defaults, in words."""
         words = []
         if self.rounds is not None:
             words.append(self.rounds.in_words())

@@ -17,14 +17,14 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.world import Topology
 
 STUCK_MAX = 1000
-"""Failures in a row without a step that is kept, after which a run counts as endless."""
+"""Consecutive failures without progress after which a run counts as endless."""
 FIRST_KEPT = 3
-"""Of so many first steps the buckets are always kept: sites/worker/exchange/step_records.py."""
+"""First steps whose buckets are always recorded: sites/worker/exchange/step_records.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """The load that one step puts on a directed link; of rounds, in the mean."""
+    """The load of one step on a directed link; with rounds, the mean."""
 
     source: str
     target: str
@@ -38,11 +38,11 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A simulated run."""
+    """The steps, link loads and failures of a simulated run."""
 
     work: StepWork
     steps: tuple[Step, ...]
-    """The steps that count in the end, in order. Buckets only where the job keeps timelines."""
+    """The steps that were not lost, in order. Buckets only if the job records timelines."""
     links: tuple[LinkLoad, ...]
     """The load of a step on each link that carries something."""
     outages: tuple[Outage, ...]
@@ -58,7 +58,7 @@ class SimulatedRun:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall time in which steps were made that count."""
+        """Share of the wall time spent on steps that were not lost."""
         lost_s = sum(each.until_s - each.at_s for each in self.outages)
         made_s = math.fsum(
             max(site.end_s for site in step) - min(site.begin_s for site in step)
@@ -79,15 +79,15 @@ class SimulatedRun:
 
 
 def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> SimulatedRun:
-    """Return what a run would be like.
+    """Simulate a run of a job.
 
-    Compute is modelled, whatever the job says of it. A job with a script of its own describes its
-    model, and how each site cuts it.
+    Compute is always modelled. A job with its own script must describe its model and each site's
+    cut.
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
-        SimulationError: failures are so frequent that it never ends, a link is cut for ever, or
-            there is a change of a link that is not simulated.
+        SimulationError: failures are so frequent that the run never ends, a link is cut for ever,
+            or a change of a link cannot be simulated.
     """
     assert job.entrypoint is None or job.workload is not None, "nothing is known of a script"
     settings = settings or Settings()
@@ -114,9 +114,9 @@ def simulate_alone(job: Job, topology: Topology, settings: Settings | None = Non
 
 
 def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
-    """Return tokens a second of all sites together over the sum of each by itself.
+    """Return the tokens per second of all sites together over the sum of the sites alone.
 
-    Over steps: what outages cost is not in it, but in `goodput`. The first `skip` do not count.
+    Computed over steps, so outages only affect `goodput`. The first `skip` steps do not count.
     """
     tokens = [site.tokens for site in run.work.sites]
     together = math.fsum(each / run.step_s(site, skip) for site, each in enumerate(tokens))
@@ -141,7 +141,7 @@ def coding_s(work: StepWork) -> list[tuple[float, float]]:
 
 
 def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
-    """Return what a step puts on each link in the mean, in the topology's order."""
+    """Return the mean load of a step on each link, in the topology's order."""
     if work.schedule == "off":
         return ()
     wire: dict[Hop, float] = {}
@@ -162,7 +162,7 @@ def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
 
 
 class _Made:
-    """The maker of steps, until enough count."""
+    """Simulates steps, with failures, until enough are completed."""
 
     def __init__(self, job: Job, work: StepWork, settings: Settings) -> None:
         self._every = job.timeline_every
@@ -207,7 +207,7 @@ class _Made:
             fails_s = self._next_failure_s(began_s)
 
     def _attempt(self, steps: list[Step], began_s: float, fails_s: float) -> float | None:
-        """Add steps until there are enough, or a site fails; return when it did."""
+        """Add steps until there are enough (None), or a site fails (return the time)."""
         for step, later_s in self._from_the_beginning():
             shift_s = began_s + later_s
             if shift_s + max(site.end_s for site in step) > fails_s:
@@ -222,7 +222,7 @@ class _Made:
     def _from_the_beginning(self) -> Iterator[tuple[Step, float]]:
         """Yield the steps after a start.
 
-        Without stragglers all starts are alike: one is simulated.
+        Without stragglers all starts are alike, so one is simulated.
         """
         if self._settings.stragglers is not None:
             yield from self._train()

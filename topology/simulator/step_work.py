@@ -1,19 +1,19 @@
-"""A job's step cut into what is simulated: each site's work, and each bucket's flows.
+"""Divides a job's step into simulated units: each site's work, and each bucket's flows.
 
 Pure.
 
-**Flows.** A flow (`Segment`) is what the simulation moves at once over a link: consecutive chunks
-of one bucket on one tree. It has at least as many chunks as the link has connections, and more
-where a step would have more than FLOWS_PER_STEP hops. On links that a flow shares with nobody,
-nothing is lost by moving it as one (engine.py).
+**Flows.** A flow (`Segment`) is the unit that the simulation moves over a link: consecutive chunks
+of one bucket on one tree. It has at least as many chunks as the link has connections, and more if a
+step would have more than FLOWS_PER_STEP hops. On a link without competing flows this is exact
+(engine.py).
 
 **Sites.** The ranks of a site are alike, and wait for each other in its collectives: the busiest
 one stands for all. The gateways of a site count as one, as fast as all of them together.
 
-**Described models.** What stages, the replicas' reduction and the optimizer take is the cost
-model's (topology/cost/parallel.py). A layer's gradient is there while the last micro-batch's
-backward pass goes over its part of the model, and is reduced over the replicas of its stage; stages
-do so side by side. Then it crosses.
+**Described models.** The times of stages, the replicas' reduction and the optimizer are the cost
+model's (topology/cost/parallel.py). A layer's gradient is ready during the last micro-batch's
+backward pass, and is reduced over the replicas of its stage, in parallel with other stages. Then it
+crosses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from isthmus.topology.trees.tree_choice import plan_reduction
 from isthmus.topology.trees.wire_load import Hop, Load, Wire
 
 FLOWS_PER_STEP = 10_000
-"""Hops of flows in a step, about: a tenth of a second of simulating."""
+"""Approximate number of hops of flows in a step: a tenth of a second of simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def segments_of(
     *,
     is_fair: bool,
 ) -> tuple[tuple[Segment, ...], ...]:
-    """Cut each bucket into what its trees carry at once; codecs are the trees' own."""
+    """Cut each bucket into segments of its trees; `codecs` has one codec per tree."""
     sites = plan.num_sites
     hops = sites * (sites - 1) if plan.is_gather else 2 * (sites - 1)
     num_chunks = sum(each.num_chunks for each in loads)
@@ -90,7 +90,7 @@ def segments_of(
     turns = (plan.tree_index(turn) for turn in itertools.count())
     found = []
     for bucket, load in zip(buckets, loads, strict=True):
-        # Flows that share a link leave as a whole, so there each chunk is one.
+        # Flows that share a link leave as a whole, so each chunk is a flow.
         in_flight = 1 if is_fair else load.num_in_flight
         most = 1 if is_fair else load.most_in_flight
         num_turns = max(1, round(load.num_chunks / turn_chunks))
@@ -112,7 +112,7 @@ def segments_of(
 
 
 def _flows(turns: Iterable[tuple[int, int]], in_flight: int) -> Iterator[tuple[int, int]]:
-    """Yield trees and numbers of chunks: a tree's turns together, at least `in_flight` of them."""
+    """Yield (tree, number of chunks): a tree's turns together, at least `in_flight` of them."""
     waiting: dict[int, int] = {}
     for num_chunks, tree in turns:
         waiting[tree] = waiting.get(tree, 0) + num_chunks
@@ -126,11 +126,11 @@ class GatewayCost:
     """The cost of a site's gateways, all together, each with a core for its codecs."""
 
     num_gateways: float
-    """The number of gateways; 0: they take no time. Where the fullest one has more than its part,
-    as many as that makes of them."""
+    """Effective number of gateways, lower if the fullest one has more than its share; 0: they take
+    no time."""
 
     def coding_s(self, segment: Segment, encoded: float, decoded: float) -> tuple[float, float]:
-        """Return the CPU seconds to encode and decode a segment so many times."""
+        """Return the CPU seconds to encode and decode a segment that many times."""
         if not self.num_gateways:
             return 0.0, 0.0
         cost, share = COSTS[segment.codec], segment.raw_bytes / self.num_gateways
@@ -172,9 +172,9 @@ class SiteWork:
         return max(self.lanes) + 1
 
     def alone_s(self, factor: float, *, is_serial: bool) -> tuple[float, float]:
-        """Return when a step's compute has ended and when the step has, if nothing crosses.
+        """Return when a step's compute and the step itself end, without any crossing.
 
-        Compute is longer by `factor`. If `is_serial`, nothing is reduced before it has ended.
+        Compute takes `factor` times as long. If `is_serial`, buckets are reduced only after it.
         """
         computed_s = factor * self.compute_s
         scatter = [Server() for _ in range(self.num_lanes)]
@@ -195,10 +195,10 @@ class SiteWork:
 def trainer_work(
     job: Job, topology: Topology, site: Site, buckets: Sequence[Bucket], gateway: GatewayCost
 ) -> SiteWork:
-    """Return what a site does in a step of the trainer that ships."""
+    """Return a site's work in a step of the built-in trainer."""
     shares = site_shares(job, topology, site)
     most, micro_batch = max(shares), job.trainer.micro_batch
-    # Only the last micro-batch's backward pass hands over: those before it are summed first.
+    # Only the last micro-batch's backward pass submits buckets: earlier ones are summed first.
     last = (most - 1) % micro_batch + 1
     whole = layer_times(job, site, most - last)
     times = layer_times(job, site, last)
@@ -234,12 +234,12 @@ class Inside:
 
     @property
     def bubble(self) -> float:
-        """The share of the stages' time in which they have nothing to do."""
+        """Share of the stages' time in which they are idle."""
         return 1 - math.fsum(self.stages_busy_s) / len(self.stages_busy_s) / self.step.pipeline_s
 
 
 def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Return what leaves together, in backward's order: layers, together until they fill a bucket.
+    """Return the buckets in backward's order: layers, together until they fill a bucket.
 
     Layers are numbered from 1; 0 is the embedding, the last the head. Buckets are larger than
     `bucket_bytes` of float32 where there would be hundreds.
@@ -259,7 +259,7 @@ def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ..
 def described_sites(
     job: Job, topology: Topology, buckets: Sequence[Bucket], *, gateways_take_time: bool
 ) -> tuple[tuple[SiteWork, ...], tuple[Inside, ...]]:
-    """Return what each of the placed sites does in a step, and how it cuts the model."""
+    """Return each placed site's work in a step, and its cut of the model."""
     placed = {each.site: each for each in job.placement}
     known: list[tuple[tuple[object, ...], Inside]] = []
     works, insides = [], []
@@ -283,7 +283,7 @@ def described_sites(
 
 
 def inside_of(job: Job, site: Site) -> Inside:
-    """Return how a site cuts the job's model, and its step."""
+    """Return a site's cut of the job's model, and its step."""
     workload, (degrees, sequences) = _workload(job), _part(job, site)
     device, interior = device_of(site.accelerator), interior_of(site)
     step = step_time(workload, degrees, device, interior, sequences)
@@ -315,7 +315,7 @@ def _site_work(
         ready_s=tuple(done_s[each.last_layer] for each in buckets),
         compute_s=inside.step.pipeline_s,
         scatter_s=_reductions_s(workload, inside, buckets, lanes),
-        # The cost model has the whole reduction before the crossing; what ZeRO gathers is in the
+        # In the cost model the whole reduction precedes the crossing; ZeRO's gathers are in the
         # tail.
         gather_s=(0.0,) * len(buckets),
         lanes=lanes,
@@ -329,10 +329,9 @@ def _site_work(
 def _reductions_s(
     workload: Workload, inside: Inside, buckets: Sequence[Bucket], lanes: Sequence[int]
 ) -> tuple[float, ...]:
-    """Return what each bucket's reduction over the replicas of its stage takes.
+    """Return the seconds of each bucket's reduction over the replicas of its stage.
 
-    By what the cost model has for collectives that slow the backward pass down, a stage's last one
-    is later.
+    A stage's last bucket is later by the cost model's delay of the backward pass.
     """
     gradients, window_s = inside.step.gradients, inside.step.window_s
     count = layers_per_stage(workload, inside.degrees)
@@ -352,7 +351,7 @@ def _reductions_s(
 def _layers_done(
     workload: Workload, degrees: Degrees, inside: Inside
 ) -> tuple[list[float], list[int]]:
-    """Return when each layer's gradient is there, and the stage that has it; 0 is the embedding.
+    """Return when each layer's gradient is ready, and its stage; layer 0 is the embedding.
 
     The last micro-batch goes back through one part after another, and ends with the first.
     """
@@ -383,14 +382,14 @@ class StepWork:
     has_packets: bool
     first_window_bytes: float | None
     num_in_flight: int
-    """The most chunks that are side by side on any link."""
+    """Largest number of chunks in flight on any link."""
     granules_of_links: Mapping[Hop, float]
-    """The mean ratio of chunks side by side on each directed link to `num_in_flight`."""
+    """Mean chunks in flight on each directed link, divided by `num_in_flight`."""
     inside: tuple[Inside, ...] = ()
     """The inside of each site, where the job describes its model."""
     rounds: RoundWork | None = None
-    """The work of rounds; None: all buckets cross in every step. Else sites' own work has other
-    buckets than these."""
+    """Work of rounds; None: all buckets cross in every step. With rounds, `sites` use other
+    buckets."""
 
     @property
     def round_steps(self) -> int:
@@ -408,7 +407,7 @@ class StepWork:
 
 
 def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
-    """Return what a step of a job is on a topology.
+    """Return the work of a job's step on a topology.
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
@@ -453,7 +452,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
 def _sites(
     job: Job, topology: Topology, settings: Settings
 ) -> tuple[tuple[SiteWork, ...], tuple[Inside, ...], tuple[Bucket, ...]]:
-    """Return each site's step, how it cuts a model that the job describes, and all buckets."""
+    """Return each site's work, its cut of a described model, and all buckets."""
     if job.workload is not None:
         buckets = described_buckets(workload_described(job.workload), job.exchange.bucket_bytes)
         take_time = settings.gateways_take_time
@@ -476,7 +475,7 @@ def _sites(
 def _rounds(
     job: Job, topology: Topology, rounds: Rounds, gradients: Sequence[Bucket]
 ) -> tuple[RoundWork, tuple[Bucket, ...]]:
-    """Return what crosses in a round: all parameters once, whatever the gradients' buckets are."""
+    """Return the work of a round, in which all parameters cross once, and its buckets."""
     total_bytes = sum(each.raw_bytes for each in gradients)
     buckets, owners = fragment_buckets(total_bytes, rounds, job.exchange.bucket_bytes)
     gather_s = tuple(

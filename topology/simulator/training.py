@@ -10,11 +10,11 @@ the site are done, the fragment that is due leaves, all of it at once. A step en
 is done and the results that the next step needs are in place. The outer optimizer's step is left
 out.
 
-**Steps that repeat themselves.** Without stragglers a step depends only on how far apart the sites
-began it and on what the steps before left on the links, which reaches back two rounds at most. So
-once two consecutive rounds had the same offsets as two before, p rounds apart, every round is that
-of p before, p rounds' time later, and is not simulated again. With an exchange in every step a
-round is a step. Offsets count as the same within REPEATS of a step.
+**Periodic steps.** Without stragglers a step depends only on the offsets at which sites began it,
+and on flows that earlier steps left on the links, at most two rounds back. So once two consecutive
+rounds have the same offsets as two rounds p rounds earlier, steps are periodic with period p, and
+are not simulated again. With an exchange in every step a round is a step. Offsets count as the same
+within REPEATS of a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from isthmus.topology.spec.step_parts import Crossing, RoundTimes, StepParts, st
 
 @dataclass(frozen=True, slots=True)
 class BucketTimes:
-    """One bucket's way at one site, in seconds since the simulation began."""
+    """The times of one bucket at one site, in seconds since the simulation began."""
 
     index: int
     """The bucket's index among those of the step work."""
@@ -67,9 +67,9 @@ def parts_of(
     *,
     crosses: bool = True,
 ) -> StepParts:
-    """Divide a step whose last bucket was handed over at `computed_s`.
+    """Divide a step whose last bucket was submitted at `computed_s` into its parts.
 
-    Where its buckets did not cross the WAN, what is exposed was inside the site.
+    If its buckets did not cross the WAN, the exposed time was inside the site.
     """
     crossings = tuple(Crossing(each.posted_s, each.reduced_s, each.wait_s) for each in buckets)
     round_ = RoundTimes(computed_s, end_s, crossings if crosses else ())
@@ -80,8 +80,8 @@ REPEATS = 1e-9
 """Share of a step by which offsets may differ and count as the same: rounding."""
 _ALIKE_ROUNDS = 2
 _PERIOD_MAX = 16
-"""The most rounds of a period; with several steps a round, fewer: sites settle within some
-exchanges."""
+"""Longest period in rounds; shorter with several steps per round, because sites converge within
+some exchanges."""
 _PERIOD_STEPS_MAX = 64
 
 
@@ -94,7 +94,7 @@ class SiteStep:
     end_s: float
     parts: StepParts
     buckets: tuple[BucketTimes, ...] | None
-    """The times of the buckets that left in the step; None where nobody keeps them."""
+    """Times of the buckets that left in the step; None: not recorded."""
 
     def later(self, shift_s: float) -> SiteStep:
         """Return these times, each some seconds later."""
@@ -114,10 +114,9 @@ Step = tuple[SiteStep, ...]
 def repeating(
     simulated: Callable[[int], Step], *, round_steps: int = 1, reuse: bool = True
 ) -> Iterator[tuple[Step, float]]:
-    """Yield step after step without end, each with how much later it is than it says.
+    """Yield steps without end, each with the seconds to add to its times.
 
-    `simulated` makes the next step, of this number from 0. If `reuse`, rounds that repeat
-    themselves are not simulated again.
+    `simulated` makes a step by its number from 0. If `reuse`, periodic rounds are simulated once.
     """
     rounds_max = max(1, min(_PERIOD_MAX, _PERIOD_STEPS_MAX // round_steps))
     latest: deque[Step] = deque(maxlen=(rounds_max + _ALIKE_ROUNDS) * round_steps)
@@ -133,7 +132,7 @@ def repeating(
 
 
 def _period(latest: list[Step], round_steps: int, rounds_max: int) -> int:
-    """Return after how many steps they repeat themselves; 0: not that one could tell."""
+    """Return the period of the latest steps in steps; 0: none was found."""
     alike = _ALIKE_ROUNDS * round_steps
     for rounds in range(1, rounds_max + 1):
         period = rounds * round_steps
@@ -145,7 +144,7 @@ def _period(latest: list[Step], round_steps: int, rounds_max: int) -> int:
 
 
 def _alike(one: Step, other: Step) -> bool:
-    """Whether the sites ended two steps equally far apart, and took as long for them."""
+    """Whether two steps have the same offsets between sites and the same lengths."""
     tolerance_s = REPEATS * max(each.end_s - each.begin_s for each in one)
     return all(
         abs((a.end_s - one[0].end_s) - (b.end_s - other[0].end_s)) <= tolerance_s
@@ -155,7 +154,7 @@ def _alike(one: Step, other: Step) -> bool:
 
 
 def _repeated(pattern: list[Step]) -> Iterator[tuple[Step, float]]:
-    """Yield the steps of a period again and again, each time later by its length."""
+    """Yield the steps of a period repeatedly, each time later by its length."""
     period_s = pattern[-1][0].end_s - pattern[0][0].begin_s
     shift_s = 0.0
     while True:
@@ -165,7 +164,7 @@ def _repeated(pattern: list[Step]) -> Iterator[tuple[Step, float]]:
 
 @dataclass(slots=True)
 class _Open:
-    """A step that a site is in."""
+    """A step in progress at a site."""
 
     begin_s: float
     computed_s: float
@@ -173,14 +172,14 @@ class _Open:
     reduced_s: list[float | None]
     finished_s: list[float]
     num_gathering: int = 0
-    """The number of buckets whose all-gather has begun, the first ones."""
+    """Number of first buckets whose all-gather has begun."""
 
 
 class _Simulated:
-    """The base of both kinds of training: the clock, links and gateways, and steps that ended."""
+    """Base of both kinds of training: clock, links, gateways, and ended steps."""
 
     def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
-        """Let all sites begin at 0; `chance` is stragglers'."""
+        """Let all sites begin at 0; `chance` drives the stragglers."""
         self._work = work
         self._settings = settings
         self._chance = chance
@@ -207,13 +206,13 @@ class _Simulated:
         return tuple(ended[site] for site in range(num_sites))
 
     def _factor(self, site: int) -> float:
-        """Return by how much a site's compute is longer in the step that it begins."""
+        """Return the straggler factor of a site's compute in the step that it begins."""
         if self._settings.stragglers is None:
             return 1.0
         return self._settings.stragglers.factor(self._chance, self._work.sites[site].num_ranks)
 
     def _exchange(self, step: int) -> StepExchange:
-        """Return the exchange of a step, which its first site makes."""
+        """Return the exchange of a step, created when the first site needs it."""
         if step not in self._exchanges:
             reduced = functools.partial(self._reduced, step)
             self._exchanges[step] = StepExchange(
@@ -241,7 +240,7 @@ class Training(_Simulated):
         """Seconds at which buckets were posted, by step, site and bucket."""
 
     def steps(self) -> Iterator[tuple[Step, float]]:
-        """Yield step after step, each with how much later it is than it says."""
+        """Yield steps, each with the seconds to add to its times."""
         for site in range(len(self._work.sites)):
             self._begin(site)
         yield from repeating(self._simulated, reuse=self._settings.may_reuse_steps)
@@ -253,7 +252,7 @@ class Training(_Simulated):
         return made
 
     def _begin(self, site: int) -> None:
-        """Begin a site's next step now: compute is known from here on."""
+        """Begin a site's next step now, and schedule its compute."""
         work, now_s = self._work, self._engine.now_s
         step = self._num_begun[site]
         self._num_begun[site] += 1
@@ -283,7 +282,7 @@ class Training(_Simulated):
             self._exchange(step).post(site, bucket)
 
     def _reduced(self, step: int, site: int, bucket: int) -> None:
-        """Begin the all-gathers whose turn it is: those before are done or on their way."""
+        """Begin the all-gathers whose turn it is, in order of the buckets."""
         opened, now_s = self._open[step, site], self._engine.now_s
         opened.reduced_s[bucket] = now_s
         took_s, lanes = self._work.sites[site].gather_s, self._work.sites[site].lanes
@@ -342,7 +341,7 @@ class _Made:
 
 @dataclass(slots=True)
 class _Sent:
-    """The buckets that left a site at the end of one step."""
+    """The buckets that left a site at the end of a step."""
 
     posted_s: float
     reduced_s: dict[int, float] = field(default_factory=dict)
@@ -365,20 +364,20 @@ class _Sent:
 
 
 class _Site:
-    """The steps that one site has begun, and has not told yet."""
+    """The steps that a site has begun and not yet reported."""
 
     def __init__(self) -> None:
         self.gather = Server()
         self.opened: _Made | None = None
-        """The step that the site is in."""
+        """The step in progress; None: none."""
         self.is_done = False
         """Whether that step's own work is done."""
         self.closed: deque[_Made] = deque()
-        """The steps that have ended, and whose buckets may still be under way."""
+        """Ended steps whose buckets may still be under way."""
         self.sent: dict[int, _Sent] = {}
-        """The sent buckets by step; those that a step that is not told yet may have waited for."""
+        """Sent buckets by step, as far as an unreported step may have waited for them."""
         self.missing: dict[int, int] = {}
-        """The number of buckets that are not back, by step."""
+        """Number of buckets without a result, by step."""
 
 
 class LocalTraining(_Simulated):
@@ -392,12 +391,12 @@ class LocalTraining(_Simulated):
         self._due = work.rounds.due()
         self._sites = [_Site() for _ in work.sites]
         self._posted_s: dict[int, float] = {}
-        """Seconds at which the last site so far sent its buckets, by step."""
+        """Seconds at which the latest site sent its buckets, by step."""
         self._num_back: dict[int, int] = {}
-        """The number of sites that have all of it, by step."""
+        """Number of sites with all results, by step."""
 
     def steps(self) -> Iterator[tuple[Step, float]]:
-        """Yield step after step, each with how much later it is than it says."""
+        """Yield steps, each with the seconds to add to its times."""
         for site in range(len(self._sites)):
             self._begin(site, 0)
         yield from repeating(
@@ -416,7 +415,7 @@ class LocalTraining(_Simulated):
         self._engine.at(opened.done_s, self._done, site)
 
     def _done(self, site: int) -> None:
-        """End a step's own work: what is due leaves."""
+        """End a step's own work, and send the buckets that are due."""
         state, now_s = self._sites[site], self._engine.now_s
         opened = state.opened
         assert opened is not None
@@ -455,7 +454,7 @@ class LocalTraining(_Simulated):
         self._tell(site)
 
     def _end_if_it_can(self, site: int) -> None:
-        """End a site's step once its work is done and all is back that the next step needs."""
+        """End a site's step once its work is done and the next step's results are back."""
         state = self._sites[site]
         opened = state.opened
         if opened is None or not state.is_done:
@@ -470,7 +469,7 @@ class LocalTraining(_Simulated):
         self._tell(site)
 
     def _tell(self, site: int) -> None:
-        """Tell of steps that have ended, and all of whose buckets and those before are back."""
+        """Report ended steps, in order, once all their buckets are back."""
         state = self._sites[site]
         while state.closed and all(step > state.closed[0].step for step in state.missing):
             made = state.closed.popleft()
@@ -484,7 +483,7 @@ class LocalTraining(_Simulated):
                 del state.sent[step]
 
     def _site_step(self, site: int, made: _Made) -> SiteStep:
-        """Divide a step; what it did after backward by itself is not waiting for the WAN."""
+        """Divide a step into its parts; its own work after backward is no wait for the WAN."""
         sent = self._sites[site].sent
         away = [each for one in sent.values() for each in one.times()]
         own = sent[made.step].times() if made.step in sent else ()

@@ -1,10 +1,10 @@
 """The exchange of one step's buckets, up and down a plan's trees or from all to all. Pure.
 
 A site sends a segment's sum on once its own part and those of its children are there; the root's
-result goes down the same tree, or another with the same root. A site's gateways encode what they
-send up and, at the root, the result; they decode what comes up, and the result; on the way down
-bytes are passed on as they are. In a gather every site encodes once and decodes what comes of each.
-Sending takes a gateway's time too. All this is one queue a site, in the order in which it comes.
+result goes down the same tree, or another with the same root. A site's gateways encode sums that
+they send up and, at the root, the result. They decode sums from below, and the result; on the way
+down bytes are passed on unchanged. In a gather every site encodes once and decodes each other
+site's part. Sending takes a gateway's time, too. A site has one queue for all this work.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from isthmus.topology.simulator.step_work import Segment, StepWork
 from isthmus.topology.simulator.wan_links import Flow, Network
 
 Reduced = Callable[[int, int], None]
-"""A function that is called with site and bucket when all of a bucket's sum is there."""
+"""A callback with site and bucket, when all of a bucket's sum has arrived."""
 Arrive = Callable[[int, int, int, float], None]
-"""A function that is called with site, bucket, segment, and the time at which its last granule is
-there."""
+"""A callback with site, bucket, segment, and the arrival time of its last granule."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """One segment's sum at one site, on its way up; in a gather, its way in."""
+    """The sum of one segment at one site: from its children, or in a gather from all sites."""
 
     num_missing: int
     first_s: float = 0.0
-    """Seconds at which the first granule of all parts so far is there."""
+    """Seconds at which the first granule of all parts so far has arrived."""
     last_s: float = 0.0
 
 
@@ -47,7 +46,7 @@ class StepExchange:
     ) -> None:
         """Expect every bucket of every site.
 
-        The gateways of a site are one. The step's number orders what waits for a link.
+        `gateways` has one server per site. `step` orders flows that wait for a link.
         """
         self._engine = engine
         self._network = network
@@ -70,7 +69,7 @@ class StepExchange:
         self._last_s = [[0.0] * len(work.segments) for _ in range(work.plan.num_sites)]
 
     def post(self, site: int, bucket: int) -> None:
-        """Take a site's part of a bucket: it is there now."""
+        """Submit a site's part of a bucket now."""
         now_s = self._engine.now_s
         for index in range(len(self._work.segments[bucket])):
             if self._work.plan.is_gather:
@@ -103,7 +102,7 @@ class StepExchange:
     def _add_to_tree(
         self, site: int, bucket: int, index: int, first_s: float, last_s: float
     ) -> None:
-        """Add a site's own part of a segment, or what a child's sum was decoded to."""
+        """Add a site's own part of a segment, or a child's decoded sum."""
         tree = self._work.segments[bucket][index].tree
         num_parts = 1 + len(self._children[tree][site])
         sum_ = self._add(site, bucket, index, first_s, last_s, num_parts)
@@ -117,7 +116,7 @@ class StepExchange:
         self._when(first_s, self._pass_on, site, bucket, index, last_s)
 
     def _pass_on(self, site: int, bucket: int, index: int, last_s: float) -> None:
-        """Send a site's sum up, or if it is everybody's, down."""
+        """Send a site's sum up, or at the root, down."""
         segment = self._work.segments[bucket][index]
         tree = self._work.plan.trees[segment.tree]
         if site == tree.root:
@@ -162,7 +161,7 @@ class StepExchange:
     def _when(
         self, time_s: float, then: Arrive, site: int, bucket: int, index: int, last_s: float
     ) -> None:
-        """Do something at a time that may be now."""
+        """Call `then` at a time that may be now."""
         if time_s <= self._engine.now_s:
             then(site, bucket, index, last_s)
         else:
@@ -176,7 +175,7 @@ class StepExchange:
             self._engine.at(self._last_s[site][bucket], self._reduced, site, bucket)
 
     def _flow(self, bucket: int, index: int, last_s: float, arrive: Arrive) -> Flow:
-        """Return a segment as it goes over a link, or over several."""
+        """Return the flow of a segment over a link."""
         segment = self._work.segments[bucket][index]
         return Flow(
             (self._step, bucket, index),
@@ -196,10 +195,10 @@ class StepExchange:
         decoded: int = 0,
         sent: int = 0,
     ) -> tuple[float, float]:
-        """Return when gateways are done with the first and the last granule of a segment.
+        """Return when gateways have processed the first and the last granule of a segment.
 
-        Its first granule is there now, its last one at `last_s`; they encode, decode and send it so
-        many times.
+        Its first granule arrives now, its last one at `last_s`. The counts say how often the
+        segment is encoded, decoded and sent.
         """
         gateway = self._work.sites[site].gateway
         work_s = sum(gateway.coding_s(segment, encoded, decoded)) + gateway.sending_s(segment, sent)

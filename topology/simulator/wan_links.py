@@ -2,17 +2,17 @@
 
 **One flow after another** (`FifoLink`). A flow is some chunks of one bucket on one tree. The link
 takes waiting flows in the order of their keys, (step, bucket, segment), as a gateway's queue does,
-at its full rate. A granule is as many chunks as are side by side on the link. A flow's first
-granule arrives one granule's time and half a round trip after the flow began. The next site passes
-it on from then on, for chunks are reduced one by one (engine.py says when this is exact). TCP
-starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the window
-that it had (topology/trees/slow_start.py).
+at its full rate. A granule is the chunks in flight on the link. A flow's first granule arrives one
+granule's time and half a round trip after the flow began. The next site passes it on from then on,
+for chunks are reduced one by one (engine.py says when this is exact). TCP starts slowly, and after
+a pause longer than its time-out, RTT + 0.2 s, with a part of the window that it had
+(topology/trees/slow_start.py).
 
-**Several flows at once** (`FairNetwork`). Flows of different links meet only where a site's ports
-are narrower than its links together. There, and where flows are to share links, rates are max-min
-fair. A link has a connection for each of a few flows; further ones wait in the order of their keys.
-Rates are those of progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2): all flows
-grow alike until a resource is full; what crosses it keeps its rate, the others grow on. They are
+**Several flows at once** (`FairNetwork`). Flows of different links compete only if a site's ports
+are narrower than its links together. There, and if flows share links, rates are max-min fair. A
+link has a connection for each of a few flows; further ones wait in the order of their keys. Rates
+are those of progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2): all flows grow
+alike until a resource is full; what crosses it keeps its rate, the others grow on. They are
 computed anew whenever a flow comes or goes. A flow arrives as a whole, which counts little, for
 flows are small.
 """
@@ -41,15 +41,15 @@ from isthmus.topology.trees.slow_start import (
 )
 
 Key = tuple[int, int, int]
-"""The step, bucket and segment of a flow: lower keys go first."""
+"""Step, bucket and segment of a flow; lower keys go first."""
 Deliver = Callable[[int, int, int, float], None]
-"""A function that is called when the first granule has arrived: with the site that has it, bucket,
-segment, and the time at which the last granule will have arrived."""
+"""A callback for the arrival of the first granule, with site, bucket, segment, and the arrival time
+of the last granule."""
 
 
 @dataclass(slots=True)
 class Flow:
-    """Bytes that go over a link together; of the same ones to several sites, one is enough."""
+    """Bytes that cross a link together; one object may be sent to several sites."""
 
     key: Key
     """The key that orders flows; lower ones go first."""
@@ -57,8 +57,8 @@ class Flow:
     """Bytes on the wire."""
     granule_bytes: float
     last_s: float
-    """Seconds at which the last of it is there to be sent; the first is when it is given to the
-    link."""
+    """Seconds at which the last byte is ready to be sent; the first is ready when `send` is
+    called."""
     deliver: Deliver
 
 
@@ -74,10 +74,10 @@ class FifoLink:
         first_window_bytes: float | None = None,
         granules: float = 1.0,
     ) -> None:
-        """Make a link that was idle for ever.
+        """Make a link that has always been idle.
 
-        The first window is of all connections together; None: there is no slow start. So many
-        `granules` of a flow are side by side on this link.
+        `first_window_bytes` is that of all connections together; None: no slow start. `granules` of
+        a flow are in flight on this link.
         """
         self.bytes_per_s = bytes_per_s
         self.delay_s = rtt_s / 2
@@ -89,10 +89,10 @@ class FifoLink:
         self._waiting: list[tuple[Key, int, Flow]] = []
         self._num_sent = 0
         self._free_s = float("-inf")
-        """Seconds at which what it sends now has left, or when it last sent something."""
+        """Seconds at which the link becomes, or became, idle."""
         self._is_cut = False
         self._will_look = False
-        """Whether something waits and an action will look at it once the link is free."""
+        """Whether an action is scheduled to send waiting flows once the link is free."""
         self._window_bytes = first_window_bytes
         """Bytes of the window with which the latest burst began."""
         self._ramp_bytes = self._ramp()
@@ -101,7 +101,7 @@ class FifoLink:
         """Bytes sent since the latest burst began."""
 
     def send(self, flow: Flow) -> None:
-        """Take a flow whose first granule is there."""
+        """Send a flow whose first granule is ready."""
         heapq.heappush(self._waiting, (flow.key, self._num_sent, flow))
         self._num_sent += 1
         if self._is_cut or self._will_look:
@@ -118,7 +118,7 @@ class FifoLink:
         delay_s: float | None = None,
         is_cut: bool | None = None,
     ) -> None:
-        """Be another link from the next flow on; what is None stays. What is on its way arrives."""
+        """Change the link from the next flow on; None: unchanged. Flows in flight still arrive."""
         self.bytes_per_s = self.bytes_per_s if bytes_per_s is None else bytes_per_s
         if delay_s is not None:
             self.delay_s, self._rtt_s = delay_s, 2 * delay_s
@@ -152,7 +152,7 @@ class FifoLink:
             self._look_later()
 
     def _time_s(self, num_bytes: float) -> float:
-        """Return how long the next bytes take, waiting for the window included."""
+        """Return the seconds to send the next bytes, with waits for the window."""
         plain_s = num_bytes / self.bytes_per_s
         if self._grown_bytes >= self._ramp_bytes:
             return plain_s
@@ -160,7 +160,7 @@ class FifoLink:
         return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
 
     def _shrink(self, idle_s: float) -> None:
-        """Begin anew after a pause with what it left of the window; at first with the first one."""
+        """Start a burst after a pause, with the window that the pause left."""
         if self._first_window_bytes is None or idle_s <= self._rtt_s + RTO_MIN_S:
             return
         assert self._window_bytes is not None, "as there is a first one"
@@ -174,20 +174,20 @@ class FifoLink:
         self._ramp_bytes = self._ramp()
 
     def _ramp(self) -> float:
-        """Return after how many bytes the window fills the link."""
+        """Return the bytes of a burst after which the window fills the link."""
         if self._window_bytes is None:
             return 0.0
         return sum(windows(self.bytes_per_s, self._rtt_s, self._window_bytes))
 
     def _unused_s(self, num_bytes: float) -> float:
-        """Return how long the link waited for its window while it sent the first `num_bytes`."""
+        """Return the seconds of waiting for the window in a burst's first `num_bytes`."""
         if self._window_bytes is None:
             return 0.0
         return unused_s(num_bytes, self.bytes_per_s, self._rtt_s, self._window_bytes)
 
 
 _DONE = 1e-9
-"""Bytes of a flow below which it counts as sent: what rounding leaves."""
+"""Remaining bytes below which a flow counts as sent (rounding)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,12 +201,12 @@ class _Active:
 
 
 class FairNetwork:
-    """The resources, and the flows on them."""
+    """Flows with max-min fair rates over links and ports."""
 
     def __init__(
         self, engine: Engine, bytes_per_s: Mapping[Hashable, float], num_in_flight: int
     ) -> None:
-        """Start without flows, of which `num_in_flight` at most are on a link at once."""
+        """Start without flows; at most `num_in_flight` are on a link at once."""
         self._engine = engine
         self._bytes_per_s = bytes_per_s
         self._num_in_flight = num_in_flight
@@ -222,7 +222,7 @@ class FairNetwork:
     ) -> None:
         """Take a flow; it arrives `delay_s` after its last byte has left.
 
-        It waits for the link only, and crosses the ports besides.
+        The flow waits for a place on the link only; `ports` limit its rate.
         """
         sent = _Active(flow, target, (link, *ports), delay_s, flow.num_bytes)
         heapq.heappush(self._waiting.setdefault(link, []), (flow.key, self._num_sent, sent))
@@ -246,7 +246,7 @@ class FairNetwork:
             each.left_bytes -= each.bytes_per_s * passed_s
 
     def _share(self) -> None:
-        """Set the rates, and look again when the next flow has left."""
+        """Set the rates, and schedule an update when the next flow has left."""
         paths = [each.resources for each in self._active]
         for each, rate in zip(self._active, max_min(paths, self._bytes_per_s), strict=True):
             each.bytes_per_s = rate
@@ -257,7 +257,7 @@ class FairNetwork:
 
     def _leave(self, version: int) -> None:
         if version != self._version:
-            return  # something came or went since, and that looked again
+            return  # outdated: flows came or went since
         self._advance()
         least = min(each.left_bytes / each.flow.num_bytes for each in self._active)
         left = [
@@ -308,7 +308,7 @@ Hop = tuple[int, int]
 
 
 class Network:
-    """The network of all links: it sends flows between neighbours."""
+    """All links of a topology: sends flows between neighbouring sites."""
 
     def __init__(self, engine: Engine, work: StepWork, *, is_fair: bool) -> None:
         """Make every link of the topology; flows share links if `is_fair`."""
@@ -355,7 +355,7 @@ class Network:
         return bytes_per_s if bytes_per_s < links else None
 
     def send(self, source: int, target: int, flow: Flow) -> None:
-        """Send a flow over the link between two sites, which is there."""
+        """Send a flow over the existing link between two sites."""
         hop = (source, target)
         if self._fair is None:
             self._fifo[hop].send(flow)
@@ -384,7 +384,7 @@ class Network:
 
 
 def changing_network(engine: Engine, work: StepWork, settings: Settings) -> Network:
-    """Return the network of a run, with what happens to its links in the engine's future."""
+    """Return a run's network, with all changes of links scheduled in the engine."""
     network = Network(engine, work, is_fair=settings.sharing == "fair")
     for each in settings.changes:
         assert isinstance(each.change, Change), "checked by require_simulated"
@@ -393,11 +393,10 @@ def changing_network(engine: Engine, work: StepWork, settings: Settings) -> Netw
 
 
 def require_simulated(changes: Iterable[TimedChange], *, is_fair: bool) -> None:
-    """Refuse changes that a simulation knows nothing of.
+    """Refuse changes that cannot be simulated.
 
     Raises:
-        SimulationError: links are shared, or there is a change of another kind than rate, RTT, cut,
-            heal.
+        SimulationError: links are shared, or a change is not of rate, RTT, cut or heal.
     """
     for each in changes:
         change = each.change

@@ -1,12 +1,11 @@
 """The number of TCP connections that a link begins with: for gateways, and for predictions.
 
-Pure: gateways open them, predictions count with them.
+Pure. Gateways open that many, and predictions assume it.
 
-One connection has no more on the way than its sender's buffer holds, so a link takes as many as its
-bandwidth times round trip needs. It takes at least two where it is wide enough for both: while one
-waits for a lost packet, the other carries on. On a narrow link two only crowd each other out. With
-CUBIC and 40 ms two take 1.3 times as long as one at 10 Mbit/s, 1.13 times at 30 Mbit/s, and as long
-as one at 100 Mbit/s (`python -m scripts.bench gateways`).
+One connection has at most its send buffer in flight, so a link needs enough of them to fill its
+BDP. A wide link has at least two: while one waits for a lost packet, the other carries on. On a
+narrow link two only compete. With CUBIC and 40 ms two take 1.3 times as long as one at 10 Mbit/s,
+1.13 times at 30 Mbit/s, and as long as one at 100 Mbit/s (`python -m scripts.bench gateways`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import math
 from isthmus.topology.spec.tcp_constants import SEGMENT_BYTES
 
 FLOWS_MAX = 64
-"""The most TCP connections of a link whose topology does not limit them."""
+"""Limit on a link's TCP connections, if the topology sets none."""
 _ENOUGH_FOR_TWO_BYTES = 2 * 128 * SEGMENT_BYTES
-"""Bytes on the way that make two connections worth while: about a hundred packets for each."""
+"""BDP from which two connections pay: about a hundred packets for each."""
 SEND_BUFFER_BYTES = 3 << 20
-"""Bytes of one connection's send buffer where nothing is known: 3/4 of Linux's default of 4 MiB."""
+"""Default bytes in a connection's send buffer: 3/4 of Linux's default of 4 MiB."""
 
 
 def first_channels(
@@ -30,14 +29,14 @@ def first_channels(
     rtt_s: float,
     send_buffer_bytes: int | None = SEND_BUFFER_BYTES,
 ) -> int:
-    """Return how many connections a link begins with: exactly the wanted, or what fills it.
+    """Return the initial number of connections: `wanted`, or enough to fill the link.
 
     Args:
-        wanted: as the job says; None: auto.
-        most: at most so many, where the job leaves it open.
-        bytes_per_s: of the link.
-        rtt_s: of the link.
-        send_buffer_bytes: what one connection can have on the way at most; None: no limit known.
+        wanted: the job's number; None: auto.
+        most: upper limit for auto.
+        bytes_per_s: bandwidth of the link.
+        rtt_s: round trip of the link.
+        send_buffer_bytes: limit on bytes in flight per connection; None: unknown.
     """
     if wanted is not None:
         return wanted
@@ -54,11 +53,11 @@ def chunks_in_flight(
     rtt_s: float,
     send_buffer_bytes: int | None = SEND_BUFFER_BYTES,
 ) -> float:
-    """Return how many chunks are side by side on a link, in the mean; arguments: `first_channels`.
+    """Return the mean number of chunks in flight on a link; arguments as in `first_channels`.
 
-    As many as it has connections, once it holds that many times what makes a further one worth
-    while. In between fewer: of a chunk on each of two, the second begins when the first one has
-    left its sender. So chunks never take longer on a link for its being wider.
+    It is the number of connections, once the link's BDP justifies them all. In between it is lower,
+    since with two chunks the second begins when the first has left its sender. So a wider link
+    never makes chunks take longer.
     """
     if wanted is not None:
         return wanted

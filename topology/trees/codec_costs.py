@@ -1,8 +1,8 @@
 """The codecs' measured speeds, sizes and errors on gradients. Pure.
 
 From the table of docs/measurements/codecs.md (scripts/bench/codecs.py: one thread of an AMD EPYC
-Zen 5, gradients of the model that ships). Sizes that depend on what gradients hold are those of
-that table; everything else takes its sizes from RATIOS, which is exact.
+Zen 5, gradients of the model that ships). Sizes that depend on the gradients' values are from that
+table; others are in RATIOS, which is exact.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BLOCK = 128
-"""Elements that share a scale where a codec has scales: sites/codecs/quantising_codecs.py."""
+"""Elements per scale in block codecs: sites/codecs/quantising_codecs.py."""
 _SCALE_BYTES = 2 / BLOCK
-"""Bytes that the block's scale adds to each of its elements."""
+"""Bytes that the block's scale adds per element."""
 LOSSLESS = frozenset({"fp32", "split"})
 """Codecs whose decoding gives back every bit."""
 RATIOS = {
@@ -22,7 +22,7 @@ RATIOS = {
     "fp8": (1 + _SCALE_BYTES) / 4,
     "int4": (0.5 + _SCALE_BYTES) / 4,
 }
-"""Encoded bytes for each byte of float32, where the values do not matter."""
+"""Encoded bytes per byte of float32, for codecs whose size does not depend on values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,10 @@ class CodecCost:
     """The speed of one codec, in bytes of float32 per second of one core, and its size."""
 
     encode_bytes_per_s: float
-    """Encoding speed of a gateway that sends; with error feedback where the codec loses
-    something."""
+    """Encoding speed of a sending gateway, with error feedback if the codec is lossy."""
     decode_bytes_per_s: float
     typical_ratio: float | None = None
-    """Encoded bytes for each of float32; None: exactly as RATIOS says."""
+    """Encoded bytes per byte of float32, as measured; None: exactly that in RATIOS."""
 
 
 COSTS = {
@@ -67,15 +66,15 @@ RELATIVE_ERRORS = {
     "topk": 0.67573,
     "topk-zstd": 0.67573,
 }
-"""|decoded - meant| / |meant| of the same gradients, without feedback; 0: lossless."""
+"""|decoded - original| / |original| of the same gradients, without feedback; 0: lossless."""
 
 GATEWAY_BYTES_PER_S = 570e6
-"""Encoded bytes per second that one gateway sends while it receives as much; see
+"""Encoded bytes per second that a gateway can send while receiving as much; see
 docs/measurements/loopback.md."""
 
 
 def usual_ratio(codec: str) -> float:
-    """Return the encoded bytes for each byte of float32: exact, or as measured once."""
+    """Return the encoded bytes per byte of float32, exact or measured."""
     exact = RATIOS.get(codec)
     if exact is not None:
         return exact

@@ -1,10 +1,9 @@
-"""The codec of each tree's chunks, where links have codecs of their own. Pure.
+"""Chooses the codec of each tree if links have different codecs. Pure.
 
-A result's bytes are one and the same on all edges of its tree, and a gather's part is decoded by
-all: that is what makes all sites' results bit-identical. So a codec belongs to a tree, not to a
-hop. It is the one with the fewest bytes among those of the links that the tree crosses; in a
-gather, of all links. Trees over fast links only stay as they are, and what crosses a narrow one is
-small everywhere.
+A result has the same bytes on all edges of its tree, and all sites decode a gather's parts, so that
+all results are bit-identical. So a codec belongs to a tree, not to a hop: the smallest of the
+codecs of the tree's links, or in a gather of all links. Trees over fast links keep larger codecs,
+and a tree with a narrow link is small everywhere.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from isthmus.topology.text.yaml_document import Path
 from isthmus.topology.trees.codec_costs import usual_ratio
 
 _WHOLE = 1 << 12
-"""The size of a float32 chunk in the units that sizes are compared in: exact ratios give whole
-numbers."""
+"""Size of a float32 chunk in the units of `loads_of`, in which exact ratios are integers."""
 
 
 def codec_between(exchange: Exchange, one: str, other: str) -> str:
-    """Return the codec of the link between two sites, by name: both ways alike."""
+    """Return the codec name of the link between two sites, equal in both directions."""
     for each in exchange.codecs:
         if set(each.between) == {one, other}:
             return each.codec
@@ -34,7 +32,7 @@ def codec_between(exchange: Exchange, one: str, other: str) -> str:
 
 
 def plan_codecs(job: Job, topology: Topology, plan: ReductionPlan) -> tuple[str, ...]:
-    """Return the codec of each tree of a plan, in their order; of a gather, of its one."""
+    """Return the codec of each tree of a plan, in order; a gather has one."""
     exchange, names = job.exchange, [site.name for site in topology.sites]
     if not exchange.codecs:
         return (exchange.codec,) * max(1, len(plan.trees))
@@ -48,15 +46,15 @@ def plan_codecs(job: Job, topology: Topology, plan: ReductionPlan) -> tuple[str,
 
 
 def smallest(codecs: Iterable[str]) -> str:
-    """Return the codec with the fewest bytes; of equal ones that which CODECS has first."""
+    """Return the codec with the fewest bytes; ties by the order of CODECS."""
     return min(set(codecs), key=lambda codec: (usual_ratio(codec), CODECS.index(codec)))
 
 
 def loads_of(exchange: Exchange, names: Sequence[str]) -> Mapping[tuple[int, int], int]:
-    """Return how many bytes a chunk is on each pair's link by its codec, in a unit of all of them.
+    """Return the size of a chunk by the codec of each pair's link, in a common integer unit.
 
-    Integers, for sites must plan alike. Pairs are by index, the lower one first. Where all links
-    have the same codec, empty: then it makes no difference to which links are used.
+    Integers, because sites must plan alike. Pairs are indices, the lower one first. Empty if all
+    links have the same codec, which then does not affect the choice of links.
     """
     if not exchange.codecs:
         return {}
@@ -73,7 +71,7 @@ def loads_of(exchange: Exchange, names: Sequence[str]) -> Mapping[tuple[int, int
 
 
 def problems_of(job: Job, topology: Topology) -> list[tuple[Path, str]]:
-    """Return what is wrong with a job's codecs of links, on a topology that is fully described."""
+    """Return problems with a job's codecs of links; `topology` has all sites."""
     names = [site.name for site in topology.sites]
     problems: list[tuple[Path, str]] = []
     first: dict[frozenset[str], int] = {}

@@ -1,11 +1,11 @@
-"""The reduction of an epoch: trees over the members of a run, around links that are dead. Pure.
+"""Makes the reduction of an epoch: trees over a run's members that avoid dead links. Pure.
 
-It is simple and found at once, for ranks wait for it. Two sites gather, and so do all where the run
-began with a gather. Else it is the star, or the tree, whose slowest link is fastest. Planning again
-while the run goes on may find a better one later.
+The plan is simple and quick to find, because ranks wait for it. Two sites gather, as do all sites
+if the run began with a gather. Else it is the star, or the tree, whose slowest link is fastest.
+Replanning may find a better one later.
 
-Every chunk keeps the codec that it had when the run began, for ranks that encode were told then.
-Where trees have different codecs, the tree that was found takes the place of each.
+Every chunk keeps its first codec, because ranks that encode learned it then. If trees have
+different codecs, the new tree replaces each of them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from isthmus.topology.trees.shapes import widest_tree
 def plan_for(
     spec: RunSpec, members: Sequence[str], dead_links: Collection[tuple[str, str]] = ()
 ) -> CodedPlan | None:
-    """Return trees over some of a run's sites; the run's own where nothing has changed.
+    """Return a plan over some of a run's sites; the run's own plan if nothing has changed.
 
     Args:
-        spec: What the run is.
-        members: The sites that take part.
+        spec: The run's spec.
+        members: Names of the sites that take part.
         dead_links: Pairs of sites that cannot reach each other, in any order.
 
     Returns:
@@ -62,7 +62,7 @@ def plan_with_followers(
     follows: Collection[str],
     dead_links: Collection[tuple[str, str]] = (),
 ) -> CodedPlan:
-    """Return a plan whose results further sites get, each of which some member reaches."""
+    """Return a plan extended to sites that are catching up; a member must reach each of them."""
     names = spec.site_names
     dead = {edge(names.index(one), names.index(other)) for one, other in dead_links}
     live = pairs_of(spec.topology, spec.job.exchange).bytes_per_s.keys()
@@ -79,7 +79,7 @@ def plan_with_followers(
 def _tree(
     pairs: Pairs, sites: Sequence[int], dead: Collection[tuple[int, int]]
 ) -> tuple[Tree, bool] | None:
-    """Return the widest tree over some sites, and whether all are linked; None: there is none."""
+    """Return the widest tree over some sites, and whether all pairs are linked; None: no tree."""
     if len(sites) == 1:
         return Tree(sites[0], {}), True
     live = _among(pairs, sites, dead)
@@ -92,7 +92,7 @@ def _tree(
 
 
 def _among(pairs: Pairs, sites: Sequence[int], dead: Collection[tuple[int, int]]) -> Pairs:
-    """Return the pairs of some sites by their places among these, without dead ones."""
+    """Return the pairs of `sites`, renumbered among these, without dead links."""
     place = {site: at for at, site in enumerate(sites)}
     kept = {
         each: (place[each[0]], place[each[1]])

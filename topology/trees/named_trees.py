@@ -1,4 +1,4 @@
-"""The trees and groups that a job names: checked against the topology, mistakes at their places."""
+"""Checks the trees and groups of a job against the topology; problems have their paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def refused(key: str, message: str) -> Problem:
 
 
 def named_trees(trees: Sequence[NamedTree], pairs: Pairs, problems: list[Problem]) -> list[Tree]:
-    """Return the trees by site index; with problems, those trees that have none."""
+    """Return the trees with site indices, leaving out those with problems."""
     sound = []
     for index, tree in enumerate(trees):
         before = len(problems)
@@ -98,7 +98,7 @@ def _check_form(
 
 
 def _circle(parents: Mapping[str, str], root: str) -> list[str]:
-    """Return the first circle in the order written, its first site also at the end; or nothing."""
+    """Return a circle of sites, with its first one repeated at the end; empty: none."""
     for child in parents:
         way = [child]
         while way[-1] != root:

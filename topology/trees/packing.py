@@ -1,4 +1,4 @@
-"""The packing of spanning trees that carries most together: a linear program, solved by HiGHS.
+"""Finds the packing of spanning trees with the highest total rate: a linear program (HiGHS).
 
 Maximise the sum of x_T over spanning trees T, so that the trees over each edge carry no more than
 its rate: sum of x_T over T with e in T <= c_e. A chunk crosses each edge of its tree once up and
@@ -9,10 +9,10 @@ of the smallest of its edges' codecs: sum of l_T x_T <= c_e. Otherwise all l_T a
 Nash-Williams and Tutte say what binds. Part the sites into k groups, and divide the rate between
 the groups by k - 1: the sum of x_T is the least of this over all ways to do so.
 
-There are n^(n-2) trees, so they are made as they are needed. The next one is the cheapest at the
+There are n^(n-2) trees, so columns are generated as needed. The next tree is the cheapest at the
 current prices of the edges. A tree costs l_T times the sum of these, so it is a minimum spanning
-tree, or the one with an edge whose codec is smaller. The search ends when no tree costs less than
-1: the prices then prove that no packing is better (`generated`).
+tree, or the cheapest one with an edge of a smaller codec. The search ends when no tree costs less
+than 1: the prices then prove that no packing is better (`generated`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from isthmus.topology.trees.pairs import Edge, Pairs, edge
 from isthmus.topology.trees.shapes import rooted
 
 EDGES_MAX = 120
-"""The most edges of the program: all between 16 sites. An optimum has as many trees as edges at
-most."""
+"""Largest number of edges in the program: all between 16 sites. An optimum has at most as many
+trees."""
 ENOUGH = 0.995
 """Share of the optimum that is good enough. The last half percent takes as long as all before it,
 and rounding to whole weights loses as much."""
 PERIOD_MAX = 256
-"""The most that all weights together come to. Few, so that few chunks are already shared out
-right."""
+"""Largest sum of weights: small, so that even a few chunks are distributed well."""
 NEAR_ENOUGH = 1.01
-"""Ratio by which whole weights may lengthen the busiest link's time."""
+"""Factor by which rounding to integer weights may lengthen the busiest link's time."""
 _LEAST_SHARE = 1e-6
 """Share of the optimum below which a tree counts as carrying nothing."""
 
@@ -47,25 +46,25 @@ EdgeSet = tuple[Edge, ...]
 _Prices = Mapping[Edge, float]
 _Loads = Mapping[Edge, int]
 _Pricer = Callable[[int, _Prices, _Loads], EdgeSet | None]
-"""A function from the number of sites, the price of each edge and the loads to the cheapest tree of
-its kind; None where there is none."""
+"""A function (number of sites, price of each edge, loads) that returns the cheapest tree of its
+kind; None: no tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Spanning trees, and how much per second each carries when they share the links best."""
+    """Spanning trees with their optimal rates."""
 
     bytes_per_s: float
-    """Bytes per second of all trees together: the optimum. In chunks of the unit of `Pairs.loads`,
-    where there are any."""
+    """Total bytes per second of all trees, the optimum; with `Pairs.loads`, chunks of their unit
+    per second."""
     trees: tuple[tuple[EdgeSet, float], ...]
-    """The trees and their rates, in ascending order; none carries nothing."""
+    """Trees with their rates, all above 0, in ascending order."""
 
 
 def pack_trees(pairs: Pairs) -> Packing:
-    """Return the best packing of spanning trees of any form; stars where they do as well.
+    """Return the best packing of spanning trees of any form, preferring stars.
 
-    Beyond EDGES_MAX edges only the widest take part.
+    Above EDGES_MAX edges only the widest are used.
     """
     packing = _pack(pairs, _star_or_tree)
     assert packing is not None, "the sites are connected"
@@ -73,7 +72,7 @@ def pack_trees(pairs: Pairs) -> Packing:
 
 
 def pack_stars(pairs: Pairs) -> Packing | None:
-    """Return the best packing of stars; None where no site has edges with all others."""
+    """Return the best packing of stars; None: no site has edges to all others."""
     return _pack(pairs, _cheapest_star)
 
 
@@ -88,10 +87,10 @@ def weighted(pairs: Pairs, packing: Packing, near_enough: float = NEAR_ENOUGH) -
 
 
 def small_weights(packing: Packing, pairs: Pairs, near_enough: float = NEAR_ENOUGH) -> list[int]:
-    """Return a weight for each tree, 0 to WEIGHT_MAX: of the least total that is near enough.
+    """Return integer weights of the trees, 0 to WEIGHT_MAX, with the smallest adequate total.
 
-    That is a busiest link that takes at most so many times as long as in the packing. Where no
-    total up to PERIOD_MAX is, the one whose busiest link is least busy.
+    Adequate: the busiest link takes at most `near_enough` times as long as in the packing. If no
+    total up to PERIOD_MAX is, take the one whose busiest link is least busy.
     """
     uses = [dict.fromkeys(edges, pairs.load(edges)) for edges, _ in packing.trees]
     carried = [part for _, part in packing.trees]
@@ -105,14 +104,14 @@ def least_weights(
     rates: Mapping[LinkT, int],
     near_enough: float,
 ) -> list[int]:
-    """Return small whole weights, as `small_weights` does, for trees over links of any kind.
+    """Return small integer weights, like `small_weights`, for trees over any kind of links.
 
     Args:
-        carried: Of each tree, its part of the optimum.
-        bytes_per_s: The optimum.
-        uses: Of each tree, how its chunks load links.
+        carried: Rate of each tree.
+        bytes_per_s: Total rate.
+        uses: Load of a chunk of each tree, by link.
         rates: Bytes per second of each link.
-        near_enough: How many times as long the busiest link may take.
+        near_enough: Allowed factor on the busiest link's time.
     """
     best_busy_s, best = float("inf"), [1] * len(carried)
     for period in range(1, PERIOD_MAX + 1):
@@ -151,19 +150,19 @@ def generated(
     cheapest: Callable[[Mapping[LinkT, float]], Sequence[TreeT]],
     uses_of: Callable[[TreeT], Mapping[LinkT, int]],
 ) -> tuple[float, list[tuple[TreeT, float]]] | None:
-    """Return the most that trees carry together, nearly, and these trees; None: there are none.
+    """Return the near-optimal total rate and the trees with their rates; None: no trees.
 
     Args:
         rates: Bytes per second of each link.
-        cheapest: Gives the cheapest trees at some prices of links, or none if there never are any.
-        uses_of: Tells how a tree's chunks load links.
+        cheapest: Returns the cheapest trees for given prices of links; none if there are no trees.
+        uses_of: Returns the load of a tree's chunk by link.
     """
-    # scipy takes a third of a second to import, and most processes never ask.
+    # scipy takes a third of a second to import, and most processes do not need it.
     from scipy.optimize import linprog  # type: ignore[import-untyped]
 
     widest = max(rates.values(), default=1)
     limits = [rate / widest for rate in rates.values()]
-    rows: list[list[float]] = [[] for _ in rates]  # a link's: how a chunk of each tree loads it
+    rows: list[list[float]] = [[] for _ in rates]  # row of a link: load of a chunk of each tree
     trees: list[TreeT] = []
     newest = list(cheapest({link: 1 / rate for link, rate in rates.items()}))
     if not newest:
@@ -191,9 +190,9 @@ def generated(
 
 
 def _widest_edges(pairs: Pairs) -> list[Edge]:
-    """Return all edges, or those of the widest tree, the widest of the rest, and so on.
+    """Return all edges, or those of the widest tree, then of the widest of the rest, and so on.
 
-    So that every site keeps several edges, even if its own are the narrowest.
+    This way every site keeps several edges, even if they are narrow.
     """
     kept: list[Edge] = []
     rest = {each: -float(pairs.speed([each])) for each in pairs.bytes_per_s}
@@ -208,7 +207,7 @@ def _widest_edges(pairs: Pairs) -> list[Edge]:
 
 
 def _star_or_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | None:
-    """Return the cheapest tree; a star where one costs no more, for it has the least delay."""
+    """Return the cheapest tree, preferring a star, which has the least delay."""
     tree = _cheapest_tree(num_sites, prices, loads)
     found = _cheapest_star(num_sites, prices, loads)
     if found is None or tree is None:
@@ -218,7 +217,7 @@ def _star_or_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | N
 
 
 def _load(tree: EdgeSet, loads: _Loads) -> int:
-    """Return the bytes of a tree's chunk; what is not in `loads` has 1."""
+    """Return the load of a tree's chunk; edges missing in `loads` have 1."""
     return min(loads.get(each, 1) for each in tree)
 
 
@@ -238,8 +237,8 @@ def _cheapest_star(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | 
 def _cheapest_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | None:
     """Return the cheapest tree of any form.
 
-    For each load it is the minimum spanning tree among those with an edge of that load: what else
-    the tree holds can only make it cheaper, and then it is found for that load.
+    For each load, take the minimum spanning tree with an edge of that load. Other edges can only
+    lower its load, and then it is found for the lower one.
     """
     forest = _forest(num_sites, prices)
     if len(forest) != num_sites - 1:
@@ -253,7 +252,7 @@ def _cheapest_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | 
 
 
 def _forest(num_sites: int, prices: _Prices, first: Edge | None = None) -> EdgeSet:
-    """Return Kruskal's minimum spanning forest, with the edge `first`; of equal edges the first."""
+    """Return Kruskal's minimum spanning forest that includes the edge `first`."""
     group = list(range(num_sites))
     taken = []
     for each in sorted(prices, key=lambda pair: (pair != first, prices[pair], pair)):
@@ -265,7 +264,7 @@ def _forest(num_sites: int, prices: _Prices, first: Edge | None = None) -> EdgeS
 
 
 def apportioned(shares: Sequence[float], period: int) -> list[int]:
-    """Return the shares of `period` in whole numbers, by the largest remainders."""
+    """Return integers that sum to `period`, in proportion to `shares` (largest remainders)."""
     total = sum(shares)
     exact = [share / total * period for share in shares]
     weights = [int(each) for each in exact]
@@ -278,7 +277,7 @@ def apportioned(shares: Sequence[float], period: int) -> list[int]:
 def _busiest_s(
     weights: Iterable[int], uses: Iterable[Mapping[LinkT, int]], rates: Mapping[LinkT, int]
 ) -> float:
-    """Return how long the busiest link takes for as many chunks as the weights say."""
+    """Return the busiest link's time for one period of chunks."""
     loads: dict[LinkT, int] = {}
     for weight, of_tree in zip(weights, uses, strict=True):
         for link, use in of_tree.items():

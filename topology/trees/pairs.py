@@ -1,10 +1,9 @@
-"""The WAN as trees see it: pairs of sites that reach each other, with the slower direction's rate.
+"""The WAN as an undirected graph for trees: pairs of sites, with the slower direction's rate.
 
-A tree uses an edge both ways alike: as many bytes as go up come down. So the slower direction is
-what counts. Only where directions differ much do trees have other ways down, and then each
-direction counts by itself (topology/trees/two_way_packing.py). All figures are integers: sums of
-floats may differ between Python's versions, sums of integers do not. So the same topology gives the
-same trees everywhere.
+A tree sends as many bytes down an edge as up, so the slower direction counts. If directions differ
+much, trees have other ways down, and each direction counts (topology/trees/two_way_packing.py). All
+figures are integers, because sums of floats may differ between Python's versions. So the same
+topology gives the same trees everywhere.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ def edge(one: int, other: int) -> Edge:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The edges between the sites `names`; missing where there are not links both ways."""
+    """The edges between the sites `names`; an edge needs links in both directions."""
 
     names: tuple[str, ...]
     bytes_per_s: Mapping[Edge, int]
     """Bytes per second of the slower direction, 1 at least; in ascending order of the edges."""
     rtt_ns: Mapping[Edge, int]
-    """Nanoseconds there and back again."""
+    """Round trip in nanoseconds."""
     loads: Mapping[Edge, int] = field(default_factory=dict)
-    """Bytes of a chunk by the edge's codec, in some unit. A tree has the least of its edges'
-    (topology/trees/link_codecs.py). Empty: all are alike, and the unit is that of `bytes_per_s`."""
+    """Size of a chunk by the edge's codec, in a common unit. A tree has the smallest of its edges
+    (topology/trees/link_codecs.py). Empty: all are equal, and rates are in bytes."""
     one_way: Mapping[Hop, int] = field(default_factory=dict)
-    """Bytes per second of each direction of the edges. Empty: no edge's differ by more than the
-    ratio ASYMMETRIC."""
+    """Bytes per second of each direction. Empty: no edge's directions differ by more than the ratio
+    ASYMMETRIC."""
 
     @property
     def num_sites(self) -> int:
@@ -65,15 +64,15 @@ class Pairs:
         return min((self.loads.get(edge(*each), 1) for each in edges), default=1)
 
     def speed(self, edges: Iterable[tuple[int, int]]) -> Fraction:
-        """Return the chunks per second, in `loads`' unit, that a tree over these edges carries.
+        """Return the chunks per second, in the unit of `loads`, of a tree over these edges.
 
-        0 where there is no such edge.
+        0 if an edge does not exist.
         """
         edges = tuple(edges)
         return Fraction(min(self.rate(*each) for each in edges), self.load(edges))
 
     def at_least(self, bytes_per_s: int) -> Pairs:
-        """Return these pairs without the edges that are slower."""
+        """Return these pairs without edges slower than `bytes_per_s`."""
         kept = {each: rate for each, rate in self.bytes_per_s.items() if rate >= bytes_per_s}
         rtt_ns = {each: self.rtt_ns[each] for each in kept}
         return dataclasses.replace(self, bytes_per_s=kept, rtt_ns=rtt_ns)

@@ -1,7 +1,7 @@
 """Trees of a given form: the best star, the widest tree, the paths of a ring, two levels.
 
-All compare integers. Of two that do as well the first in site order is taken. So the same topology
-gives the same trees every time.
+All comparisons are of integers, and ties go to the first in site order, so the same topology always
+gives the same trees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.topology.trees.pairs import Edge, Pairs
 def best_hub(pairs: Pairs) -> int | None:
     """Return the centre of the star whose slowest link is fastest; None where no star reaches all.
 
-    Of equal ones that with the least sum of round trips.
+    Ties: the one with the least sum of round trips.
     """
     hubs = [site for site in range(pairs.num_sites) if not pairs.missing(site)]
     return max(hubs, key=lambda hub: _star_score(pairs, hub), default=None)
@@ -32,10 +32,9 @@ def _star_score(pairs: Pairs, hub: int) -> tuple[Fraction, int, int]:
 def widest_tree(pairs: Pairs) -> Tree | None:
     """Return the tree whose slowest link is fastest; None if the sites are not connected.
 
-    The best star if a star can be that; otherwise grown from each site in turn along the widest
-    edge (Prim), and of equal ones the lowest. Where links have codecs of their own, a tree is small
-    on all of its links because of one of them: so it is also grown from the widest edge of each
-    size.
+    The best star if one is as fast; otherwise grown from each site in turn along the widest edge
+    (Prim), and of equally wide ones the lowest. If links have different codecs, one edge makes
+    chunks small on the whole tree, so trees are also grown from the widest edge of each size.
     """
     hub = best_hub(pairs)
     begun = [(root, root) for root in range(pairs.num_sites)]
@@ -56,7 +55,7 @@ def widest_tree(pairs: Pairs) -> Tree | None:
 
 
 def _grown(pairs: Pairs, root: int, first: int) -> Tree | None:
-    """Return the tree grown from `root`, or, where it is another site, from the edge to `first`."""
+    """Return the tree grown from `root`, or from its edge to `first` if that is another site."""
     depth, parent = {root: 0}, {}
     if first != root:
         depth[first], parent[first] = 1, root
@@ -88,7 +87,7 @@ def _depth(tree: Tree) -> int:
 
 
 def way_up(tree: Tree, site: int) -> list[tuple[int, int]]:
-    """Return the hops (from, to) by which a site's contribution gets to the root."""
+    """Return the hops (from, to) of a site's contribution to the root."""
     hops = []
     while site != tree.root:
         hops.append((site, tree.parent[site]))
@@ -99,15 +98,15 @@ def way_up(tree: Tree, site: int) -> list[tuple[int, int]]:
 def ring_paths(order: Sequence[int]) -> tuple[Tree, ...]:
     """Return a path around the ring for each site, whose root is that site, in its middle.
 
-    Each leaves out the one link of the ring that is farthest from its root, so together they use
-    every link alike: all but one of them, in both directions.
+    Each path leaves out the ring's link farthest from its root, so together the paths use all links
+    equally: each link in all paths but one, in both directions.
     """
     size = len(order)
     trees = []
     for middle, root in enumerate(order):
         parent = {}
         for step in range(1, size):
-            # Half of the others lie behind the root and half before it; one more, if they are odd.
+            # Half of the others are on either side of the root, plus one if their number is odd.
             side = 1 if step <= size // 2 else -1
             distance = step if side == 1 else step - size // 2
             site = order[(middle + side * distance) % size]
@@ -117,9 +116,9 @@ def ring_paths(order: Sequence[int]) -> tuple[Tree, ...]:
 
 
 def rooted(pairs: Pairs, edges: Iterable[Edge], weight: int) -> Tree:
-    """Return the tree of these edges with the root from which the farthest site is nearest.
+    """Return the tree of these edges, rooted where the farthest site is nearest.
 
-    A chunk goes up and comes down again, so its delay is twice that.
+    A chunk goes up and down, so its delay is twice that distance.
     """
     trees = every_root(pairs, edges, weight)
     return min(trees, key=lambda tree: (*delays_ns(pairs, tree), tree.root))
@@ -154,14 +153,14 @@ def delays_ns(pairs: Pairs, tree: Tree) -> tuple[int, int]:
 
 
 NEAR_RATIO = 2
-"""Ratio of far to near round trips, at least: those closer together make no groups."""
+"""Smallest ratio of round trips between and within groups."""
 
 Groups = tuple[tuple[int, ...], ...]
 """The groups of sites by index; each site is in exactly one of them."""
 
 
 def groups_by_delay(pairs: Pairs) -> Groups:
-    """Return the sites in groups that are near each other.
+    """Return groups of sites that are near each other.
 
     Sites are joined in the order of their round trips, as a minimum spanning tree; it is cut where
     the next round trip is longest compared with the one before. With no such step that is at least
@@ -191,8 +190,7 @@ def hierarchy(pairs: Pairs, groups: Groups) -> Tree | None:
     """Return the two-level tree whose slowest link is fastest; None if none reaches all sites.
 
     The root is the head of its own group; each other group's head is the member whose slowest link
-    to its members and to the root is fastest. Equals are told apart by the sum of their round
-    trips.
+    to its members and to the root is fastest. Ties: the least sum of round trips.
     """
     found = []
     for root in range(pairs.num_sites):

@@ -1,18 +1,18 @@
-"""The time of a link that TCP's slow start leaves unused. Pure.
+"""Link time that TCP's slow start leaves unused. Pure.
 
 A connection begins with a small window and doubles it each round trip (RFC 5681, 3.1). A window of
 w bytes, of all connections together, takes a round trip t where the link, of r bytes a second,
 needs w / r for it: t - w / r is lost, until a window is r t.
 
-RFC 5681, 4.1, begins so again after a pause longer than the time-out. Linux is kinder: it halves
-the window once for each time-out of the pause that is over, and never below the first one (RFC
-2861; net/ipv4/tcp_output.c, tcp_cwnd_restart); its threshold remembers 3/4 of the old window
-(tcp_current_ssthresh), up to which the window doubles again. Beyond that CUBIC's grows by half a
-round trip, for its curve goes on from where it was: counted here as doubling, too. The window
-before the pause counts as what just fills the link; queues on the way make it larger.
+RFC 5681, 4.1, begins so again after a pause longer than the time-out. Linux halves the window once
+per time-out within the pause, but not below the first window (RFC 2861; net/ipv4/tcp_output.c,
+tcp_cwnd_restart); its threshold remembers 3/4 of the old window (tcp_current_ssthresh), up to which
+the window doubles again. Beyond that CUBIC's curve continues from where it was, which grows by half
+per round trip; counted here as doubling, too. The window before the pause is taken as just filling
+the link, although queues make it larger.
 
-Which congestion controls do: those that leave their window to the kernel. BBR keeps its own model
-of the path, and Linux does not touch the window of one that does (net/ipv4/tcp_output.c,
+This applies to congestion controls that leave their window to the kernel. BBR keeps its own model
+of the path, and Linux then does not touch the window (net/ipv4/tcp_output.c,
 tcp_slow_start_after_idle_check).
 """
 
@@ -30,14 +30,14 @@ def is_rested_slow(congestion: str) -> bool:
 
 
 def num_halvings(idle_s: float, rtt_s: float) -> int:
-    """Return how often a pause has halved the window: once for each time-out in it that is over."""
+    """Return how often a pause has halved the window: once per time-out within it."""
     return max(0, math.ceil(idle_s / (rtt_s + RTO_MIN_S)) - 1)
 
 
 def window_after(
     num_bytes: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
 ) -> float:
-    """Return the window that a burst of so many bytes has opened, at most what fills the link."""
+    """Return the window after a burst of `num_bytes`, at most one that fills the link."""
     sent = 0.0
     for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
         sent += window_bytes
@@ -49,12 +49,12 @@ def window_after(
 def unused_s(
     num_bytes: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
 ) -> float:
-    """Return how long a link waits for windows while it sends so many bytes, a burst's first."""
+    """Return the seconds that a link waits for windows in a burst's first `num_bytes`."""
     lost_s, sent_bytes = 0.0, 0.0
     for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
         sent_bytes += window_bytes
         if sent_bytes >= num_bytes:
-            break  # what a burst's last window leaves unused, nobody waits for
+            break  # the idle time after the last window delays nothing
         lost_s += rtt_s - window_bytes / bytes_per_s
     return lost_s
 

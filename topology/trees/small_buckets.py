@@ -1,11 +1,11 @@
-"""How small a bucket has to be for every site to send its part to every other at once. Pure.
+"""Finds the size up to which buckets are gathered instead of reduced along trees. Pure.
 
-Trees take the fewest bytes: a sum crosses once on its way up, and once on its way down. A gather
-takes one way instead of two. So a bucket is gathered where that saves more time than its further
-bytes take, by far: the norm of a gradient, a loss, the small bucket that backward makes last.
+Trees need the fewest bytes, but two trips: a sum goes up and comes down. A gather needs one. So a
+bucket is gathered if that saves far more time than its additional bytes take: the norm of a
+gradient, a loss, the small last bucket of backward.
 
-It goes over the links that the plan's trees use anyway. Where they do without some pair of sites,
-or have different codecs, nothing is gathered.
+A gather uses the links of the plan's trees. If these do not cover all pairs of sites, or trees have
+different codecs, nothing is gathered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import usual_ratio
 
 _WORTH = 8
-"""What a gather saves has to be so many times what its bytes take on the slowest link: other
-buckets may be waiting for it."""
+"""Required ratio of the time that a gather saves to the time of its bytes on the slowest link,
+because other buckets may wait for the link."""
 
 
 def gathered_bytes(topology: Topology, plan: ReductionPlan, codecs: Sequence[str]) -> int:
@@ -27,8 +27,8 @@ def gathered_bytes(topology: Topology, plan: ReductionPlan, codecs: Sequence[str
 
     Args:
         topology: Of the sites that take part.
-        plan: Over these.
-        codecs: Of its trees.
+        plan: The plan over these sites.
+        codecs: The codecs of its trees.
     """
     if plan.is_gather or plan.num_sites < 3 or len(set(codecs)) > 1:
         return 0
@@ -47,7 +47,7 @@ def gathered_bytes(topology: Topology, plan: ReductionPlan, codecs: Sequence[str
 
 
 def _there_and_back_s(tree: Tree, delays_s: Mapping[tuple[int, int], float]) -> float:
-    """Return how long the farthest part takes to the root, and the result to the farthest site."""
+    """Return the delay from the farthest site to the root and back to the farthest site."""
 
     def way_s(site: int, way: Mapping[int, int], *, is_up: bool) -> float:
         total_s = 0.0

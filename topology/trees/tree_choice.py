@@ -1,16 +1,16 @@
-"""The choice of trees for a job's chunks: as the job says, or the fastest weighted set.
+"""Chooses the trees of a job's chunks: the job's own, or the fastest weighted set.
 
 Pure. The coordinator decides this once for a run, and every site reads the result
 (topology/documents/run_decisions.py).
 
-`auto` compares, by topology/trees/tree_times.py, how long a step's gradients take along each of the
-reductions below. It counts the gradients of the model that ships, and JUDGED_BYTES for a user's own
-script, whose model is not known.
+`auto` compares the times of a step's gradients (topology/trees/tree_times.py) along the reductions
+below. It counts the gradients of the built-in model, or JUDGED_BYTES for a user's own script, whose
+model is unknown.
 
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
 - the best packing of stars, and of trees of any form over the fast links, and over all
-  (topology/trees/packing.py): every link as busy as is of use, by the weights;
+  (topology/trees/packing.py): weights make every link as busy as is useful;
 - where links are faster in one direction, a tree with another way down, and the best packing of
   such trees over the fast links, and over all (topology/trees/two_way_packing.py).
 
@@ -56,26 +56,26 @@ from isthmus.topology.trees.two_way_packing import (
 from isthmus.topology.trees.wire_load import Wire, tree_ratios
 
 JUDGED_BYTES = 256 << 20
-"""Bytes that a step is taken to exchange where the model is unknown: 64 million parameters, which
-is small for several data centers."""
+"""Assumed bytes of a step's exchange if the model is unknown: 64 million parameters, which is small
+for several data centers."""
 _PARTS_OF_WIDTH = (1, 4, 0)
 """The factors by which a tree's slowest link may be slower than the widest tree's; 0: any. The
 first chunk over a slow link takes long, however small the link's share."""
 _LISTED = 4
-"""The most sites or links that `why` names."""
+"""Largest number of sites or links that `why` names."""
 _AS_GOOD = 1.02
-"""Ratio of two plans' times below which the simpler plan is taken."""
+"""Ratio of two plans' times below which the simpler plan is preferred."""
 
 
 def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
     """Return the trees for a job.
 
     Automatic: the given `trees`; else the star at `hub` if the job names one; else gather for two
-    sites; else what is fastest of what the file's head lists.
+    sites; else the fastest reduction of the list at the top of this file.
 
     Raises:
-        ConfigError: what is asked for needs a link, or a site, that the topology does not have.
-            Problems have paths in the job.
+        ConfigError: the job needs a link or a site that the topology does not have. Problems have
+            paths in the job.
     """
     pairs, wanted = pairs_of(topology, job.exchange), job.reduction
     if wanted.hub is not None and wanted.hub not in pairs.names:
@@ -203,12 +203,12 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
 def weighted_sets(
     pairs: Pairs, widest: Tree, near_enough: Sequence[float]
 ) -> Iterator[tuple[Tree, ...]]:
-    """Yield the weighted trees of linear programs: over few fast links first, at last over all.
+    """Yield weighted sets of trees from linear programs: over few fast links first, finally all.
 
     Args:
         pairs: Of three sites or more.
         widest: The tree whose slowest link is fastest.
-        near_enough: Ratios by which whole weights may be off a program: one set for each.
+        near_enough: Allowed ratios between integer weights and the program; one set per ratio.
     """
     for packing, ratio in itertools.product(_packings(pairs, width(pairs, widest)), near_enough):
         yield weighted(pairs, packing, ratio)
@@ -217,7 +217,7 @@ def weighted_sets(
 
 
 def _two_way_packings(pairs: Pairs) -> list[TwoWayPacking]:
-    """Return the same over directed links; nothing where all links are as fast both ways."""
+    """Return packings over directed links; empty if all links are symmetric."""
     if not pairs.one_way:
         return []
     widest = widest_two_way_tree(pairs)
@@ -249,15 +249,15 @@ def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
     if job.entrypoint is None:
         raw_bytes = 4 * num_parameters(job.trainer.model)
     ratio = _judged_ratio(job)
-    # As the relay has it, however the WAN is emulated: connections are warm for most of a run, and
-    # slow start would make every further hop look worse.
+    # Without packets, as with the relay: connections are warm for most of a run, and slow start
+    # would make every further hop look worse.
     plain = dataclasses.replace(topology, emulate=True, emulator="relay")
     load = Wire(job, plain, plan, ratio).load(raw_bytes)
     return max(plan_times_s(plan, topology, load).values())
 
 
 def _judged_ratio(job: Job) -> float:
-    """Return what `exchange.codec` counts as; what it usually comes to, if links have their own."""
+    """Return the assumed ratio of `exchange.codec`; the usual one if links have their own."""
     codec = job.exchange.codec
     return usual_ratio(codec) if job.exchange.codecs else RATIOS.get(codec, 1.0)
 
@@ -265,7 +265,7 @@ def _judged_ratio(job: Job) -> float:
 def _why(
     plan: ReductionPlan, simplest: ReductionPlan, job: Job, topology: Topology, pairs: Pairs
 ) -> str:
-    """Return what was chosen, and which links it waits for."""
+    """Return a sentence on the chosen plan and the links that limit it."""
 
     def busy(each: ReductionPlan) -> dict[tuple[int, int], float]:
         return seconds_per_byte(

@@ -1,23 +1,22 @@
-"""The flow of chunks through trees that share links: when the last of them is where. Pure.
+"""Computes arrival times of chunks that flow through trees with shared links. Pure.
 
 A *leg* is one hop of one tree in one direction, up to the root or down from it; a directed link
 carries the legs of several trees.
 
-- The first chunks of a leg begin it once those of all children are there. Early chunks go before
-  later ones, so of several they wait for nobody: g c / r + t / 2, with g chunks in flight of c
-  bytes, and what TCP's slow start leaves unused of the link.
-- Nor does a leg end before its own chunks have come and gone, one behind the other. They are
-  followed at a few shares of each leg: the first and the last, and where TCP starts slowly some
-  between them, for there one link may be slow early and the next one late.
-- A link works without a pause while it has something to send. So a leg's last chunk has left when
-  all that goes before it has: of another leg all but the share d / D, D being all of the link's
-  work and d how much later that one begins.
+- The first chunks of a leg begin once those of all children have arrived. Early chunks have
+  priority, so they never wait: they take g c / r + t / 2, with g chunks in flight of c bytes, plus
+  the link time that TCP's slow start leaves unused.
+- A leg ends only after its own chunks have passed one behind the other. They are followed at a few
+  shares of the leg: the first and the last, and with slow start some in between, because one link
+  may be slow early and the next one late.
+- A link works without pause while it has chunks to send. So a leg's last chunk has left once all
+  chunks before it have: those of another leg except the share d / D, with D the link's total work
+  and d the time by which the other leg begins later.
 
-What begins earlier because of a wider link elsewhere gets in the way of others: with d as it is,
-they would be later for that. So d is never less than what it would be if all links were as wide as
-can be: the beginning of the other leg counts with round trips alone. Then everything only grows
-with what links take, and of warm connections no exchange is ever slower for a wider link. What all
-this is worth against the simulator: docs/measurements/predictions.md.
+A leg that begins earlier because of a wider link elsewhere would delay others through d. So d is
+never less than with infinitely wide links: the other leg's beginning counts round trips only. Then
+all times grow with the links' times, and on warm connections a wider link never makes an exchange
+slower. The accuracy against the simulator is in docs/measurements/predictions.md.
 
 Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where
 something begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 UP, DOWN = 0, 1
 _SHARES_OF_SLOW_START = 8
 _NEVER_S = 1e12
-"""Seconds at which a leg is taken to begin that carries nothing."""
+"""Assumed beginning, in seconds, of a leg that carries nothing."""
 Leg = tuple[int, int, int]
 """The direction, tree and lower end of a leg."""
 
@@ -70,7 +69,7 @@ class Shape:
                 )
             ]
         )
-        """The next site on the way to the root, up; and where a result comes from, down."""
+        """Next site towards the root (up), and the site that sends the result (down)."""
         self.depth_dks = np.zeros_like(self.parent_dks)
         above_dks = np.tile(np.arange(plan.num_sites), (2, len(plan.trees), 1))
         while (above_dks != self.root_k[:, None]).any():
@@ -82,7 +81,7 @@ class Shape:
         return range(1, int(self.depth_dks[direction].max()) + 1)
 
     def at(self, direction: int, depth: int) -> tuple[Places, Places]:
-        """Return the trees and sites that are so far below their roots."""
+        """Return the trees and sites at a depth below the root."""
         trees, sites = np.nonzero(self.depth_dks[direction] == depth)
         return trees, sites
 
@@ -97,7 +96,7 @@ class Crossing:
     """Loads on the links of a plan's trees."""
 
     def __init__(self, plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> None:
-        """Take what crosses: loads of one exchange, over a plan of trees."""
+        """Take loads of one exchange over a plan of trees."""
         self.shape = Shape(plan)
         index = {site.name: site.index for site in topology.sites}
         links = {(index[each.source], index[each.target]): each for each in topology.links}
@@ -120,7 +119,7 @@ class Crossing:
         self.is_used_kr = count_kr > 0
         count_kr = np.maximum(count_kr, 1)
         self.bytes_kr = count_kr * chunk_kr
-        """Bytes of each tree; of one that is not used, more than none."""
+        """Bytes of each tree; positive even for an unused one."""
         in_flight_dksr = np.full(self.window_dksr.shape, math.inf)
         for leg in self.legs:
             # Of one exchange's loads, all have the same links.
@@ -139,7 +138,7 @@ class Crossing:
         return found
 
     def with_windows(self, window_st: Floats) -> Crossing:
-        """Return this crossing with other first windows, by the sites at both ends of links."""
+        """Return this crossing with other first windows, indexed by a link's sites."""
         other = copy.copy(self)
         other.window_dksr = np.full_like(self.window_dksr, math.inf)
         for leg in self.legs:
@@ -152,11 +151,11 @@ class Crossing:
         return bool(np.isfinite(self.window_dksr).any())
 
     def work_s(self, num_bytes: Floats, grown_bytes: Floats) -> Floats:
-        """Return how long links take for so many bytes, after others that let windows grow.
+        """Return the links' time for `num_bytes`, after `grown_bytes` have opened the windows.
 
         Args:
             num_bytes: Shape (D, K, S, R, ...).
-            grown_bytes: The same shape, or one that goes with it.
+            grown_bytes: The same shape, or one that broadcasts to it.
         """
         more = (slice(None), slice(None), slice(None), *[None] * (num_bytes.ndim - 3))
         window_bytes = self.window_dksr.reshape(
@@ -168,11 +167,11 @@ class Crossing:
         return found
 
     def shared_links(self) -> tuple[NDArray[np.bool_], tuple[Places, Places, Places]]:
-        """Return the legs of the directed links that carry several: H links of M legs at most.
+        """Return the legs of directed links that carry several legs: H links, up to M legs each.
 
         Returns:
-            Which of these there are, and their indices; shape (H, M) each. Those that there are not
-            repeat a link's first.
+            A mask of valid entries, and the legs' indices; shape (H, M) each. Invalid entries
+            repeat a link's first leg.
         """
         by_hop: defaultdict[tuple[int, int], list[Leg]] = defaultdict(list)
         for leg in self.legs:
@@ -186,7 +185,8 @@ class Crossing:
 
 
 def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
-    """Return how many of the first chunks each tree carries; its cost does not grow with them."""
+    """Return the number of the first `num_chunks` that each tree carries. Cost: independent of
+    it."""
     periods, rest = divmod(num_chunks, len(plan.turns))
     counts = Counter(plan.turns[:rest])
     if periods:
@@ -196,7 +196,7 @@ def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
 
 
 def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Floats) -> Floats:
-    """Return what isthmus.topology.trees.slow_start.unused_s does, of arrays that go together.
+    """Return isthmus.topology.trees.slow_start.unused_s for arrays that broadcast together.
 
     The first m windows, of w, 2 w, 4 w, ... bytes, leave m t - (2^m - 1) w / r unused.
     """
@@ -211,7 +211,7 @@ def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Fl
 
 
 def sent_of_bytes(since_s: Floats, rate: Floats, rtt_s: Floats, window_bytes: Floats) -> Floats:
-    """Return how much links send at most in the first seconds of a burst, as windows double."""
+    """Return upper bounds on the bytes sent in a burst's first seconds, as windows double."""
     not_full = np.ceil(np.log2(np.maximum(rate * rtt_s / window_bytes, 1.0)))
     doubled = np.minimum(np.floor(since_s / np.maximum(rtt_s, 1e-12)), not_full)
     window = np.where(np.isfinite(window_bytes), window_bytes, 0.0)
@@ -221,7 +221,7 @@ def sent_of_bytes(since_s: Floats, rate: Floats, rtt_s: Floats, window_bytes: Fl
 
 
 def _begun(shape: Shape, first_dksr: Floats) -> Floats:
-    """Return when legs begin, whose first chunks take so long."""
+    """Return when legs begin, given the times of their first chunks."""
     begins_dksr = np.zeros(first_dksr.shape)
     up_ksr, down_ksr = begins_dksr[UP], begins_dksr[DOWN]
     for depth in reversed(shape.depths(UP)):
@@ -239,20 +239,20 @@ def _begun(shape: Shape, first_dksr: Floats) -> Floats:
 
 
 def flow_s(crossing: Crossing) -> Floats:
-    """Return when the last of what depends on a site is at another, if that began at 0.
+    """Return when the last data that depends on a site reaches another, if it began at 0.
 
     Returns:
-        Seconds, shape (R, S, T); -inf where nobody waits.
+        Seconds, shape (R, S, T); -inf where no site waits.
     """
     times_rst, _ = _flow(crossing, _legs(crossing))
     return times_rst
 
 
 def flow_and_uses_s(crossing: Crossing) -> tuple[Floats, Floats]:
-    """Return the same of a crossing's only load, and for how long each link is in use.
+    """Return `flow_s` of a crossing with one load, and how long each link is in use.
 
     Returns:
-        Shape (S, T) each; a link that no tree uses is in use for no time.
+        Shape (S, T) each; 0 for a link that no tree uses.
     """
     legs = _legs(crossing)
     [times_st], ends_dksr = _flow(crossing, legs)
@@ -266,7 +266,7 @@ def flow_and_uses_s(crossing: Crossing) -> tuple[Floats, Floats]:
 
 
 def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
-    """Return what `flow_s` does, and when the last of each leg has left it; shape (D, K, S, R)."""
+    """Return `flow_s`, and when the last chunk of each leg has left it; shape (D, K, S, R)."""
     shape = crossing.shape
     ends_dksr = np.zeros(legs.begins_s.shape)
     at_ksrp = _at_roots(crossing, legs, ends_dksr[UP])
@@ -288,9 +288,9 @@ def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
 
 
 def _at_roots(crossing: Crossing, legs: _Legs, ends_ksr: Floats) -> Floats:
-    """Return when what begins at each site is at the trees' roots; shape (K, S, R, P).
+    """Return when data of each site reaches the trees' roots; shape (K, S, R, P).
 
-    Writes into `ends_ksr` when the last of each leg up has left it.
+    Writes the ends of the legs up into `ends_ksr`.
     """
     shape = crossing.shape
     _, num_trees, num_sites = shape.parent_dks.shape
@@ -314,19 +314,19 @@ class _Legs:
     """
 
     starts_s: Floats
-    """Seconds of the leg's own chunks before a share's last granule, one behind the other."""
+    """Seconds of the leg's own chunks before a share's last granule."""
     ends_s: Floats
-    """Seconds of these chunks and that granule."""
+    """Seconds of these chunks including that granule."""
     left_s: Floats
-    """Seconds at which the link has sent the legs of all trees; -inf: it has only one."""
+    """Seconds at which the link has sent all its legs; -inf: it has only one."""
     waits_s: Floats
-    """Seconds that the link works for all that."""
+    """Seconds of the link's work for all these legs."""
     delay_s: Floats
     begins_s: Floats
     """Seconds at which the first chunks come."""
 
     def passed_s(self, direction: int, trees: Places, sites: Places, at_s: Floats) -> Floats:
-        """Return when shares are at the end of legs, given when they are at the beginning.
+        """Return when shares arrive at the end of legs, given when they start.
 
         Args:
             direction: UP or DOWN.
@@ -338,7 +338,7 @@ class _Legs:
         middle = (slice(None), *[None] * (at_s.ndim - 3))
         behind_s = np.maximum.accumulate(at_s - self.starts_s[legs][middle], axis=-1)
         passed_s: Floats = behind_s + self.ends_s[legs][middle]
-        # Whoever comes early to a leg that others are late for need not wait for these.
+        # A share that arrives early does not wait for legs that begin late.
         link_s = np.minimum(self.left_s[legs][middle], at_s[..., 0] + self.waits_s[legs][middle])
         passed_s[..., -1] = np.maximum(passed_s[..., -1], link_s)
         passed_s += self.delay_s[legs].reshape(-1, *[1] * (at_s.ndim - 1))
@@ -355,7 +355,7 @@ def _legs(crossing: Crossing) -> _Legs:
     if is_there_hm.size:
         there = tuple(each[is_there_hm] for each in legs)
         shared = _SharedLinks(crossing, legs, is_there_hm)
-        if crossing.is_slow:  # what grows windows makes legs begin earlier
+        if crossing.is_slow:  # earlier traffic grows the windows
             grown_dksr[there] = shared.grown_hmr(begins_s)[is_there_hm]
             first_s = crossing.work_s(crossing.granule_dksr, grown_dksr)
             begins_s = _begun(crossing.shape, first_s + delay_s[..., None])
@@ -364,7 +364,7 @@ def _legs(crossing: Crossing) -> _Legs:
     granule_dksrp, grown_dksrp = crossing.granule_dksr[..., None], grown_dksr[..., None]
     shares = np.linspace(1.0, 0.0, _SHARES_OF_SLOW_START if crossing.is_slow else 2)
     until_krp = crossing.share_kr[..., None] ** shares * crossing.bytes_kr[..., None]
-    # The first share is the chunks that are in flight: on each link its own.
+    # The first share is the chunks in flight, which differs by link.
     until_dksrp = np.maximum(until_krp[:, None], granule_dksrp)
     before_dksrp = np.maximum(until_krp[:, None] - granule_dksrp, 0.0)
     starts_s = crossing.work_s(before_dksrp, grown_dksrp)
@@ -381,11 +381,11 @@ class _SharedLinks:
         legs: tuple[Places, Places, Places],
         is_there_hm: NDArray[np.bool_],
     ) -> None:
-        """Take H links with M legs each at most, of which some are there."""
+        """Take H links with up to M legs each; `is_there_hm` masks the valid ones."""
         self._legs, self._is_used_hmr = legs, crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
         self._bytes_hmr = np.where(self._is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
         self._is_one_hmr = crossing.granule_dksr[legs] >= crossing.bytes_kr[legs[1]]
-        """Whether a leg's chunks are all in flight: they wait for nothing that comes later."""
+        """Whether a leg's chunks are all in flight, so that they do not wait for later ones."""
         rate, rtt_s = (each[legs][:, :1, None] for each in (crossing.rate_dks, crossing.rtt_dks))
         self._link = (rate, rtt_s, crossing.window_dksr[legs][:, :1])
         delay_s = np.broadcast_to(crossing.rtt_dks[..., None] / 2, crossing.window_dksr.shape)
@@ -396,7 +396,7 @@ class _SharedLinks:
         return found
 
     def grown_hmr(self, begins_dksr: Floats) -> Floats:
-        """Return what links have sent when legs begin: as fast as windows allow, if it is there."""
+        """Return the bytes that links have sent when legs begin, as far as windows allow."""
         begins_hmr = self._of_legs(begins_dksr)
         is_before = begins_hmr[:, None] < begins_hmr[:, :, None]
         given_hmr = (is_before * self._bytes_hmr[:, None]).sum(axis=2)
@@ -405,11 +405,11 @@ class _SharedLinks:
         return grown_hmr
 
     def emptied_s(self, begins_dksr: Floats) -> tuple[Floats, Floats]:
-        """Return when links have sent all that leaves before each leg's last, and work for that.
+        """Return when links have sent everything before each leg's last chunk, and that work.
 
-        Of another leg that begins d later than this one, all but the share d / D: D is the link's
-        work for all, and d at least what it would be if links were as wide as can be. Of all
-        beginnings up to the leg's own, the latest end of what begins from then on.
+        Another leg that begins d later counts except for its share d / D: D is the link's total
+        work, and d at least its value with infinitely wide links. The result is the latest end over
+        all beginnings up to the leg's own.
 
         Returns:
             Shape (H, M, R) each.

@@ -1,16 +1,16 @@
 """The time that the chunks of a plan take from site to site. Pure.
 
-n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their
-own), cross links of rate r and round trip t:
+n chunks of c bytes, encoded and framed (c depends on the tree's codec), cross links of rate r and
+round trip t:
 
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
 - Trees: chunks go up to the root and come back down, as through a pipeline whose links several
   trees share: topology/trees/tree_flow.py.
 
-TCP starts slowly, after compute's pause as on its first day (topology/trees/slow_start.py): g
-connections send 10 packets each, and twice as many each round trip, until they fill the link; BBR's
-do not. The relay knows neither packets nor slow start.
+After the pause of compute TCP starts slowly, as on a new connection (topology/trees/slow_start.py):
+g connections send 10 packets each, and twice as many each round trip, until they fill the link. BBR
+does not. The relay has neither packets nor slow start.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 def plan_times_s(
     plan: ReductionPlan, topology: Topology, load: Load
 ) -> dict[tuple[int, int], float]:
-    """Return by which time after one site's start another is done, as far as the first decides.
+    """Return the time from one site's start to another's end, as far as the first decides it.
 
     Returns:
-        Seconds from the first site's having its part to the second's having the last of the sum
-        that depends on it, by their indices. Pairs whose sites do not wait for each other are
-        missing; in a tree, a site other than the root waits for its own.
+        Seconds, by site indices, from the first site's part being ready to the second having the
+        last of the sum that depends on it. Pairs that do not wait for each other are missing; in a
+        tree, every site but the root waits for itself.
     """
     if plan.is_gather:
         return _gather_times_s(plan, topology, load)
@@ -53,7 +53,7 @@ def plan_times_s(
 
 
 def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
-    """Return the times of several loads: (loads, sites, sites), -inf where nobody waits."""
+    """Return the times of several loads: (loads, sites, sites), -inf where no site waits."""
     if not plan.is_gather:
         return _trees_s(plan, topology, loads)
     import numpy as np
@@ -66,21 +66,21 @@ def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) 
 
 
 def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
-    """Return what a load puts on each directed link, in the long run."""
+    """Return the mean bytes of a load on each directed link."""
     return carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
 
 
 def seconds_per_byte(
     plan: ReductionPlan, topology: Topology, ratios: Sequence[float] = (1.0,)
 ) -> dict[Hop, float]:
-    """Return how long each directed link is busy for one byte of float32 that all sites sum up.
+    """Return the busy seconds of each directed link per byte of float32 that all sites sum up.
 
-    The largest is the time that the plan cannot beat, however well it is pipelined.
+    The largest is a lower bound of the plan's time, however well it is pipelined.
 
     Args:
-        plan: Over the topology's sites.
-        topology: Gives the rates.
-        ratios: Encoded bytes for each of float32, by tree; one is of all of them.
+        plan: The plan over the topology's sites.
+        topology: The links' rates.
+        ratios: Encoded bytes per byte of float32, by tree; a single one is for all trees.
     """
     return {
         hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in carried(plan, ratios).items()
@@ -88,11 +88,11 @@ def seconds_per_byte(
 
 
 def carried(plan: ReductionPlan, sizes: Sequence[float] = (1.0,)) -> dict[Hop, float]:
-    """Return what crosses each directed link in the long run; by default its share of all chunks.
+    """Return the mean traffic of each directed link; by default its share of all chunks.
 
     Args:
-        plan: Over some sites.
-        sizes: What all chunks come to, if they were a tree's, by tree; one is of all of them.
+        plan: The plan.
+        sizes: Total size if a tree carried all chunks, by tree; a single one is for all trees.
     """
     weights = [tree.weight for tree in plan.trees] or [1]
     total = sum(weights)
@@ -126,8 +126,8 @@ def _gather_times_s(
 
 
 def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
-    """Return crossings over trees of loads that all find connections warm, or all do not."""
-    # numpy takes a fifth of a second to import, and most processes never ask.
+    """Return crossings over trees, for loads that are all on warm connections or all not."""
+    # numpy takes a fifth of a second to import, and most processes do not need it.
     from isthmus.topology.trees.tree_flow import Crossing, flow_s
 
     return flow_s(Crossing(plan, topology, loads))

@@ -1,15 +1,15 @@
-"""The trees that carry most together where links are faster in one direction than in the other.
+"""Finds the packing of trees with the highest total rate over asymmetric links.
 
-There a chunk's result had better come back another way than the sum went. So each tree has a way
-up, along which sums go to its root, and a way down, along which the result goes from it. The linear
-program is that of topology/trees/packing.py, over directed links. T is a pair of a way up and a way
-down with the same root. Maximise the sum of x_T over all such pairs, so that those over each
-directed link carry no more than its rate. A link that a tree uses up and down counts twice.
+With such links a chunk's result should return another way than the sum went. So a tree has a way
+up, along which sums go to its root, and a way down for the result. The linear program is that of
+topology/trees/packing.py, over directed links. T is a pair of a way up and a way down with the same
+root. Maximise the sum of x_T over all such pairs, so that those over each directed link carry no
+more than its rate. A link that a tree uses up and down counts twice.
 
 The next trees are again the cheapest at the links' current prices, one for each root. The cheapest
 way down is a minimum arborescence (Edmonds, Optimum branchings, 1967); the cheapest way up is one
-with all links turned around. Where links have codecs of their own, what is found is a packing, but
-perhaps not the best: prices are looked at before codecs.
+with all links reversed. If links have different codecs, the packing may not be optimal, because
+trees are priced without their codecs.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from isthmus.topology.trees.packing import NEAR_ENOUGH, generated, least_weights
 from isthmus.topology.trees.pairs import Hop, Pairs
 
 SITES_MAX = 8
-"""The most sites that the program is solved for: of eight it takes a fourth of a second."""
+"""Largest number of sites for which the program is solved; eight take a quarter of a second."""
 _AS_CHEAP = 1e-9
-"""How much more a star may cost than the cheapest way, for it has the least delay."""
+"""Relative extra cost at which a star is still preferred, for its low delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwoWayPacking:
-    """Trees with ways of their own up and down, and how much per second each carries."""
+    """Trees with separate ways up and down, and their optimal rates."""
 
     bytes_per_s: float
     """Bytes per second of all trees together; in chunks of the unit of `Pairs.loads`, if any."""
     trees: tuple[tuple[Tree, float], ...]
-    """The trees, of weight 1, and their rates; none carries nothing."""
+    """Trees of weight 1 with their rates, all above 0."""
 
 
 def pack_two_ways(pairs: Pairs, slowest_bytes_per_s: int = 0) -> TwoWayPacking | None:
-    """Return the best packing over the links that are as fast, in their direction.
+    """Return the best packing over directed links of at least `slowest_bytes_per_s`.
 
-    None where these do not reach every site, or where there are more than SITES_MAX sites.
+    None if these do not reach every site, or there are more than SITES_MAX sites.
     """
     rates = {hop: rate for hop, rate in pairs.one_way.items() if rate >= slowest_bytes_per_s}
     if pairs.num_sites > SITES_MAX:
@@ -77,7 +77,7 @@ def weighted_two_ways(
 
 
 def uses_of(tree: Tree, pairs: Pairs) -> dict[Hop, int]:
-    """Return the bytes, in the unit of `Pairs.loads`, that a chunk is on each directed link."""
+    """Return the size of a tree's chunk on each directed link, in the unit of `Pairs.loads`."""
     counts = Counter(tree.hops())
     load = pairs.load(counts)
     return {hop: count * load for hop, count in counts.items()}
@@ -102,7 +102,7 @@ def widest_two_way_tree(pairs: Pairs) -> Tree:
 
 
 def _widest(root: int, sites: range, rates: Mapping[Hop, int]) -> dict[int, int]:
-    """Return from whom each site is reached, each over the widest link from those before."""
+    """Return each site's predecessor, when sites are reached along the widest links (Prim)."""
     giver: dict[int, int] = {}
     while len(giver) < len(sites) - 1:
         inside = {root, *giver}
@@ -116,7 +116,7 @@ def _widest(root: int, sites: range, rates: Mapping[Hop, int]) -> dict[int, int]
 
 
 def _cheapest(num_sites: int, prices: Mapping[Hop, float]) -> list[Tree]:
-    """Return the cheapest tree of each root, where one reaches all sites."""
+    """Return the cheapest tree of each root from which all sites are reached."""
     turned = {(target, source): price for (source, target), price in prices.items()}
     found = []
     for root in range(num_sites):
@@ -127,7 +127,7 @@ def _cheapest(num_sites: int, prices: Mapping[Hop, float]) -> list[Tree]:
 
 
 def _cheapest_way(num_sites: int, root: int, prices: Mapping[Hop, float]) -> dict[int, int] | None:
-    """Return from whom each site is reached, at the least price; a star where one costs no more."""
+    """Return each site's predecessor on the cheapest way, preferring a star."""
     hops = _arborescence(root, [(*hop, price, hop) for hop, price in sorted(prices.items())])
     if len(hops) < num_sites - 1:
         return None
@@ -140,14 +140,14 @@ def _cheapest_way(num_sites: int, root: int, prices: Mapping[Hop, float]) -> dic
 
 
 _Priced = tuple[int, int, float, Hop]
-"""A link between two groups of sites: from, to, price, and the link itself."""
+"""A link between two groups of sites: (from, to, price, the link itself)."""
 
 
 def _arborescence(root: int, links: list[_Priced]) -> list[Hop]:
-    """Return the links of the cheapest arborescence from `root`; too few where none reaches all.
+    """Return the links of the cheapest arborescence from `root`; too few if there is none.
 
-    Each group takes its cheapest link in. A circle of these becomes one group, for whose links in
-    only counts what they cost more than the circle's own at that place. Cost: O(groups · links).
+    Each group takes its cheapest incoming link. A circle of these becomes one group, whose incoming
+    links cost only the excess over the circle's own link there. Cost: O(groups · links).
     """
     into: dict[int, _Priced] = {}
     for link in links:

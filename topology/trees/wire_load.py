@@ -1,4 +1,4 @@
-"""The load of one exchange on the wire: chunks, by links, codec, framing and packets. Pure."""
+"""Computes the load of an exchange on the wire: chunk sizes, codecs, framing and packets. Pure."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class Load:
 
     num_chunks: int
     num_in_flight: int
-    """The most chunks that are on a link side by side."""
+    """Largest number of chunks in flight on a link."""
     chunk_bytes: tuple[float, ...]
-    """Bytes on the wire of each tree's chunks; of a gather's, one entry."""
+    """Bytes on the wire of a chunk, by tree; a gather has one entry."""
     first_window_bytes: float | None
     """Bytes of the first window of all connections of a link; None: there is no slow start."""
     in_flight_of_links: Mapping[Hop, float] | None = None
     """Mean number of chunks in flight on each directed link; None: `num_in_flight` on all."""
 
     def in_flight_on(self, hop: Hop) -> float:
-        """Return how many chunks are side by side on a directed link, if there are that many."""
+        """Return the number of chunks in flight on a directed link, if there are enough chunks."""
         return (
             self.num_in_flight if self.in_flight_of_links is None else self.in_flight_of_links[hop]
         )
 
     @property
     def most_in_flight(self) -> int:
-        """The most chunks that are side by side on any link, if there are that many."""
+        """Largest number of chunks in flight on any link, if there are enough chunks."""
         most = max((self.in_flight_of_links or {}).values(), default=0.0)
         return min(self.num_chunks, max(self.num_in_flight, math.ceil(most)))
 
@@ -59,7 +59,7 @@ class Load:
         return self.first_window_bytes
 
     def of_gateways(self, count: int) -> Load:
-        """Return this load when so many gateways of each site send it side by side."""
+        """Return this load divided among `count` gateways per site."""
         window_bytes, in_flight = self.first_window_bytes, self.in_flight_of_links
         return dataclasses.replace(
             self,
@@ -69,32 +69,31 @@ class Load:
         )
 
     def sending_s(self, link: Link, num_bytes: float) -> float:
-        """Return how long the first `num_bytes` take to leave, windows waited for included."""
+        """Return the seconds to send a burst's first `num_bytes`, with waits for windows."""
         waited_s = unused_s(num_bytes, link.bytes_per_s, link.rtt_s, self.window_of(link))
         return num_bytes / link.bytes_per_s + waited_s
 
 
 FRAME_HEADER_BYTES = 64 + 5
-"""Bytes of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
+"""Overhead bytes of a chunk: protos/frame.py's header, and gRPC's message prefix."""
 _CHUNKS_ON_THE_WAY = 4
 _ROUND_TRIP_MIN_S = 0.01
 _FRAME_MIN_S = 0.01
-"""Seconds of a frame on the slowest link, at least: smaller ones cost more of a processor than they
-are worth."""
+"""Shortest duration of a frame on the slowest link: smaller ones cost more processor time than they
+gain."""
 _CHUNK_BYTES_MIN = 64 << 10
 _CHUNK_BYTES_ENOUGH = 256 << 10
-"""Bytes of a chunk from which on a message's own cost counts no more beside that of its bytes: four
-sites whose links differ take 11 CPU seconds a GB with 64 KiB and 6 with this
-(docs/measurements/allreduce.md)."""
+"""Chunk size above which a message's fixed cost is negligible: four sites whose links differ take
+11 CPU seconds a GB with 64 KiB and 6 with this (docs/measurements/allreduce.md)."""
 _RESULT_ROUND_TRIPS = 3
 
 
 def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
-    """Return the size of a plan's chunks, in float32 bytes: at all sites, and in predictions.
+    """Return a plan's chunk size in float32 bytes, for all sites and for predictions.
 
-    Each link that the plan uses asks for a size of its own, with the codec of each tree. The plan
-    has their mean, on a scale of powers of two, in which a link counts by the time that it is busy.
-    So a narrow link that carries little does not make all other links' chunks small.
+    Each link of the plan prefers a size, by the tree's codec. The plan takes the mean on a
+    logarithmic scale, weighted by the links' busy times. So a narrow link that carries little does
+    not make all chunks small.
     """
     exchange = job.exchange
     if exchange.is_cut:
@@ -119,16 +118,16 @@ def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
 
 
 def chunk_bytes_for(wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: float) -> int:
-    """Return the size of chunks for one link, in float32 bytes: as the job says at most.
+    """Return the chunk size for one link in float32 bytes, at most the job's.
 
-    Frames are acknowledged as a whole, so of what a link holds, a few must be on the way at once;
-    with larger ones it runs dry, or a router's queue runs over. And a sum is passed on once the
-    whole chunk is there. Small ones cost more of a processor than they are worth: up to
-    _CHUNK_BYTES_ENOUGH, two on the way have to do.
+    Frames are acknowledged as a whole, so several must fit the link's BDP; with larger ones the
+    link runs dry, or a router's queue overflows. And a sum is passed on only once the whole chunk
+    has arrived. Small chunks cost too much processor time: up to _CHUNK_BYTES_ENOUGH, two in flight
+    must do.
 
     Args:
-        wanted_bytes: as the job says.
-        codec: its name; a chunk that it makes small may be larger.
+        wanted_bytes: chunk size in the job.
+        codec: name of the codec; the smaller its output, the larger the chunk.
         bytes_per_s: of the link.
         rtt_s: of the link.
     """
@@ -144,12 +143,11 @@ def chunk_bytes_for(wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: fl
 
 
 def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
-    """Return how many float32 bytes of a site's chunks may have to wait for their results at once.
+    """Return how many float32 bytes of a site's chunks may be in flight at once.
 
-    A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and
-    half as much again in queues. Meanwhile no more leaves than the fastest link carries, or the
-    site with the least bandwidth, for every chunk has to get there; or than is encoded in that
-    time.
+    A chunk's result takes about two round trips of the longest links, and half as much again in
+    queues. The bytes sent meanwhile are limited by the fastest link, by the site with the least
+    bandwidth, which every chunk has to reach, and by the encoding speed.
     """
     if not topology.links:
         return 0
@@ -166,7 +164,7 @@ def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
 
 
 def channels_of(job: Job, topology: Topology) -> int:
-    """Return how many connections each link of a job begins with; where they differ, the fewest."""
+    """Return the initial number of connections of a job's links; the fewest if they differ."""
     buffer_bytes = send_buffer_bytes_of(topology)
     return min(
         (
@@ -184,7 +182,7 @@ def channels_of(job: Job, topology: Topology) -> int:
 
 
 def _in_flight_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
-    """Return how many chunks are side by side on each directed link, by its sites' indices."""
+    """Return the mean number of chunks in flight on each directed link, by site indices."""
     buffer_bytes = send_buffer_bytes_of(topology)
     index = {site.name: site.index for site in topology.sites}
     return {
@@ -200,38 +198,38 @@ def _in_flight_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
 
 
 def send_buffer_bytes_of(topology: Topology) -> int | None:
-    """Return what one connection can have on the way at most; None: no limit."""
-    # Emulated sites may buffer as much as they like: orchestrator/emulator/site_namespaces.py.
+    """Return the limit on bytes in flight per connection; None: no limit."""
+    # Emulated sites have large buffers: orchestrator/emulator/site_namespaces.py.
     return None if topology.emulate and has_packets(topology) else SEND_BUFFER_BYTES
 
 
 def has_packets(topology: Topology) -> bool:
-    """Return whether TCP crosses the WAN from end to end; the relay knows only bytes."""
+    """Return whether TCP packets cross the WAN end to end; the relay carries only bytes."""
     return not (topology.emulate and topology.emulator == "relay")
 
 
 def starts_slowly(topology: Topology) -> bool:
-    """Return whether some connections begin anew with small windows after every pause."""
+    """Return whether connections of some link restart with small windows after pauses."""
     return has_packets(topology) and any(
         is_rested_slow(each.assumed_congestion) for each in topology.links
     )
 
 
 class Wire:
-    """The wire that a plan's chunks cross, which gives the load of exchanges of any size."""
+    """Computes the load of exchanges of any size over a plan."""
 
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
     ) -> None:
-        """Work out what does not depend on the size.
+        """Precompute everything that does not depend on the size.
 
         Args:
             job: gives codecs, chunk size, channels.
             topology: its `emulator` says whether there are packets and slow start (`auto` counts as
                 netns, and so does a WAN that is not emulated).
-            plan: over its sites.
-            ratio: encoded bytes for each of float32 by `exchange.codec`; needed where that
-                compresses. Links' own codecs count as they usually do.
+            plan: the reduction over its sites.
+            ratio: encoded bytes per byte of float32 by `exchange.codec`; needed if that compresses.
+                Links' own codecs count with their usual ratios.
 
         Raises:
             ValueError: no ratio for a codec that compresses.
@@ -245,7 +243,7 @@ class Wire:
         self._is_packets = has_packets(topology)
 
     def load(self, raw_bytes: int) -> Load:
-        """Return the load of an exchange of so many float32 bytes, 1 at least."""
+        """Return the load of an exchange of `raw_bytes` float32 bytes, at least 1."""
         factor = 1 / PAYLOAD_SHARE if self._is_packets else 1.0
         num_chunks = math.ceil(raw_bytes / self._cut_bytes)
         num_in_flight = min(self._num_channels, num_chunks)
@@ -265,7 +263,7 @@ class Wire:
 def tree_ratios(
     job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
 ) -> tuple[float, ...]:
-    """Return the encoded bytes of each tree's chunks for each byte of float32; of a gather, one.
+    """Return the encoded bytes per byte of float32, by tree; a gather has one entry.
 
     Arguments and errors are those of `Wire`.
     """
@@ -283,10 +281,10 @@ def tree_ratios(
 def gateways_s_per_byte(
     job: Job, topology: Topology, plan: ReductionPlan, ratio: float
 ) -> list[float]:
-    """Return how long each site's gateway works for a byte of float32, if its site has only one.
+    """Return the busy seconds of a site's single gateway per byte of float32, by site.
 
-    In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
-    the result; and it sends up and down.
+    In a gather it decodes all parts, its own included. In a tree it decodes its children's sums and
+    the result, and sends up and down.
     """
     codecs = plan_codecs(job, topology, plan)
     ratios = tree_ratios(job, topology, plan, ratio)
@@ -312,9 +310,9 @@ def gateways_s_per_byte(
 
 
 def card_s(site: Site, link_bytes: Mapping[Hop, float]) -> float:
-    """Return how long one network card would take for all bytes of a site's step.
+    """Return the busy seconds of a single network card for all bytes of a site's step.
 
-    In the busier direction; 0 where nothing is known of cards.
+    Counts the busier direction; 0 if the cards' speed is unknown.
     """
     if site.nic_bytes_per_s is None:
         return 0.0
