@@ -1,4 +1,4 @@
-"""An emulator's process, from outside: started on a leash, told and heard over its pipes.
+"""The owner's side of an emulator process: starts it, and talks to it over its pipes.
 
 The protocol is the same for both emulators: docs/protocols.md, "Emulator".
 """
@@ -30,16 +30,16 @@ from isthmus.topology.spec.json_fields import read_json, to_json
 
 STOP_S = 3.0
 APPLY_S = 10.0
-"""It answers within milliseconds, unless the machine is far too busy to emulate anything."""
+"""Timeout of a change; an emulator answers within milliseconds unless the machine is overloaded."""
 LINE_BYTES = 4 << 20
-"""Counters of 4096 links fit."""
+"""Longest line: counters of 4096 links fit."""
 
 Counters = Sequence[Mapping[str, Any]]
-"""One directed link each: `source`, `target`, and figures since the start."""
+"""Counters of directed links: `source`, `target`, and figures since the start."""
 
 
 class EmulatorError(IsthmusError):
-    """The emulator does not do what it is there for."""
+    """The emulator has failed, or refuses a request."""
 
     code = "EMULATION_FAILED"
 
@@ -60,7 +60,7 @@ class Backend:
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self.pid = process.pid
         self.up = Up(op="ready")
-        """What it said when it was up: how its sites are reached."""
+        """The emulator's first message: how its sites are reached."""
         self.counters: Counters = ()
         """The latest counters of all links."""
         self._process = process
@@ -76,12 +76,12 @@ class Backend:
 
     @classmethod
     async def start(cls, config: RelayConfig | NetnsConfig, deadline_s: float) -> Backend:
-        """Start the emulator that `config` is for; it has to be up by `deadline_s` of the loop.
+        """Start the emulator of `config`; it must be up by `deadline_s` on the loop's clock.
 
         Call it from the main thread: the leash follows the thread that starts the process.
 
         Raises:
-            EmulatorError: it ended, or was not up in time; in its own words if it had any.
+            EmulatorError: the emulator ended, or was not up in time; with its own message, if any.
         """
         process = await asyncio.create_subprocess_exec(
             *leashed(command_of(config)),
@@ -105,7 +105,7 @@ class Backend:
 
     async def _configure(self, config: RelayConfig | NetnsConfig) -> Up:
         self._stdin.write(json.dumps(to_json(config)).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it has ended, which the next line tells
+        with contextlib.suppress(ConnectionError):  # it has ended: the next read shows that
             await self._stdin.drain()
         line = await self._stdout.readline()
         if not line:
@@ -116,24 +116,24 @@ class Backend:
             raise EmulatorError(f"it said {line[:200]!r} first: {error}") from error
 
     async def apply(self, changes: Sequence[Change]) -> None:
-        """Change the links, all at once; return when it has taken effect.
+        """Change the links, all at once; return when the changes have taken effect.
 
         Raises:
-            EmulatorError: it refuses, has ended, or does not answer; then it is killed, for nobody
-                knows what the links are like any more.
+            EmulatorError: the emulator refuses, has ended, or does not answer. In the last case it
+                is killed, because the state of the links is unknown.
         """
         await self._ask(apply_line(changes))
 
     async def lead(self, endpoints: Sequence[RelayEndpoint]) -> tuple[RelayEndpoint, ...]:
-        """Have the relay lead to gateways that were started since; return where to dial instead.
+        """Make the relay forward to gateways started since; return the addresses to dial instead.
 
-        It leads no more to earlier ones of the same sites and numbers. Errors as of `apply`.
+        They replace earlier ones of the same sites and numbers. Errors as in `apply`.
         """
         answer = await self._ask(lead_line(endpoints))
         return read_json(tuple[RelayEndpoint, ...], answer["endpoints"])
 
     async def _ask(self, line: bytes) -> Mapping[str, Any]:
-        """Tell it one line, and return its answer; errors as of `apply`."""
+        """Send one line, and return the answer; errors as in `apply`."""
         async with self._applying:
             self._applied = asyncio.get_running_loop().create_future()
             try:
@@ -150,7 +150,7 @@ class Backend:
                 raise EmulatorError(self._last_words) from error
 
     async def count(self) -> Counters:
-        """Return what has passed each link by now; errors as of `apply`. One call at a time."""
+        """Return the links' current counters; errors as in `apply`. One call at a time."""
         self._counted = asyncio.get_running_loop().create_future()
         try:
             await self.apply(())
@@ -169,12 +169,12 @@ class Backend:
         self._watching = asyncio.create_task(watch(), name="emulator-watch")
 
     async def wait_ended(self) -> str:
-        """Return how it ended, when it does."""
+        """Wait for the process and return how it ended."""
         assert self._ended is not None, "it is up"
         return await asyncio.shield(self._ended)
 
     async def close(self) -> None:
-        """End the process and return when it is gone. A second call changes nothing."""
+        """End the process and wait for it. Idempotent."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -183,10 +183,10 @@ class Backend:
         await asyncio.wait([self._complaints, *([self._ended] if self._ended else [])])
 
     async def _listen(self) -> str:
-        """Take what it says until its end; return how it ended."""
-        with contextlib.suppress(ValueError):  # a line without an end: it is killed below
+        """Handle its messages until it ends; return how it ended."""
+        with contextlib.suppress(ValueError):  # an endless line: the process is killed below
             while line := await self._stdout.readline():
-                if line.endswith(b"\n"):  # else it was killed in the middle of it
+                if line.endswith(b"\n"):  # else the process was killed within the line
                     self._hear(line)
         for waiting in (self._applied, self._counted):
             if waiting is not None and not waiting.done():
@@ -194,12 +194,12 @@ class Backend:
         return await self._how_it_ended()
 
     async def _wait_or_kill(self) -> int:
-        """Return its exit status; one that has closed its output, or lost its input, is to end."""
+        """Return the exit status of a process that should be ending; kill it if it does not."""
         try:
             async with asyncio.timeout(STOP_S):
                 return await self._process.wait()
         except TimeoutError:
-            # Never to a process that may be ending: subprocess would take its status from asyncio.
+            # Not while the process may be ending: subprocess would take its status from asyncio.
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             return await self._process.wait()
@@ -214,7 +214,7 @@ class Backend:
                     self.on_counters(self.counters)
                 is_answered = self._applied is not None and self._applied.done()
                 if self._counted is not None and not self._counted.done() and is_answered:
-                    self._counted.set_result(self.counters)  # those before the answer are old
+                    self._counted.set_result(self.counters)  # counters before the answer are old
             elif op == "applied" and self._applied is not None and not self._applied.done():
                 self._applied.set_result(message)
             elif op == "refused" and self._applied is not None and not self._applied.done():
@@ -223,7 +223,7 @@ class Backend:
             raise AssertionError(f"our own emulator said {line[:200]!r}") from error
 
     async def _pass_complaints_on(self) -> None:
-        """Copy its stderr to ours, and keep the last line for whoever asks why it ended."""
+        """Copy its stderr to ours, and keep the last line as the reason of its end."""
         while True:
             try:
                 line = await self._stderr.readline()

@@ -1,7 +1,7 @@
 """The folders of emulations that run by themselves: HOME/emulations/NAME.
 
-Whoever runs an emulation holds the lock in its folder, and the kernel drops the lock with that
-process: so the lock alone tells whether an emulation is up, however it ended.
+The owner of an emulation holds the lock in its folder, and the kernel releases it with the process.
+So the lock alone shows whether an emulation is up, however it ended.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ FOLDER = "emulations"
 STATE = "emulation.json"
 SOCKET = "control.sock"
 _MAX_SAME = 1000
-"""Emulations of one topology that are up at the same time."""
+"""Limit on simultaneous emulations of one topology."""
 _PID_MAX = 1 << 22
 """Linux: PID_MAX_LIMIT."""
 _TIME_S_MAX = 1e12
 GRACE_S = 0.5
-"""Time for an emulator to end by itself, as it does when its owner is gone."""
+"""Time for an emulator to end by itself after its owner has gone."""
 END_S = 3.0
 
 
 class EmulationNotFoundError(IsthmusError):
-    """There is no emulation of that name that is up."""
+    """No emulation of that name is up."""
 
     code = "EMULATION_NOT_FOUND"
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What `clean` found of an emulation whose owner is gone."""
+    """The remains of an emulation whose owner is gone, as found by `clean`."""
 
     name: str
     ended_pids: tuple[int, ...]
-    """Emulators that had outlived it."""
+    """Pids of emulators that had outlived the owner."""
 
 
 @contextlib.contextmanager
 def claimed(home: Path, name: str | None, topology: str) -> Iterator[Path]:
-    """Give the folder of a new emulation, which is gone when the block has ended.
+    """Yield the folder of a new emulation, and remove it at the end of the block.
 
-    Its name is `name`, or else the topology's, with a number where that is taken.
+    Its name is `name`, or else the topology's, with a number if that is taken.
 
     Raises:
         StateConflictError: the name is taken.
@@ -64,7 +64,7 @@ def claimed(home: Path, name: str | None, topology: str) -> Iterator[Path]:
     for each in names:
         folder = home / FOLDER / each
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # it is being removed: the next one, then
+        with contextlib.suppress(FileNotFoundError):  # it is being removed: try the next one
             lock = _lock(folder)
             if lock is not None:
                 break
@@ -78,10 +78,10 @@ def claimed(home: Path, name: str | None, topology: str) -> Iterator[Path]:
 
 
 def find(home: Path, name: str) -> Mapping[str, Any]:
-    """Return what an emulation that is up says of itself in its folder.
+    """Return the state that a running emulation wrote into its folder.
 
     Raises:
-        EmulationNotFoundError: there is none of that name.
+        EmulationNotFoundError: none of that name is up.
     """
     folder = home / FOLDER / name
     state = read_object(folder / STATE) if is_folder_name(name) else {}
@@ -92,20 +92,20 @@ def find(home: Path, name: str) -> Mapping[str, Any]:
 
 
 def folders(home: Path) -> list[Path]:
-    """Return the folders of all emulations, dead ones too."""
+    """Return the folders of all emulations, including dead ones."""
     root = home / FOLDER
     return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
 
 def is_up(folder: Path) -> bool:
-    """Whether somebody runs the emulation of a folder."""
+    """Whether a process runs the emulation of a folder."""
     return not is_abandoned(folder)
 
 
 def clean(home: Path) -> list[Leftover]:
-    """Remove what emulations left behind whose owner is gone.
+    """Remove leftovers of emulations whose owner is gone.
 
-    End emulators that outlived theirs.
+    Emulators that outlived their owner are ended.
     """
     found = []
     for folder in folders(home):
@@ -124,7 +124,7 @@ def clean(home: Path) -> list[Leftover]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds a folder's lock; None while somebody else does.
+    """Return a descriptor that holds a folder's lock; None while another process does.
 
     Raises:
         FileNotFoundError: the folder has just been removed.
@@ -150,12 +150,12 @@ def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:
     try:
         process = psutil.Process(named[0])
         if abs(process.create_time() - named[1]) > 0.02:
-            return ()  # its pid is another process's by now
+            return ()  # the pid was reused by another process
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(GRACE_S)
             return ()
         if process.status() == psutil.STATUS_ZOMBIE:
-            return ()  # it has ended; whoever adopted it has not noticed yet
+            return ()  # a zombie that its adopter has not reaped yet
         process.send_signal(signal.SIGKILL)
         process.wait(END_S)
     except psutil.Error:
@@ -164,9 +164,9 @@ def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def named_emulator(state: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return the pid of the emulator that a state names, and when it began; None: it names none.
+    """Return pid and start time of the emulator in a state; None: there is none.
 
-    Strict, for what it names is killed: a time that is no number is not that of any process.
+    Strict, because that process is killed: a time that is no number matches no process.
     """
     match state:
         case {"emulator": {"pid": int(pid), "created_s": int() | float() as created_s}} if (

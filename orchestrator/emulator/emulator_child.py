@@ -1,6 +1,6 @@
-"""An emulator for whoever has no event loop: tests, scripts, the comparison with Gloo.
+"""An emulator for callers without an event loop: tests, scripts, the comparison with Gloo.
 
-It is a `Backend` on a loop of its own, in a thread.
+It is a `Backend` on its own loop, in a thread.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from isthmus.topology.spec.errors import ConfigError
 
 UP_WITHIN_S = 20.0
 LinkCounters = Mapping[tuple[str, str], Mapping[str, int]]
-"""What has passed each directed link, by source and target."""
+"""Counters of directed links, by source and target."""
 
 Result = TypeVar("Result")
 
 
 class EmulatorProcess:
-    """An emulator that runs; its methods may be called by any thread."""
+    """A running emulator; its methods may be called from any thread."""
 
     def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
         self.pid = backend.pid
         self.endpoints: tuple[RelayEndpoint, ...] = backend.up.endpoints
-        """Where to dial, in the order of the relay's configuration."""
+        """Addresses to dial, in the order of the relay's configuration."""
         self.sites: Mapping[str, SiteNamespace] = {each.site: each for each in backend.up.sites}
         """How each site of the packet emulator is reached and entered."""
         self._backend = backend
@@ -38,15 +38,15 @@ class EmulatorProcess:
         self._counting = threading.Lock()
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Change links, all at once; return when it has taken effect.
+        """Change links, all at once; return when the changes have taken effect.
 
         Raises:
-            ConfigError: it refuses, and has changed nothing, or it has ended; in its own words.
+            ConfigError: the emulator refuses all changes, or has ended; with its own message.
         """
         _wait(self._backend.apply(changes), self._loop)
 
     def counters(self) -> LinkCounters:
-        """Return what has passed each link by now; errors as of `apply`."""
+        """Return the links' current counters; errors as in `apply`."""
         with self._counting:
             links = _wait(self._backend.count(), self._loop)
         return {
@@ -59,11 +59,11 @@ class EmulatorProcess:
 
 @contextlib.contextmanager
 def running_emulator(config: RelayConfig | NetnsConfig) -> Iterator[EmulatorProcess]:
-    """Run the emulator that `config` is for; it has ended when the block has.
+    """Run the emulator of `config` while the block runs.
 
     Raises:
-        ConfigError: it refuses its configuration, this machine refuses it, or it is not up within
-            `UP_WITHIN_S`; in its own words.
+        ConfigError: the emulator refuses its configuration, the machine does not allow it, or it is
+            not up within `UP_WITHIN_S`; with its own message.
     """
     with _running_loop() as loop:
         backend = _wait(Backend.start(config, loop.time() + UP_WITHIN_S), loop)
@@ -87,7 +87,7 @@ def _running_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def _wait(doing: Coroutine[Any, Any, Result], loop: asyncio.AbstractEventLoop) -> Result:
-    """Return what a coroutine of the loop does; ConfigError for its EmulatorError."""
+    """Return the result of a coroutine on the loop; EmulatorError becomes ConfigError."""
     try:
         return asyncio.run_coroutine_threadsafe(doing, loop).result()
     except EmulatorError as error:

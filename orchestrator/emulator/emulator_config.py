@@ -17,25 +17,26 @@ from isthmus.topology.spec.tcp_constants import MTU_BYTES
 from isthmus.topology.spec.world import GATEWAY_PORTS, CrossTraffic, Topology
 
 MAX_SITES = 64
-"""The most sites of the packet emulator: their addresses share one network."""
+"""Limit on the packet emulator's sites, whose addresses share one network."""
 MAX_ENDPOINTS = 4096
 MAX_PORT = 65535
 MAX_CHANGES = 8192
-"""The most changes at once: two for each link of the largest full mesh of a topology."""
+"""Limit on simultaneous changes: two per link of the largest full mesh."""
 CROSS_TRAFFIC = "cross-traffic"
-"""The folder of what sites have received of cross traffic: SITE.jsonl each."""
+"""Folder of files SITE.jsonl with the cross traffic that a site received."""
 NETNS_KINDS = ("shape", "cut", "heal")
-"""What a link of packets can do. Resets and half-open connections follow from cuts and ends."""
+"""Kinds of changes in the packet emulator. Resets and half-open connections follow from cuts and
+ends."""
 
 Message = TypeVar("Message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayEndpoint:
-    """Where gateway number `gateway` of site `target` is reached from site `source`.
+    """The address at which site `source` reaches gateway number `gateway` of site `target`.
 
-    In a configuration: where it listens. In what the relay answers: where to dial instead, on as
-    many ports, in the same order.
+    In a configuration: the listening address. In the relay's answer: the address to dial instead,
+    with as many ports in the same order.
     """
 
     source: str
@@ -43,9 +44,9 @@ class RelayEndpoint:
     gateway: int
     host: str
     port: int
-    """The first of its ports."""
+    """First of its consecutive ports."""
     num_ports: int = 1
-    """Ports next to each other that are reached."""
+    """Number of consecutive ports."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port <= MAX_PORT:
@@ -62,10 +63,10 @@ class RelayEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """All that a relay does."""
+    """The configuration of a relay."""
 
     links: tuple[LinkShape, ...]
-    """Directed; each at most once."""
+    """Directed links, each at most once."""
     endpoints: tuple[RelayEndpoint, ...]
     seed: int = 0
     """The seed of jitter and loss."""
@@ -77,20 +78,20 @@ class RelayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetnsConfig:
-    """All that a packet emulator does."""
+    """The configuration of a packet emulator."""
 
     sites: tuple[str, ...]
-    """Each gets a namespace."""
+    """Names of the sites, each of which gets a namespace."""
     links: tuple[LinkShape, ...]
-    """Directed; each at most once. Packets between sites without one are dropped."""
+    """Directed links, each at most once. Packets between sites without one are dropped."""
     seed: int = 0
     """The seed of jitter and loss."""
     congestion: str | None = None
     """The congestion control of TCP between sites; None: this host's."""
     cross_traffic: CrossTraffic | None = None
-    """What somebody else sends over each link, as long as the emulator is there."""
+    """Competing flows on each link while the emulator runs; None: none."""
     cross_traffic_folder: str = ""
-    """A folder for SITE.jsonl, which says how much of it that site has received."""
+    """Folder for SITE.jsonl, with the cross traffic that a site received."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sites) <= MAX_SITES:
@@ -112,7 +113,7 @@ class Up:
     op: str
     """`listening`: the relay. `ready`: the packet emulator."""
     endpoints: tuple[RelayEndpoint, ...] = ()
-    """Where to dial, in the order of the relay's configuration."""
+    """Addresses to dial, in the order of the relay's configuration."""
     sites: tuple[SiteNamespace, ...] = ()
     """The sites of the packet emulator, in the order of its configuration."""
 
@@ -123,12 +124,12 @@ class Up:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply:
-    """Changes of links, to be made all at once; or gateways that were started since."""
+    """A request: changes of links, to be made all at once, or gateways started since."""
 
     op: str
     changes: tuple[Change, ...] = ()
     endpoints: tuple[RelayEndpoint, ...] = ()
-    """Where they listen: the relay leads to them, and no more to those of the same numbers."""
+    """Addresses of new gateways, which replace those of the same numbers."""
 
     def __post_init__(self) -> None:
         if self.op != "apply":
@@ -140,7 +141,7 @@ class Apply:
 
 
 def read_line(kind: type[Message], line: bytes) -> Message:
-    """Return the message of that type that a line of JSON is; else ConfigError names the place."""
+    """Parse a line of JSON as a message of that type; ConfigError names the place of an error."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -155,13 +156,13 @@ def apply_line(changes: Iterable[Change]) -> bytes:
 
 
 def lead_line(endpoints: Iterable[RelayEndpoint]) -> bytes:
-    """Return the line that has the relay lead to other gateways."""
+    """Return the line that makes the relay forward to other gateways."""
     message = {"op": "apply", "endpoints": [to_json(each) for each in endpoints]}
     return json.dumps(message).encode() + b"\n"
 
 
 def check_endpoints(endpoints: Sequence[RelayEndpoint], links: Collection[tuple[str, str]]) -> None:
-    """Raise ConfigError unless these links lead to all of them, and back."""
+    """Raise ConfigError unless links lead to all endpoints, and back."""
     if len(endpoints) > MAX_ENDPOINTS:
         raise ConfigError(f"endpoints: {len(endpoints)}, at most {MAX_ENDPOINTS}")
     for index, each in enumerate(endpoints):
@@ -190,10 +191,10 @@ def check_changes(
 
 
 def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
-    """Return the links of a topology as they are emulated.
+    """Return the emulated shapes of a topology's links.
 
-    Half the RTT each way, the bandwidth before the run is told another one, and queues with room
-    for at least one packet.
+    Delay is half the RTT; bandwidth is the emulated one, not the one that the run is given; queues
+    hold at least one packet.
     """
     emulation = topology.emulation
     shapes = []
@@ -217,12 +218,12 @@ def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
 
 
 def netns_config(topology: Topology, seed: int, folder: Path) -> NetnsConfig:
-    """Return a packet emulator of all links of a topology, under its conditions.
+    """Return the packet emulator's configuration for a topology.
 
-    `folder` gets a folder CROSS_TRAFFIC, where there is any.
+    If there is cross traffic, its files go to CROSS_TRAFFIC in `folder`.
 
     Raises:
-        ConfigError: it has too many sites.
+        ConfigError: the topology has too many sites.
     """
     return NetnsConfig(
         sites=tuple(site.name for site in topology.sites),
@@ -237,9 +238,9 @@ def netns_config(topology: Topology, seed: int, folder: Path) -> NetnsConfig:
 def dialled(
     topology: Topology, listening: Iterable[Endpoint], num_ports: int = GATEWAY_PORTS
 ) -> tuple[RelayEndpoint, ...]:
-    """Return one endpoint for each gateway that can be dialled, and each site linked with it.
+    """Return an endpoint per dialled gateway and site that is linked with it.
 
-    `num_ports` is how many ports each listens on: 1 of a server that is none of our gateways.
+    `num_ports` is the number of ports of each; 1 for a server that is no gateway of ours.
     """
     return tuple(
         RelayEndpoint(
@@ -259,7 +260,7 @@ def dialled(
 
 
 def _pairs(links: Sequence[LinkShape]) -> set[tuple[str, str]]:
-    """Return the source and target of each link; ConfigError if one stands there twice."""
+    """Return the source and target of each link; ConfigError for duplicates."""
     pairs = set()
     for index, link in enumerate(links):
         if (link.source, link.target) in pairs:

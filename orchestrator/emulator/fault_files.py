@@ -1,4 +1,4 @@
-"""Fault scripts in files."""
+"""Loads fault scripts from files."""
 
 from __future__ import annotations
 

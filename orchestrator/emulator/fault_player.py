@@ -1,4 +1,4 @@
-"""Carries out a fault script on an emulation that is up, each change at its time."""
+"""Plays a fault script on a running emulation, each change at its time."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from isthmus.topology.faults.script import (
 from isthmus.topology.spec.errors import ConfigError
 
 MAX_FAULTS = 10_000
-"""The most faults of a script with those added while it plays: enough for days by hand."""
+"""Limit on faults, including those added during play: enough for days by hand."""
 _TICK_S = 1e-6
 """The resolution of a script's times."""
 
 
 Apply = Callable[[Sequence[Change]], Awaitable[None]]
-"""Changes links, all at once; EmulatorError when they cannot be changed any more."""
+"""Changes links, all at once; raises EmulatorError when that is no longer possible."""
 
 
 class FaultPlayer:
-    """Plays one script, to which faults may be added, from `play` until it is cancelled.
+    """Plays one script, to which faults may be added, until cancelled.
 
-    `seed` stands instead of the script's own. `strike` stops or ends a site's processes, or lets
-    them go on. `on_played` is told of each change when it has been made.
+    `seed` overrides the script's own. `strike` pauses, resumes or kills a site's processes.
+    `on_played` is called after each change.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FaultPlayer:
 
     @property
     def elapsed_s(self) -> float:
-        """Time since it began to play; 0 before."""
+        """Return the seconds since play began; 0 before."""
         return 0.0 if self._began_s is None else self._clock_s() - self._began_s
 
     async def play(self) -> None:
@@ -71,7 +71,7 @@ class FaultPlayer:
             while True:
                 await self._wait_for_due()
                 await self._play_due()
-        except EmulatorError as error:  # whoever owns the emulator sees how it ended
+        except EmulatorError as error:  # the emulator's owner reports how it ended
             self._why_ended = str(error)
         except asyncio.CancelledError:
             self._why_ended = "the emulation is ending"
@@ -80,14 +80,14 @@ class FaultPlayer:
             self._moved.set()
 
     async def add(self, faults: Sequence[Fault]) -> tuple[Change | Pause | Kill, ...]:
-        """Have further faults begin now, whatever time they name; those before them keep theirs.
+        """Add faults that begin now, whatever their time; earlier faults keep their times.
 
         Returns:
-            What was changed by that at once, once it is.
+            The changes made at once.
 
         Raises:
-            ConfigError: there are too many by now.
-            EmulatorError: nothing can be changed any more.
+            ConfigError: there would be too many faults.
+            EmulatorError: the emulation has ended.
         """
         if len(self._script.faults) + len(faults) > MAX_FAULTS:
             raise ConfigError(f"more than {MAX_FAULTS} faults: start the emulation again")
@@ -106,11 +106,11 @@ class FaultPlayer:
         return made
 
     def _after(self, timeline: Sequence[TimedChange]) -> list[TimedChange]:
-        """Return what was not played yet."""
+        """Return the changes that were not played yet."""
         return [timed for timed in timeline if timed.at_s > self._played_s]
 
     async def _wait_for_due(self) -> None:
-        """Return when the next change is due."""
+        """Wait until the next change is due."""
         while not self._pending or self.elapsed_s < self._pending[0].at_s:
             self._added.clear()
             wait_s = self._pending[0].at_s - self.elapsed_s if self._pending else None
@@ -122,7 +122,7 @@ class FaultPlayer:
         """Make all changes of the next instant; links first, all at once."""
         at_s = self._pending[0].at_s
         due = list(itertools.takewhile(lambda timed: timed.at_s == at_s, self._pending))
-        self._played_s = at_s  # a fault that is added meanwhile comes after these
+        self._played_s = at_s  # a fault added meanwhile comes after these
         changes = [timed.change for timed in due if isinstance(timed.change, Change)]
         if changes:
             await self._apply(changes)
@@ -138,13 +138,13 @@ class FaultPlayer:
 
 
 def needs_relay(faults: Iterable[Fault]) -> str | None:
-    """Return why faults can only be played on the relay; None if on any emulator."""
+    """Return why faults need the relay; None: any emulator will do."""
     actions = [fault.action for fault in faults if fault.action in {"reset", "half_open"}]
     return f"{actions[0]}: only the relay can do that to connections" if actions else None
 
 
 def needs_run(faults: Iterable[Fault]) -> str | None:
-    """Return why faults can only be played on a run; None if on any emulation."""
+    """Return why faults need a run; None: any emulation will do."""
     struck = [fault for fault in faults if fault.action in {"pause", "kill"}]
     if not struck:
         return None

@@ -7,8 +7,8 @@
     send HOST PORT CONNECTIONS       sends until it is killed
     datagrams HOST PORT COUNT PER_S  sends so many
 
-Each prints one JSON object when it is up, or when it is done. `serve` prints what has come in by
-then for each further line of its stdin, and ends with it.
+A command prints one JSON object when it is up, or when it is done. `serve` prints the received
+counts for each line of its stdin, and ends with it.
 
 Threads, not an event loop: they sleep in the kernel, and the GIL is not held while bytes are
 copied. Only the standard library, for it starts inside namespaces many times.
@@ -25,25 +25,26 @@ import threading
 import time
 
 ECHO, SINK = b"e", b"s"
-"""The first byte of a connection says what it is for."""
+"""First byte of a connection: its purpose."""
 ECHO_BYTES = 32
 PIECE_BYTES = 256 << 10
 DATAGRAM = b"\0" * 100
 WAIT_S = 20.0
-"""A few round trips of any link that can be worked with, also while it is full."""
+"""Timeout: a few round trips of any usable link, even when full."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER with 0 s: what is buffered when a sender is killed would cross the link for seconds."""
+"""SO_LINGER with 0 s: buffered data of a killed sender would otherwise cross the link for
+seconds."""
 _BURST_S = 0.002
 _BUFFER_BYTES = 8 << 20
 
 
 class Receiver:
-    """Takes whatever comes, and counts it."""
+    """Receives and counts data."""
 
     def __init__(self, host: str) -> None:
         self.num_datagrams = 0
         self.received_bytes: list[int] = []
-        """One entry a connection: each is written by one thread only."""
+        """Bytes per connection; each entry is written by one thread."""
         self.listener = socket.create_server((host, 0), backlog=64)
         self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.datagrams.bind((host, 0))
@@ -91,7 +92,7 @@ def serve(host: str) -> None:
 
 
 def echo(host: str, port: int, count: int) -> None:
-    """Print how long each of `count` small messages took there and back; one at a time."""
+    """Print the round-trip times of `count` small messages, sent one at a time."""
     times_s = []
     with _dialled(host, port, ECHO) as connection, connection.makefile("rb") as answers:
         connection.settimeout(WAIT_S)
@@ -106,7 +107,7 @@ def echo(host: str, port: int, count: int) -> None:
 
 
 def send(host: str, port: int, num_connections: int) -> None:
-    """Send over so many connections until this process is killed."""
+    """Send over `num_connections` connections until this process is killed."""
     connections = [_dialled(host, port, SINK) for _ in range(num_connections)]
     _say()
     for connection in connections:
@@ -122,7 +123,7 @@ def send_datagrams(host: str, port: int, count: int, per_s: float) -> None:
         datagrams.connect((host, port))
         while sent < count:
             due = min(count, int((time.monotonic() - began_s) * per_s) + 1)
-            # Behind by much, it would send a burst that no queue holds: it goes on from here.
+            # Far behind schedule it would send a burst that no queue holds: skip the backlog.
             if due - sent > per_s * _BURST_S * 8:
                 began_s += (due - sent) / per_s
                 continue
@@ -134,7 +135,7 @@ def send_datagrams(host: str, port: int, count: int, per_s: float) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Do what the command line says; print an `error` where the network does not allow it."""
+    """Run the command; print an `error` object if the network does not allow it."""
     try:
         match words:
             case ["serve", host]:
@@ -155,7 +156,7 @@ def main(words: list[str]) -> int:
 def _dialled(host: str, port: int, kind: bytes) -> socket.socket:
     connection = socket.create_connection((host, port), timeout=WAIT_S)
     connection.settimeout(None)
-    # It is the link that is measured: of what Linux has, this fills a path with one BDP of queue.
+    # CUBIC, whatever the host's default: it fills a link that has a queue of one BDP.
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
     connection.sendall(kind)

@@ -1,4 +1,4 @@
-"""How a directed link shapes traffic: its figures, its losses, and the relay's transmitter.
+"""Models how a directed link shapes traffic: its figures, losses, and the relay's transmitter.
 
 All is pure arithmetic; the time is an argument. A link is a queue, a transmitter and a delay line,
 shared by all connections that cross it. The transmitter is a clock that says when it will be free.
@@ -17,12 +17,12 @@ deck's size is seldom whole, so its fraction is carried to the next deck. Any wi
 therefore has p*n losses, give or take 5, for every seed. What is missing are the longer lulls and
 bursts of independent losses.
 
-**What the relay makes of a loss.** The bytes of each connection are cut into packets of
-`SEGMENT_BYTES`. A lost packet takes its share of the rate a second time, and arrives one RTT late,
-as after a fast retransmission. Everything behind it on its connection waits for it, while other
-connections go on. There is no congestion control: a connection does not slow down after a loss,
-retransmissions are not lost again, and a loss at the end of a burst costs no retransmission
-timeout. Where that matters, the kernel's own TCP across the packet emulator shows it.
+**Losses in the relay.** The bytes of each connection are cut into packets of `SEGMENT_BYTES`. A
+lost packet takes its share of the rate a second time, and arrives one RTT late, as after a fast
+retransmission. Everything behind it on its connection waits for it, while other connections go on.
+There is no congestion control: a connection does not slow down after a loss, retransmissions are
+not lost again, and a loss at the end of a burst costs no retransmission timeout. Where that
+matters, the kernel's own TCP across the packet emulator shows it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from isthmus.topology.spec.tcp_constants import SEGMENT_BYTES
 
 LOSSES_PER_DECK = 4
 MAX_DECK_PACKETS = 1 << 40
-"""However small the probability is. No link carries that many."""
+"""Largest deck, for tiny probabilities: no link carries that many packets."""
 
 
 class LossDeck:
-    """Says for each packet of a link in turn whether it is lost."""
+    """Decides for each packet of a link in turn whether it is lost."""
 
     def __init__(self, probability: float, generator: random.Random) -> None:
         self._probability = probability
         self._generator = generator
         self._carry = 0.0
-        self._left = 0  # packets of the deck that have not been asked for
-        self._positions: list[int] = []  # of its losses, counted from the deck's end, ascending
+        self._left = 0  # packets left in the deck
+        self._positions: list[int] = []  # of losses, from the deck's end
 
     def take(self, num_packets: int) -> list[int]:
-        """Return which of the next `num_packets` are lost, by index, ascending."""
+        """Return the indices of the lost ones of the next `num_packets`, ascending."""
         if not self._probability:
             return []
         lost = []
@@ -79,10 +79,10 @@ class LossDeck:
 
 
 QUEUE_S = 0.025
-"""Queue of a link, in time at its rate: a busy machine's event loop is seldom later than this."""
+"""Default queue of a link, in seconds at its rate: event loops are seldom later than this."""
 MIN_QUEUE_BYTES = 64 << 10
 READ_S = 0.002
-"""Bytes are taken in pieces of this transmission time: finer is truer, and costs more CPU."""
+"""Transmission time of a piece of bytes: smaller is more accurate, and costs more CPU."""
 MIN_READ_BYTES = 3 * SEGMENT_BYTES
 MAX_READ_BYTES = 45 * SEGMENT_BYTES
 
@@ -95,13 +95,13 @@ class LinkShape:
     target: str
     bytes_per_s: float
     delay_s: float
-    """One way."""
+    """One-way delay."""
     jitter_s: float = 0.0
     """A delivery is early or late by up to this, but never before an earlier one."""
     loss: float = 0.0
     """Share of the packets that are lost, 0 to 1."""
     queue_bytes: int | None = None
-    """What may wait for the transmitter; None: what suits the emulator that uses it."""
+    """Bytes that may wait for the transmitter; None: the emulator's default."""
 
     def __post_init__(self) -> None:
         if self.source == self.target:
@@ -128,7 +128,7 @@ class LinkShape:
 
 
 class Passage(NamedTuple):
-    """How bytes cross a link.
+    """The times at which bytes cross a link.
 
     They arrive at `departs_s + transit_s`, unless earlier ones are later.
     """
@@ -141,23 +141,23 @@ class Passage(NamedTuple):
 class Transmitter:
     """The clock of one directed link.
 
-    `draw` returns the next number of [0, 1) for the jitter, `losses` is what packet losses are
-    drawn from. Both are the link's own, and seeded, so that a run can be repeated.
+    `draw` returns the next number in [0, 1) for the jitter; `losses` drives packet losses. Both
+    belong to the link and are seeded, so that a run can be repeated.
     """
 
     def __init__(self, shape: LinkShape, draw: Callable[[], float], losses: random.Random) -> None:
         self.shape = shape
         self.lost_packets = 0
-        """Since the start."""
+        """Number of lost packets since the start."""
         self._draw = draw
         self._losses = losses
         self._deck = LossDeck(shape.loss, losses)
         self._free_at_s = -math.inf
 
     def admit(self, num_bytes: int, now_s: float, rtt_s: float) -> Passage:
-        """Take over bytes that came at `now_s`; 0 for what has none, as a connection's end.
+        """Accept bytes that came at `now_s`; 0 for events such as a connection's end.
 
-        `rtt_s` is the connection's: what a loss costs it.
+        `rtt_s` is the connection's round trip, the cost of a loss.
         """
         shape = self.shape
         lost = len(self._deck.take(-(-num_bytes // SEGMENT_BYTES)))
@@ -170,7 +170,7 @@ class Transmitter:
         return Passage(self._free_at_s, transit_s + rtt_s if lost else transit_s)
 
     def reshape(self, shape: LinkShape, now_s: float) -> float:
-        """Take other figures; return by what the time stretches until the waiting bytes leave."""
+        """Change the figures; return the factor on the time until the waiting bytes leave."""
         if shape.loss != self.shape.loss:
             self._deck = LossDeck(shape.loss, self._losses)
         stretch = self.shape.bytes_per_s / shape.bytes_per_s
@@ -179,7 +179,7 @@ class Transmitter:
         return stretch
 
     def clear(self) -> None:
-        """Forget what waits: it will be admitted again."""
+        """Forget waiting bytes; they will be admitted again."""
         self._free_at_s = -math.inf
 
     def backlog_bytes(self, now_s: float) -> float:
@@ -191,5 +191,5 @@ class Transmitter:
         return self.backlog_bytes(now_s) >= self.shape.room_bytes
 
     def room_at_s(self) -> float:
-        """Return when the queue will be down to half: then those who wait are read again."""
+        """Return when the queue will be half empty, so that waiting senders are read again."""
         return self._free_at_s - self.shape.room_bytes / 2 / self.shape.bytes_per_s

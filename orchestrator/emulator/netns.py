@@ -1,10 +1,10 @@
 """The packet emulator: carries packets from site to site through TUN devices.
 
 `python -m isthmus.orchestrator.emulator.netns` reads one line of JSON (emulator_config.py) from
-stdin, makes a network namespace for each site, says on stdout how to enter them, then once a second
-what has passed. Further lines of stdin change links. It ends when stdin does, so with its parent
-too, and the namespaces end with it. Exit status 2 and one line on stderr: the configuration is
-wrong, or this machine does not allow it.
+stdin, makes a network namespace for each site, prints how to enter them, then the counters once a
+second. Further lines of stdin change links. It ends when stdin does, so with its parent too, and
+the namespaces end with it. Exit status 2 and one line on stderr: the configuration is wrong, or
+this machine does not allow it.
 
 One thread and one loop carry the packets. In a turn it reads at most `FRAMES_PER_TURN` of a device
 before it looks at what is due, so no site can keep another waiting. There is one turn each
@@ -57,19 +57,19 @@ from isthmus.topology.spec.world import CrossTraffic
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025
-"""From one turn to the next, on average.
+"""Mean interval between turns.
 
-So much later may a packet leave a site, and reach one, while links are busy.
+While links are busy, a packet may leave or reach a site this much later.
 """
 _TURNS_SAVED = 8
-"""Turns that may follow each other at once after a quiet moment.
+"""Turns that may run without a pause after a quiet moment.
 
-A request and its answer are seen when they come.
+So a request and its answer are handled at once.
 """
 
 
 class Site:
-    """Where a site's packets come out and go in: a non-blocking TUN device, the caller's."""
+    """A site's non-blocking TUN device, owned by the caller."""
 
     def __init__(self, name: str, address: str, device: int) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class Site:
 
 
 class Route:
-    """A directed link, and the device at its end."""
+    """A directed link, with the device at its end."""
 
     def __init__(self, shape: LinkShape, seed: int, device: int) -> None:
         self.configured = shape
@@ -90,7 +90,7 @@ class Route:
 
 
 class Router:
-    """Joins sites by links. The sites' devices stay the caller's."""
+    """Carries packets between sites. The caller owns the sites' devices."""
 
     def __init__(self, sites: Sequence[Site], links: Sequence[LinkShape], seed: int) -> None:
         by_name = {site.name: site for site in sites}
@@ -101,7 +101,7 @@ class Router:
             route = Route(shape, seed, target.device)
             by_name[shape.source].links[target.target] = route
             self._routes[shape.source, shape.target] = route
-        # When each route that holds something has to be looked at: one entry each.
+        # Heap of routes with packets, by the time of their next delivery; one entry each.
         self._due: list[tuple[float, int, Route]] = []
         self._num_scheduled = 0
 
@@ -131,19 +131,19 @@ class Router:
         return False
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Make all changes at the same instant; ConfigError, and none is made, if one cannot be."""
+        """Make all changes at the same instant; ConfigError, and no change, if one is invalid."""
         check_changes(changes, self._routes, NETNS_KINDS)
         now_s = time.monotonic()
         for change in changes:
             _change(self._routes[change.source, change.target], change, now_s)
-        # A link that became faster or shorter has something to deliver earlier than it said.
+        # A link that became faster or shorter delivers earlier than scheduled.
         self._due = []
         for route in self._routes.values():
             route.is_scheduled = False
             self._schedule(route)
 
     def counters(self) -> dict[str, Any]:
-        """Return the `counters` message: totals since the start, and what waits right now."""
+        """Return the `counters` message: totals since the start, and current queues."""
         now_s = time.monotonic()
         links = []
         for (source, target), route in self._routes.items():
@@ -155,7 +155,7 @@ class Router:
         return {"op": "counters", "links": links}
 
     def _collect(self, site: Site) -> None:
-        """Take what a site has sent."""
+        """Read the packets that a site has sent."""
         device, links = site.device, site.links
         for _ in range(FRAMES_PER_TURN):
             try:
@@ -163,14 +163,14 @@ class Router:
             except BlockingIOError:
                 return
             packet = parse(frame)
-            # Broadcasts and other sites' networks have no link, and nobody misses them.
+            # Drop packets without a link: broadcasts, and other networks.
             route = links.get(packet.target) if packet is not None else None
             if packet is not None and route is not None:
                 route.link.offer(packet, time.monotonic())
                 self._schedule(route)
 
     def _deliver(self) -> None:
-        """Hand over all that has arrived by now."""
+        """Deliver all packets that have arrived by now."""
         now_s = time.monotonic()
         while self._due and self._due[0][0] <= now_s:
             _, _, route = heapq.heappop(self._due)
@@ -182,7 +182,7 @@ class Router:
             self._schedule(route)
 
     def _schedule(self, route: Route) -> None:
-        """Look at a route again when it has something to deliver."""
+        """Schedule the next delivery of a route."""
         if route.is_scheduled:
             return
         due_s = route.link.due_s()
@@ -221,7 +221,7 @@ def _serve(config: NetnsConfig, stdin: LineReader) -> None:
     with contextlib.ExitStack() as stack:
         sites, ready = _make_sites(config, stack)
         be_punctual()
-        gc.disable()  # nothing here refers to itself, and a collection is a pause
+        gc.disable()  # there are no reference cycles, and collections are pauses
         router = Router(sites, config.links, config.seed)
         owner = Conversation(stdin, sys.stdout.fileno(), router.apply, router.counters)
         owner.begin(Up(op="ready", sites=ready), time.monotonic())
@@ -234,9 +234,9 @@ def _serve(config: NetnsConfig, stdin: LineReader) -> None:
 def _make_sites(
     config: NetnsConfig, stack: contextlib.ExitStack
 ) -> tuple[list[Site], tuple[SiteNamespace, ...]]:
-    """Return the sites, and how each is entered; what they hold is closed with `stack`.
+    """Return the sites, and how each is entered; `stack` closes their resources.
 
-    Called before `be_punctual`: what sends there is as punctual as any other process.
+    Call before `be_punctual`, so that cross traffic has normal priority.
     """
     own = f"/proc/{os.getpid()}"
     user = f"{own}/ns/user" if own_user_namespace() else ""
@@ -257,7 +257,7 @@ def _make_sites(
 
 @contextlib.contextmanager
 def _cross_traffic(config: NetnsConfig, traffic: CrossTraffic, site: str) -> Iterator[None]:
-    """Have somebody else's flows under way: those of the site whose namespace this thread is in."""
+    """Run the cross traffic of the site in whose namespace this thread is."""
     addresses = {name: address_of(index) for index, name in enumerate(config.sites)}
     to = [addresses[link.target] for link in config.links if link.source == site]
     senders = [addresses[link.source] for link in config.links if link.target == site]

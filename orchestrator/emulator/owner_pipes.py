@@ -1,8 +1,8 @@
-"""An emulator's conversation with its owner, which never makes it wait.
+"""An emulator's conversation with its owner, without ever blocking.
 
-The first line of its stdin configures it; what is up then is its first message. Further lines ask
-for changes, or have a relay lead to other gateways, and are answered. Its counters are said after
-each answer, once a second, and at the end.
+The first line of stdin configures the emulator, whose first message says that it is up. Further
+lines request changes, or make a relay forward to other gateways, and are answered. Counters are
+sent after each answer, once a second, and at the end.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from isthmus.topology.spec.json_fields import to_json
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0
 MAX_LINE_BYTES = 4 << 20
-"""The configuration, or a change, of all links of the largest full mesh with the longest names."""
+"""Longest line: configuration or change of all links of the largest full mesh with the longest
+names."""
 MAX_UNREAD_BYTES = 8 << 20
-"""Two messages about all those links."""
+"""Limit on unread output: two messages about all those links."""
 END_WITHIN_S = 0.5
-"""Time for an owner that still reads to take the last message."""
+"""Time for the owner to read the last message."""
 FLUSH_EVERY_S = 0.01
-"""How soon to try again while the reader is behind: a pipe takes 64 KiB at a time."""
+"""Interval of retries while the reader is behind: a pipe takes 64 KiB at a time."""
 _READ_BYTES = 64 << 10
 
 Config = TypeVar("Config")
@@ -48,24 +49,24 @@ class MessageWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something to `flush` once the reader has taken what it was given."""
+        """Whether output waits for the reader and needs a `flush`."""
         return bool(self._rest)
 
     def offer(self, message: dict[str, Any]) -> None:
-        """Write `message`, or drop it while an earlier one has not been taken completely.
+        """Write `message`, or drop it while an earlier one is not fully written.
 
         Raises:
-            BrokenPipeError: nobody will ever read it.
+            BrokenPipeError: the reader has gone.
         """
         self.flush()
         if not self._rest:
             self.answer(message)
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Write `message` now, or what does not go at once with the next `flush`.
+        """Write `message` now; the next `flush` writes the rest.
 
         Raises:
-            BrokenPipeError: nobody will ever read it, or asks on and on and reads no answers.
+            BrokenPipeError: the reader has gone, or sends requests without reading answers.
         """
         self._rest += json.dumps(message).encode() + b"\n"
         self.flush()
@@ -73,10 +74,10 @@ class MessageWriter:
             raise BrokenPipeError
 
     def flush(self) -> None:
-        """Write as much as the reader takes of what is left.
+        """Write as much of the waiting output as the reader takes.
 
         Raises:
-            BrokenPipeError: nobody will ever read it.
+            BrokenPipeError: the reader has gone.
         """
         while self._rest:
             try:
@@ -86,7 +87,7 @@ class MessageWriter:
             self._rest = self._rest[num_written:]
 
     def finish(self, within_s: float) -> None:
-        """Wait until all is taken, or it took too long; errors as of `flush`."""
+        """Wait until all output is written, for at most `within_s`; errors as in `flush`."""
         deadline_s = time.monotonic() + within_s
         while self.is_behind and (left_s := deadline_s - time.monotonic()) > 0:
             select.select([], [self._descriptor], [], left_s)
@@ -103,10 +104,10 @@ class LineReader:
         _never_wait(descriptor)
 
     def wait_line(self, within_s: float) -> bytes:
-        """Return the next line, or what there is of it at the end of the pipe.
+        """Return the next line, possibly incomplete at the end of the pipe.
 
         Raises:
-            ConfigError: there is none in time, or it is too long.
+            ConfigError: no line came in time, or it is too long.
         """
         deadline_s = time.monotonic() + within_s
         while b"\n" not in self._rest and not self.has_ended:
@@ -118,12 +119,12 @@ class LineReader:
         return line
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the complete lines of what has been read."""
+        """Yield the complete lines read so far."""
         *lines, self._rest = self._rest.split(b"\n")
         yield from lines
 
     def read(self) -> None:
-        """Read once, if there is something.
+        """Read once, if data is available.
 
         Raises:
             ConfigError: a line is too long.
@@ -139,17 +140,17 @@ class LineReader:
 
 
 class Conversation:
-    """Obeys and reports, a turn at a time.
+    """Executes requests and reports counters, a turn at a time.
 
     Args:
-        stdin: After the configuration; whoever reads it calls `turn` then.
-        stdout: Descriptor of what messages are written to.
-        obey: Makes changes, all or none; ConfigError to refuse.
-        counters: Returns the `counters` message of the moment.
-        lead: Leads to other gateways, all or none, and returns where to dial; ConfigError to
-            refuse.
+        stdin: Lines after the configuration; call `turn` after reading.
+        stdout: Descriptor to which messages are written.
+        obey: Makes changes, all or none; raises ConfigError to refuse.
+        counters: Returns the current `counters` message.
+        lead: Forwards to other gateways, all or none, and returns the addresses to dial; raises
+            ConfigError to refuse.
 
-    All methods raise BrokenPipeError when nobody will ever read what they say.
+    All methods raise BrokenPipeError if the owner has gone.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Conversation:
         self._messages.answer(to_json(up))
 
     def turn(self, now_s: float) -> float:
-        """Obey what has been read and say what is due; return when to come again at the latest."""
+        """Execute read requests and send due reports; return the latest time of the next turn."""
         for line in self._stdin.lines():
             self._messages.answer(self._answer(line))
             self._messages.offer(self._counters())
@@ -186,7 +187,7 @@ class Conversation:
         return self._report_s
 
     def end(self) -> None:
-        """Report the counters for the last time; this alone may take a moment."""
+        """Report the counters for the last time; this call may block briefly."""
         self._messages.offer(self._counters())
         self._messages.finish(END_WITHIN_S)
 
@@ -207,7 +208,7 @@ def _lead_nowhere(_: Sequence[RelayEndpoint]) -> Sequence[RelayEndpoint]:
 
 
 def _never_wait(descriptor: int) -> None:
-    """Make a pipe's end non-blocking; terminals and files are shared with others."""
+    """Make a pipe's end non-blocking, but not a terminal or file, which is shared."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         os.set_blocking(descriptor, False)
@@ -243,7 +244,7 @@ def run_emulator(name: str, kind: type[Config], serve: Callable[[Config, LineRea
     except ConfigError as error:
         sys.stderr.write(f"{name}: configuration: {error.problems[0].message}\n")
         return 2
-    except BrokenPipeError:  # whoever read our messages has gone, and so do we
+    except BrokenPipeError:  # the owner has gone: end as well
         return 0
     except KeyboardInterrupt:
         return 130

@@ -61,17 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         protect(topology, options.topology)
         folder = folder_of(options.home, topology)
         private_folder(folder)
-        lock(folder / LOCK)  # the kernel lets go of it: who sees it free, sees no process either
-        (folder / STATE).unlink(missing_ok=True)  # of whoever kept it before
+        lock(folder / LOCK)  # the kernel releases it with the process: a free lock means no keeper
+        (folder / STATE).unlink(missing_ok=True)  # left by a previous keeper
         asyncio.run(_keep(topology, text, options, folder))
     except (ConfigError, IsthmusError, OSError) as error:
-        log.error("%s", error)  # noqa: TRY400 - it says why
+        log.error("%s", error)  # noqa: TRY400 - the message suffices
         return 1
     return 0
 
 
 async def _keep(topology: Topology, text: str, options: argparse.Namespace, folder: Path) -> None:
-    """Start the coordinator, then the agents; end them all after a signal."""
+    """Start the coordinator, then the agents; end all of them after a signal."""
     standing = Standing(pid=os.getpid(), topology_hash=topology_hash(topology))
     keeper = Keeper(standing, folder)
     logs = folder / "logs"

@@ -1,4 +1,4 @@
-"""What runs at each site and for the coordinator, with the secrets that it needs."""
+"""The commands of agents and coordinator, with the secrets that they need."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ REMOTE_FOLDER = "~/.local/state/isthmus/up"
 REMOTE_PYTHON = "python3"
 GREET_S = 60.0
 QUEUE_S = 7 * 86400.0
-"""Slurm may let a site wait; `up --timeout` says for how long a person does."""
+"""Longest wait in Slurm's queue; `up --timeout` limits how long a person waits."""
 
 
 def launcher_of(described: Described, name: str, documents: Path, nodes: int) -> Launcher:
     """Return the launcher that starts processes at a site.
 
     Args:
-        described: As the topology has it.
-        name: The site's, for an allocation.
-        documents: The topology's folder, which paths are relative to.
-        nodes: So many machines are allocated there.
+        described: The launcher section of the topology.
+        name: Name of the site, for an allocation.
+        documents: Folder of the topology, to which paths are relative.
+        nodes: Number of machines to allocate.
     """
     python = python_at(described)
     if described.kind == "local":
@@ -49,25 +49,25 @@ def launcher_of(described: Described, name: str, documents: Path, nodes: int) ->
 
 
 def greet_s(described: Described) -> float:
-    """Return how long a process at the site may take until its first line comes back."""
+    """Return the time limit for the first line of a process at the site."""
     return QUEUE_S if described.kind == "slurm" else GREET_S
 
 
 def save_s(described: Described) -> float:
-    """Return how long a site's last checkpoint may take: what is told here, or its launcher gives.
+    """Return the time limit of a site's last checkpoint, from the environment or its launcher.
 
     Raises:
-        SaveTimeError: the environment names something else than seconds.
+        SaveTimeError: the environment variable is not a number of seconds.
     """
     return save_within_s(os.environ, SAVE_S if described.kind == "slurm" else SAVE_WITHIN_S)
 
 
 def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Spec:
-    """Return what runs as a site's agent. `folder` is that of what is up, on this machine.
+    """Return the spec of a site's agent. `folder` is the keeper's, on this machine.
 
     Raises:
-        CertificateError: a certificate or key that the site needs is not here.
-        SaveTimeError: as `save_s` says.
+        CertificateError: a certificate or key of the site is missing here.
+        SaveTimeError: as for `save_s`.
         UnsafeFileError: a secret can be read by others.
     """
     files, env = carried_secrets(
@@ -86,17 +86,17 @@ def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Sp
 def coordinator_spec(
     topology: Topology, text: str, overrides: list[str], bind: str, folder: Path
 ) -> Spec:
-    """Return what runs as the coordinator.
+    """Return the spec of the coordinator.
 
     Args:
-        topology: Of the deployment.
-        text: Its file.
-        overrides: What was changed of it.
+        topology: Topology of the deployment.
+        text: Text of its file.
+        overrides: Overrides (`path=value`) of the text.
         bind: host:port; port 0: any.
-        folder: That of what is up, on this machine.
+        folder: The keeper's folder on this machine.
 
     Raises:
-        CertificateError: its certificate or key is not here.
+        CertificateError: its certificate or key is missing here.
         UnsafeFileError: a secret can be read by others.
     """
     described = coordinator_launcher(topology)
@@ -115,7 +115,7 @@ def coordinator_spec(
 
 
 def coordinator_launcher(topology: Topology) -> Described:
-    """Return how the coordinator is started: at its site, where one is named, else here."""
+    """Return the coordinator's launcher: that of its site if one is named, else local."""
     if topology.coordinator_site is None:
         return Described()
     return topology.site(topology.coordinator_site).launcher
@@ -130,7 +130,7 @@ def python_at(described: Described) -> str:
 
 
 def folder_at(topology: Topology, described: Described, name: str, here: Path) -> str:
-    """Return where a part keeps its files, on its own machine."""
+    """Return the folder of a part's files, on its own machine."""
     if described.folder is not None:
         return f"{described.folder}/{name}" if name == COORDINATOR else described.folder
     if described.kind == "local":

@@ -1,4 +1,4 @@
-"""Owns the streams to coordinator and agents, and starts again what ends."""
+"""Owns the streams to coordinator and agents, and restarts those that end."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN_S
 LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 KEPT_LINES = 20
 WRITE_AGAIN_S = 5.0
-"""What the disk has refused is written again after this."""
+"""Interval of retries after a write to disk has failed."""
 TETHER_S = 5.0
-"""A tether takes so much longer to end than its command may."""
+"""Time for a tether to end, beyond that of its command."""
 END_S = SAVE_WITHIN_S + LEAVE_S + TETHER_S
 
 log = logging.getLogger(__name__)
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Kept:
-    """A part that is kept up: how it is started, and when it counts as up."""
+    """A part that is kept up: its name, spec, and sign of readiness."""
 
     name: str
     launcher: Launcher
     make_spec: Callable[[], Spec]
-    """Called at each start, for secrets change."""
+    """Called at each start, because secrets change."""
     ready: re.Pattern[str]
     """A line that it prints once it is up."""
     greet_s: float
     log_path: Path
     end_s: float = END_S
-    """How long it may take to end: an agent has a last checkpoint written first."""
+    """Time for the part to end: an agent first has a last checkpoint written."""
     on_ready: Callable[[re.Match[str]], None] = lambda _: None
     part: Part = field(default_factory=Part)
     stream: Stream | None = None
@@ -65,7 +65,7 @@ class Keeper:
     """Starts the parts of a topology, and keeps them up until `stop`."""
 
     def __init__(self, standing: Standing, folder: Path) -> None:
-        """Start nothing yet. What is known is written into `folder` at each change."""
+        """Start nothing yet. The state is written into `folder` at each change."""
         self._standing = standing
         self._folder = folder
         self._kept: list[Kept] = []
@@ -85,7 +85,7 @@ class Keeper:
         self._tasks[kept.name] = task
 
     def wake(self) -> None:
-        """Start at once what waits to be started again."""
+        """Restart waiting parts at once."""
         self._woken.set()
         self._woken = asyncio.Event()
 
@@ -115,7 +115,7 @@ class Keeper:
             kept.part.state = ENDED
 
     async def _keep(self, kept: Kept) -> None:
-        """Start a part again whenever it ends; one that was never up only once it is woken."""
+        """Restart a part whenever it ends; if it was never up, only after `wake`."""
         restarts = Restarts()
         part = kept.part
         while True:
@@ -133,13 +133,13 @@ class Keeper:
             self._write()
 
     async def _pause(self, wait_s: float | None) -> None:
-        """Return after a while, or once it is woken; None: only then."""
+        """Wait for `wait_s`, or until `wake`; None: only until `wake`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._woken.wait()
 
     async def _once(self, kept: Kept) -> LaunchError:
-        """Run a part to its end; return how that was."""
+        """Run a part to its end; return the reason of the end."""
         if kept.part.state != RESTARTING:
             kept.part.state = STARTING
         try:
@@ -150,9 +150,9 @@ class Keeper:
             return LaunchError(
                 "bad_secret", str(error), "isthmus certs init, or see the file named"
             )
-        except OSError as error:  # a secret cannot be read, say
+        except OSError as error:  # for example, a secret cannot be read
             return LaunchError("start_failed", str(error), "see the file named")
-        if self._is_stopping:  # meanwhile
+        if self._is_stopping:  # `stop` was called meanwhile
             await stream.close()
         beating = asyncio.create_task(_beat(stream), name=f"beat-{kept.name}")
         lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -173,7 +173,7 @@ class Keeper:
         return _ended(status, lines, kept.log_path)
 
     async def _read(self, kept: Kept, stream: Stream, lines: deque[str]) -> None:
-        """Keep what it prints, and see when it is up."""
+        """Log a part's output, and notice when it is up."""
         writer = PartWriter(kept.log_path, LOG_LIMITS)
         writing = Failing(kept.log_path)
         while line := await stream.readline():
@@ -188,7 +188,7 @@ class Keeper:
                 self._write()
 
     def _write(self) -> None:
-        """Write the state of all parts down; where the disk refuses, again a moment later."""
+        """Write the state of all parts to disk; retry a moment later if that fails."""
         if self._write_again is not None:
             self._write_again.cancel()
             self._write_again = None
@@ -200,23 +200,23 @@ class Keeper:
 
 
 def _tell_mistake(task: asyncio.Task[None]) -> None:
-    """Log what no part should end by."""
+    """Log an unexpected error of a part's task."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s has ended by a mistake of its own", task.get_name(), exc_info=error)
+        log.error("%s ended because of a bug", task.get_name(), exc_info=error)
 
 
 async def _beat(stream: Stream) -> None:
-    """Tell the other end that somebody is there."""
+    """Send heartbeats to the other end."""
     try:
         while True:
             await asyncio.sleep(BEAT_S)
             await stream.write(b"\n")
     except OSError:
-        return  # whoever reads sees its end
+        return  # the reader notices the end
 
 
 def _ended(status: int, lines: deque[str], log_path: Path) -> LaunchError:
-    """Return what a part said last."""
+    """Return an error with a part's last words."""
     said = [each for each in lines if each.strip()]
     told = next((each for each in reversed(said) if each.startswith("error: ")), "")
     hint = next((each for each in reversed(said) if each.startswith("hint: ")), "")

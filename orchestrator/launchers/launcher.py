@@ -1,7 +1,7 @@
-"""What a launcher answers: start this at the site, give me its stream, end it.
+"""The interface of launchers, which start a process at a site and return its stream.
 
-What is started is always `python -m isthmus.sites.tether`, which lives as long as its stdin. So a
-launcher knows nothing of agents, secrets or topologies, and ending a stream ends what runs there.
+The process is always `python -m isthmus.sites.tether`, which lives as long as its stdin. So a
+launcher knows nothing of agents, secrets or topologies, and closing a stream ends the process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from isthmus.protos.errors import IsthmusError
 
 
 class LaunchError(IsthmusError):
-    """A site's process could not be started, or did not become what it should."""
+    """A site's process could not be started, or did not become ready."""
 
     code = "SITE_NOT_STARTED"
 
     def __init__(self, reason: str, message: str, cure: str) -> None:
-        """Describe it.
+        """Describe the error.
 
         Args:
             reason: A word for programs: `host_unreachable`, `python_missing`, ...
@@ -37,31 +37,31 @@ class Stream(Protocol):
         """Write to its stdin.
 
         Raises:
-            OSError: nobody reads any more.
+            OSError: the process has ended, or the connection is lost.
         """
 
     async def readline(self) -> bytes:
-        """Return the next line, at most 64 KiB of it; empty: the stream has ended."""
+        """Return the next line, at most 64 KiB; empty at the end of the stream."""
 
     async def close(self) -> None:
-        """End its stdin. What runs there ends by that."""
+        """Close the stdin of the process, which ends it."""
 
     async def wait(self) -> int | None:
-        """Return its exit status once it has ended; None: the way to it was lost."""
+        """Wait for the process and return its exit status; None: the connection was lost."""
 
     async def abandon(self) -> None:
-        """Let go of the process at once, whether it has ended or not."""
+        """Release the process at once, whether it has ended or not."""
 
 
 class Launcher(Protocol):
     """Starts processes at one site."""
 
     python: str
-    """Python there, as the site's topology says."""
+    """Python interpreter at the site."""
 
     async def start(self, command: Sequence[str]) -> Stream:
         """Start a command.
 
         Raises:
-            LaunchError: it cannot be started.
+            LaunchError: the command cannot be started.
         """

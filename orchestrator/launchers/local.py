@@ -14,7 +14,7 @@ WAIT_S = 5.0
 
 
 class LocalStream:
-    """A child process, in a session of its own: a terminal's Ctrl-C does not reach it."""
+    """A child process in its own session, which a terminal's Ctrl-C does not reach."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -40,7 +40,7 @@ class LocalStream:
         return await self._process.wait()
 
     async def abandon(self) -> None:
-        """End it, if it still runs. An srun that is killed would leave its job in the queue."""
+        """Terminate it, if it still runs; a killed srun would leave its job in the queue."""
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ class LocalLauncher:
 
         Args:
             python: The interpreter.
-            prefix: What starts each command, as srun.
+            prefix: Prefix of each command, such as srun.
         """
         self.python = python
         self._prefix = tuple(prefix)
@@ -66,7 +66,7 @@ class LocalLauncher:
         """Start a command.
 
         Raises:
-            LaunchError: there is no such program.
+            LaunchError: the program does not exist.
         """
         words = [*self._prefix, *command]
         try:
@@ -84,7 +84,7 @@ class LocalLauncher:
 
 
 def not_found(program: str, why: str) -> LaunchError:
-    """Return what to say of a program that is not there."""
+    """Return the error for a missing program."""
     if program in {"srun", "salloc"}:
         return LaunchError(
             "slurm_missing", f"{program}: {why}", "install Slurm's client, or name a host"
@@ -97,7 +97,7 @@ def not_found(program: str, why: str) -> LaunchError:
 
 
 async def line_of(reader: asyncio.StreamReader) -> bytes:
-    """Return the next line; of one that is too long, what fits."""
+    """Return the next line, cut if it is too long."""
     try:
         return await reader.readuntil()
     except asyncio.IncompleteReadError as error:

@@ -1,7 +1,7 @@
 """The launcher of a site under Slurm: one allocation, whose first node runs the agent by srun.
 
-srun carries stdin and the output, so its stream is the tether's, and the allocation ends with it.
-In one of several nodes the agent starts the others' supervisors by further sruns.
+srun forwards stdin and output, so its stream is the tether's, and the allocation ends with it. In
+an allocation of several nodes the agent starts the other nodes' supervisors with further sruns.
 Slurm sends the tether a SIGTERM before the time limit, early enough for a checkpoint; the keeper
 then asks for another allocation.
 """
@@ -13,13 +13,13 @@ from isthmus.orchestrator.launchers.local import LocalLauncher
 from isthmus.topology.spec.world import Launcher as Described
 
 SIGNAL_S = 60
-"""Before the time limit. Slurm may be up to a minute early."""
+"""Time of the SIGTERM before the time limit. Slurm may be up to a minute early."""
 SAVE_S = 40.0
-"""For a site's last checkpoint. The end takes LEAVE_S of SIGNAL_S, and 5 s are in reserve."""
+"""Time for a site's last checkpoint: SIGNAL_S less LEAVE_S for the end, and 5 s in reserve."""
 
 
 def allocation(described: Described, site: str, nodes: int) -> list[str]:
-    """Return what starts a command on the first node of an allocation of its own."""
+    """Return the command prefix that allocates nodes and runs a command on the first one."""
     srun = ["srun", "--nodes=1", "--ntasks=1", "--unbuffered", "--kill-on-bad-exit=1"]
     job = [f"--signal=TERM@{SIGNAL_S}", f"--job-name=isthmus-{site}", *described.options]
     if nodes == 1:
@@ -28,7 +28,7 @@ def allocation(described: Described, site: str, nodes: int) -> list[str]:
 
 
 def slurm_launcher(described: Described, site: str, python: str, nodes: int) -> Launcher:
-    """Return the launcher: Slurm's commands on this machine, or on the host that is named."""
+    """Return a launcher that runs Slurm's commands on this machine, or on the named host."""
     command = allocation(described, site, nodes)
     if described.host is None:
         return LocalLauncher(python, command)

@@ -1,4 +1,4 @@
-"""The launcher of a site behind SSH, by asyncssh: known hosts are checked, on the way too."""
+"""The launcher of a site behind SSH, with asyncssh; host keys are checked, also of jump hosts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from isthmus.topology.spec.world import Launcher as Described
 CONNECT_S = 20.0
 KEEPALIVE_S = 5.0
 KEEPALIVES = 4
-"""A connection that answers none of so many in a row is lost."""
+"""Unanswered keepalives in a row after which a connection counts as lost."""
 
 
 class SshStream:
-    """A process at the other end, over a connection of its own."""
+    """A process on another machine, over its own SSH connection."""
 
     def __init__(self, process: Any, connections: Sequence[Any]) -> None:  # noqa: ANN401
         self._process = process
@@ -77,9 +77,9 @@ class SshLauncher:
         """Connect to nothing yet.
 
         Args:
-            described: Where, as whom, by which key. Paths are absolute.
+            described: Host, user and key. Paths are absolute.
             python: The interpreter there.
-            prefix: What starts each command there, as srun.
+            prefix: Prefix of each command, such as srun.
         """
         assert described.host is not None
         self.python = python
@@ -90,7 +90,7 @@ class SshLauncher:
         """Connect, and start a command.
 
         Raises:
-            LaunchError: the machine cannot be reached, is not who it was, or refuses.
+            LaunchError: the machine cannot be reached, has another host key, or refuses.
         """
         where = self._described
         if where.key is not None and not os.path.isfile(where.key):  # noqa: PTH113, ASYNC240 - a local file
@@ -141,7 +141,7 @@ class SshLauncher:
         )
 
     def _explained(self, error: Exception) -> LaunchError:
-        """Return what went wrong, with its cure."""
+        """Return the launch error of an exception, with its remedy."""
         where = self._described
         host = f"{where.host}:{where.port}" + (f" (by {where.jump})" if where.jump else "")
         as_user = f"{where.user}@{where.host}" if where.user else str(where.host)
@@ -188,7 +188,7 @@ def parts_of_jump(jump: str) -> tuple[str, str, int]:
 
 
 def absolute(described: Described, folder: Path) -> Described:
-    """Return a launcher whose files are absolute, from the topology's folder on."""
+    """Return the settings with absolute paths; relative ones begin at the topology's folder."""
 
     def placed(path: str | None) -> str | None:
         return None if path is None else os.path.abspath(folder / Path(path).expanduser())  # noqa: PTH100

@@ -1,6 +1,6 @@
-"""What `isthmus up` has started: its folder, HOME/up/NAME, and what the keeper says there.
+"""The state of what `isthmus up` has started, in the folder HOME/up/NAME.
 
-Whoever keeps it holds the lock in the folder, so the lock alone tells whether it is up.
+The keeper holds the lock in the folder, so the lock alone shows whether it is up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATE = "keeper.json"
 LOG = "keeper.log"
 COORDINATOR = "coordinator"
 AGAIN = signal.SIGCONT
-"""Has a keeper start at once what waits to be started again. An older keeper does not mind it."""
+"""Signal that makes a keeper restart waiting parts at once. An older keeper ignores it."""
 
 STARTING, UP, RESTARTING, FAILED, ENDED, UNKNOWN = (
     "starting",
@@ -32,9 +32,9 @@ STARTING, UP, RESTARTING, FAILED, ENDED, UNKNOWN = (
     "ended",
     "unknown",
 )
-"""States of a part. RESTARTING: it was up, and is tried again and again. FAILED: it was never up,
-and is tried no more before `isthmus up` again. UNKNOWN: the way to it was lost, and nobody knows
-whether it has ended."""
+"""States of a part. RESTARTING: it was up, and is restarted repeatedly. FAILED: it was never up,
+and is not tried again before the next `isthmus up`. UNKNOWN: the connection was lost, so it may
+still run."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Part:
 
     state: str = STARTING
     reason: str = ""
-    """A word for programs, where something went wrong."""
+    """A word for programs, if the part failed; else empty."""
     message: str = ""
     cure: str = ""
     restarts: int = 0
@@ -51,22 +51,22 @@ class Part:
 
 @dataclass(slots=True)
 class Standing:
-    """What the keeper has started, and how that is."""
+    """The parts that the keeper has started, with their states."""
 
     pid: int
     topology_hash: str
     address: str = ""
-    """Where the coordinator listens; empty: nowhere yet."""
+    """Address of the coordinator; empty: it does not listen yet."""
     parts: dict[str, Part] = field(default_factory=dict)
-    """What was started: COORDINATOR, and `site NAME` for each site."""
+    """Started parts by name: COORDINATOR, and `site NAME` for each site."""
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder, whole or not at all."""
+        """Write the state into the folder, atomically."""
         write_atomically(folder / STATE, strict_json(asdict(self)) + "\n")
 
     @property
     def sites(self) -> dict[str, Part]:
-        """The agents, by site."""
+        """Return the agents, by site."""
         return {
             name.removeprefix("site "): part
             for name, part in self.parts.items()
@@ -80,17 +80,17 @@ def part_of_site(site: str) -> str:
 
 
 def folder_of(home: Path, topology: Topology) -> Path:
-    """Return the folder of what is up, or may be, for a topology of that name."""
+    """Return the keeper's folder for a topology of that name."""
     return home / FOLDER / (topology.name if is_folder_name(topology.name) else "topology")
 
 
 def is_up(folder: Path) -> bool:
-    """Whether somebody keeps it."""
+    """Whether a keeper holds the folder."""
     return not is_abandoned(folder)
 
 
 def read(folder: Path) -> Standing | None:
-    """Return what the keeper wrote last; None: nothing that makes sense."""
+    """Return the state that the keeper wrote last; None: no valid one."""
     found = read_object(folder / STATE)
     try:
         parts = found["parts"]
@@ -106,7 +106,7 @@ def read(folder: Path) -> Standing | None:
 
 
 def coordinator_of(home: Path, topology: Topology) -> str | None:
-    """Return where the coordinator listens that is up for exactly this topology; None: none is."""
+    """Return the address of a running coordinator for exactly this topology; None: none."""
     folder = folder_of(home, topology)
     standing = read(folder) if folder.is_dir() and is_up(folder) else None
     if standing is None or standing.topology_hash != topology_hash(topology):

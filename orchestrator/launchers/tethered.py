@@ -1,4 +1,4 @@
-"""The near end of `python -m isthmus.sites.tether`: versions, what to run, and what went wrong."""
+"""This side of `python -m isthmus.sites.tether`: spec, version check, explained errors."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from isthmus.protos.versions import (
 
 TETHER = "isthmus.sites.tether"
 GREETING = "isthmus-tether "
-"""As sites/tether.py has it: the two meet on the wire alone."""
+"""Equal to that in sites/tether.py; the two modules share no code."""
 FOLDER = "{folder}"
 CREDENTIALS = f"{FOLDER}/credentials"
 GREETING_LINES = 1000
-"""A login shell may print so many before the greeting."""
+"""Limit on the lines that a login shell prints before the greeting."""
 BEAT_S = 5.0
-"""Between two signs of life to the other end."""
+"""Interval of heartbeats to the other end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a tether runs. FOLDER in command and environment is the folder, as it is there."""
+    """The command of a tether. FOLDER in command and environment stands for `folder` over there."""
 
     folder: str
-    """`~` is the home of who runs it."""
+    """Working folder on the other machine; `~` is the user's home there."""
     command: Sequence[str]
     files: Mapping[str, bytes]
-    """Secrets and documents, by their names; they lie in CREDENTIALS, readable by the user alone,
-    for as long as the command lives."""
+    """Secrets and documents by name; they are in CREDENTIALS, readable by the user only, while the
+    command lives."""
     env: Mapping[str, str]
     silence_s: float
-    """The other end ends by itself once it has heard nothing for so long."""
+    """Silence after which the other end ends by itself."""
 
     def line(self) -> bytes:
-        """Return this spec as the line that the tether reads."""
+        """Return the spec as a line for the tether."""
         written = {
             "folder": self.folder,
             "command": list(self.command),
@@ -60,10 +60,10 @@ class Spec:
 
 
 async def start(launcher: Launcher, spec: Spec, greet_s: float) -> Stream:
-    """Start what a spec says; return its stream, from the command's first line on.
+    """Start the command of a spec; return its stream, from the command's first line on.
 
     Raises:
-        LaunchError: it does not start there; with the cure.
+        LaunchError: it does not start; the error has the remedy.
     """
     stream = await launcher.start(own_command(TETHER, python=launcher.python))
     try:
@@ -86,7 +86,7 @@ async def start(launcher: Launcher, spec: Spec, greet_s: float) -> Stream:
 
 
 async def _greeted(stream: Stream, python: str) -> str:
-    """Return what follows the greeting; LaunchError: there is none."""
+    """Return the text after the greeting; LaunchError: there is none."""
     lines: list[str] = []
     while line := await stream.readline():
         text = line.decode(errors="replace").rstrip()
@@ -100,9 +100,9 @@ def diagnosed(status: int | None, lines: Sequence[str], python: str) -> LaunchEr
     """Return why a tether did not greet.
 
     Args:
-        status: Its exit status; None: the connection was lost.
-        lines: What came instead.
-        python: What should have run it.
+        status: Exit status of the tether; None: the connection was lost.
+        lines: Output instead of the greeting.
+        python: The interpreter that should have run it.
     """
     last = next((each for each in reversed(lines) if each.strip()), "it said nothing")
     if status is None:
@@ -138,10 +138,10 @@ def diagnosed(status: int | None, lines: Sequence[str], python: str) -> LaunchEr
 
 
 def check_versions(greeting: str) -> None:
-    """Refuse a build that has no protocol in common with this one.
+    """Refuse a build without a common protocol version.
 
     Raises:
-        LaunchError: it has none.
+        LaunchError: there is no common version.
     """
     try:
         theirs = json.loads(greeting)

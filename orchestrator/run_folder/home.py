@@ -1,4 +1,4 @@
-"""HOME, the folders of runs in it, and where each run's coordinator is.
+"""HOME, its folders of runs, and the address of each run's coordinator.
 
 HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/protocols.md)
                  of a run launched with --coordinator: the documents, and remote.json with the
@@ -24,39 +24,39 @@ from isthmus.protos.security import tls_files, use_tls
 from isthmus.protos.user_state import user_state_folder
 
 ANNOUNCED = "coordinator.json"
-"""Written by a coordinator while it listens: {"address", "pid", "generation"}."""
+"""Written by a coordinator when it listens: {"address", "pid", "generation"}."""
 CHECKPOINTS = "checkpoints.json"
-"""Written by launch, of a run that saves: {"store", "resumed"}, both a folder or URL."""
+"""Written by launch for a run with checkpoints: {"store", "resumed"}, both a folder or URL."""
 REMOTE = "remote.json"
-"""Written by launch --coordinator: {"address", "state"}, of the coordinator."""
+"""Written by launch --coordinator: {"address", "state"} of the coordinator."""
 JOURNAL = "journal.sqlite3"
-"""The events of all runs of a coordinator, in its state folder."""
+"""File with the events of all runs of a coordinator, in its state folder."""
 TLS = "tls.json"
-"""Written by launch where the topology says mtls: {"ca", "cert", "key"}, paths."""
+"""Written by launch if the topology has mtls: {"ca", "cert", "key"}, paths."""
 LOG = "coordinator.log"
 SUMMARY = "summary.json"
 SPEC = "run_spec.json"
 TOPOLOGY = "topology.yaml"
 JOB = "job.yaml"
 NUMBER = "number.json"
-"""Written with the job: {"number"}, one more than any run of HOME had then."""
+"""Written with the job: {"number"}, one more than that of any earlier run of HOME."""
 CLAIM_TRIES = 3
-"""For a run's folder that others claim and give back at the same time."""
+"""Attempts to claim a run's folder that others claim and release at the same time."""
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def home_folder(given: Path | None) -> Path:
-    """Return `given`, else the platform's user state folder; commands read $ISTHMUS_HOME before.
+    """Return `given` (from $ISTHMUS_HOME, say), else the platform's user state folder.
 
     Raises:
-        FileNotFoundError: nothing is given, and this user has no home folder.
+        FileNotFoundError: `given` is None, and this user has no home folder.
     """
     return given.absolute() if given else user_state_folder()
 
 
 def new_run_id() -> str:
-    """Return an id that sorts by time and is used nowhere else."""
+    """Return a unique id that sorts by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
@@ -67,28 +67,28 @@ def is_folder_name(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """What is kept of one run on this machine."""
+    """The folder of one run on this machine."""
 
     path: Path
 
     @property
     def run_id(self) -> str:
-        """The run, which the folder is named after."""
+        """Id of the run: the folder's name."""
         return self.path.name
 
     @property
     def number(self) -> int:
-        """Which of HOME's runs it is, in the order of submission; 0: none had numbers then."""
+        """Number of the run in HOME, in the order of submission; 0: an old run without one."""
         found = read_object(self.path / NUMBER).get("number")
         return found if isinstance(found, int) else 0
 
     @property
     def remote_address(self) -> str | None:
-        """The coordinator that the run was given to with --coordinator, if it was."""
+        """Address of the coordinator given with --coordinator; None: an embedded one."""
         return _string(read_object(self.path / REMOTE), "address")
 
     def remember_remote(self, address: str, state: str = "") -> None:
-        """Note the coordinator that the run was given to, and its state folder where it is."""
+        """Record the coordinator of the run, and its state folder on its machine."""
         written = json.dumps({"address": address, "state": state})
         (self.path / REMOTE).write_text(written + "\n")
 
@@ -102,40 +102,40 @@ class RunFolder:
 
     @property
     def coordinator_address(self) -> str | None:
-        """Where the run's coordinator listens; None: its process is gone.
+        """Address of the run's coordinator; None: its process is gone.
 
-        One that was started again may have another port. Of one on another machine it is what was
-        noted.
+        A restarted one may have another port. For one on another machine it is the recorded
+        address.
         """
         noted, state = self.remote_address, self.state
         if state is None:
             return noted
         living = _living(state)
         is_noted = noted and living and noted.rpartition(":")[2] == living.rpartition(":")[2]
-        return noted if is_noted else living  # others may dial it by another name than it binds
+        return noted if is_noted else living  # it may be dialled by another name than it binds
 
     def remember_checkpoints(self, store: str, resumed: str | None) -> None:
-        """Note where the run's checkpoints are, and which one it goes on from."""
+        """Record the run's checkpoint store, and the checkpoint that it resumes from."""
         written = json.dumps({"store": store, "resumed": resumed})
         (self.path / CHECKPOINTS).write_text(written + "\n")
 
     @property
     def checkpoint_store(self) -> str | None:
-        """The folder or URL of the run's checkpoints; None: it keeps none."""
+        """Folder or URL of the run's checkpoints; None: it has none."""
         return _string(read_object(self.path / CHECKPOINTS), "store")
 
     @property
     def resumed_checkpoint(self) -> str | None:
-        """The checkpoint that the run went on from, if it did."""
+        """Checkpoint that the run resumed from; None: none."""
         return _string(read_object(self.path / CHECKPOINTS), "resumed")
 
     def remember_tls(self) -> None:
-        """Note where this process finds certificates, for commands about the run."""
+        """Record the paths of this process's certificates, for commands about the run."""
         if files := tls_files():
             (self.path / TLS).write_text(json.dumps(asdict(files)) + "\n")
 
     def use_tls(self) -> None:
-        """Speak TLS with the run's coordinator, if it was launched so."""
+        """Use TLS with the run's coordinator, if the run was launched with it."""
         noted = read_object(self.path / TLS)
         ca, cert, key = (_string(noted, name) for name in ("ca", "cert", "key"))
         if ca and cert and key:
@@ -143,25 +143,25 @@ class RunFolder:
 
     @property
     def submitted_wall_s(self) -> float:
-        """When the run was given to its coordinator: its job is written then, and never again."""
+        """Time of submission: that of the job's file, which is written once."""
         return (self.path / JOB).stat().st_mtime
 
     def give_back(self) -> None:
-        """Have the folder be no run's any more: nothing was submitted.
+        """Release the folder: the run was not submitted.
 
-        What else wrote there stays.
+        Files of other writers stay.
         """
-        # The job last: while it is there, nobody else begins to write.
+        # The job last: while it exists, no other process claims the folder.
         for name in (TOPOLOGY, REMOTE, CHECKPOINTS, TLS, NUMBER, JOB):
             (self.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a coordinator's log says why it did not start
+        with contextlib.suppress(OSError):  # the log of a coordinator that did not start stays
             self.path.rmdir()
 
     @contextlib.contextmanager
     def being_launched(self) -> Iterator[None]:
-        """Have others see, for as long as the block takes, that the run is about to be submitted.
+        """Mark the run as about to be submitted while the block runs.
 
-        The kernel lets go of it, however the process ends.
+        The kernel releases the mark, however the process ends.
         """
         descriptor = lock(self.path / JOB)
         try:
@@ -171,24 +171,24 @@ class RunFolder:
 
     @property
     def is_being_launched(self) -> bool:
-        """Whether the run is about to be submitted: no coordinator may know of it yet."""
+        """Whether the run is about to be submitted, and may be unknown to its coordinator."""
         return not is_abandoned(self.path, JOB)
 
     def living_coordinator(self) -> str | None:
-        """Return where the folder's own coordinator listens; None once its process is gone."""
+        """Return the address of the folder's own coordinator; None once its process is gone."""
         return _living(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChoice:
-    """Which run a command is about, and who is asked about it."""
+    """The run of a command, and the coordinator to ask."""
 
     run_id: str = ""
     """Empty: the latest."""
     home: Path | None = None
-    """Where runs are kept; None: as of `home_folder`."""
+    """HOME; None: as in `home_folder`."""
     coordinator: str | None = None
-    """host:port; None: the one that the run was launched with."""
+    """Coordinator, host:port; None: the one that the run was launched with."""
 
 
 def run_folders(home: Path) -> list[RunFolder]:
@@ -205,7 +205,7 @@ def find_run(home: Path, run_id: str) -> RunFolder:
     """Return a run's folder; an empty id is the latest.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such run.
     """
     if not run_id:
         folders = run_folders(home)
@@ -219,22 +219,22 @@ def find_run(home: Path, run_id: str) -> RunFolder:
 
 
 def claim_run_folder(home: Path, run_id: str, job_text: str) -> tuple[RunFolder, bool]:
-    """Return the folder of a run, and whether it is new: of several who ask at once, for one only.
+    """Return a run's folder, and whether it is new; with concurrent calls, new for only one.
 
-    A folder is a run's from the moment on when the job is in it.
+    A folder belongs to a run once it contains the job.
 
     Raises:
-        StateConflictError: others claim it and give it back all the time.
+        StateConflictError: others repeatedly claim and release it.
     """
     folder = RunFolder(home / "runs" / run_id)
     for _ in range(CLAIM_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # it was given back at this moment
+        with contextlib.suppress(FileNotFoundError):  # it was released at this moment
             return folder, _claim(folder, job_text)
     raise StateConflictError(f"{folder.path} comes and goes: choose another --run-id")
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """Return a JSON file's object, empty if it is not there or not one."""
+    """Return a JSON file's object; empty if missing or not valid."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -263,21 +263,21 @@ def _claim(folder: RunFolder, job_text: str) -> bool:
 
 
 def _order(folder: RunFolder) -> tuple[int, int, str]:
-    """Return what sorts runs as they were submitted.
+    """Return a sort key for the order of submission.
 
-    A clock that was set, or a copy of HOME, changes the times of files. So these only sort runs
-    among themselves that were submitted before there were numbers.
+    File times change with the clock, or in a copy of HOME, so they only sort runs from before there
+    were numbers.
     """
     number = folder.number
     return number, 0 if number else (folder.path / JOB).stat().st_mtime_ns, folder.run_id
 
 
 def _living(state: Path) -> str | None:
-    """Return where the coordinator of a state folder listens; None once its process is gone.
+    """Return the address of a state folder's coordinator; None once its process is gone.
 
-    The lock alone tells. A coordinator that was killed leaves its announcement behind, and its pid
-    may be another process's by now. A process may also count as a zombie while its other threads
-    still hold the lock, and may still write.
+    Only the lock is reliable. A killed coordinator leaves its announcement behind, and its pid may
+    be reused. A process may also appear as a zombie while its other threads still hold the lock and
+    write.
     """
     announced = read_object(state / ANNOUNCED)
     if not announced or is_abandoned(state):

@@ -1,7 +1,7 @@
 """The logs of a run: RUN/logs/SITE/SOURCE.log, as agents ship them, in the order of the lines.
 
-What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest
-parts are kept (rotated_lines.py).
+The coordinator's own log is RUN/logs/coordinator.log. The newest parts of each source are kept
+(rotated_lines.py).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from isthmus.protos.limits import LOG_LINE_BYTES
 
 FOLDER = "logs"
 OWN = "coordinator"
-"""The source that is at no site."""
+"""Source name of the coordinator's own log."""
 LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
-"""How much is kept of one source."""
+"""Limits on the kept log of one source."""
 CHUNK_BYTES = 256 << 10
-"""Read at once; many lines fit."""
+"""Bytes read at once."""
 _LAST_BYTES = 4096
 SOURCES_MAX = 20_000
-"""A run has no more: each is a file. The ranks and gateways of the largest runs are fewer."""
+"""Limit on a run's sources, each of which is a file; the largest runs have fewer."""
 _SOURCE = re.compile(r"[a-z][a-z_]{0,31}[0-9]{0,9}")
 """`rank0`, `gateway0`, `agent`: it becomes a file's name."""
 
 
 class LogWriter:
-    """Appends what agents ship. A line that comes twice is written once."""
+    """Appends lines that agents ship. A repeated line is written once."""
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / FOLDER
         self._next: dict[tuple[str, str], int] = {}
-        """The sequence that each source is expected to go on with."""
+        """Next expected sequence number by (site, source)."""
         self._writers: dict[tuple[str, str], PartWriter] = {}
         self._own = PartWriter(self._folder / f"{OWN}.log", LIMITS)
 
     def append(self, site: str, lines: Iterable[control_pb2.LogLine]) -> None:
-        """Write the lines that are new; each source's come in the order of their sequence.
+        """Write the new ones of these lines; lines of a source are in sequence.
 
         Raises:
-            RemoteProtocolError: a line is another site's, or its source no name.
+            RemoteProtocolError: a line belongs to another site, or its source name is not valid.
             OSError: the disk refuses.
         """
         texts: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ class LogWriter:
             self._next[site, source] = sequences[site, source]
 
     def append_own(self, lines: Iterable[str]) -> None:
-        """Write what the coordinator itself says; for any thread, one at a time.
+        """Write the coordinator's own lines; for any thread, one at a time.
 
         Raises:
             OSError: the disk refuses.
@@ -84,29 +84,29 @@ class LogWriter:
 
 @dataclass(slots=True)
 class _File:
-    """How far one source was read."""
+    """The read position in one source."""
 
     path: Path
-    """Its first part's, which names the source."""
+    """Path of the first part, which names the source."""
     part: Part
     offset: int = 0
-    """The place in `part`, in bytes."""
+    """Position in `part`, in bytes."""
     num_lines: int = 0
-    """Lines before `offset`, in all parts there ever were."""
+    """Lines before `offset`, counted over all parts since the beginning."""
 
 
 class LogReader:
-    """Reads the lines of a run, from where the call before stopped."""
+    """Reads the lines of a run; each call continues after the previous one."""
 
     def __init__(self, run_folder: Path, *, site: str, rank: int) -> None:
-        """Nothing is read yet. An empty `site` means all, and the coordinator; `rank` -1: all."""
+        """An empty `site` means all sites and the coordinator; `rank` -1: all."""
         self._folder = run_folder / FOLDER
         self._site = site
         self._source = f"rank{rank}" if rank >= 0 else ""
         self._files: dict[Path, _File] = {}
 
     def skip_to_tail(self, num_lines: int) -> None:
-        """Go to the last lines, this many a source."""
+        """Skip to the last `num_lines` of each source."""
         for file in self._discover():
             ends = deque([(file.part, file.offset, file.num_lines)], maxlen=num_lines + 1)
             for _ in _new_lines(file):
@@ -114,7 +114,7 @@ class LogReader:
             file.part, file.offset, file.num_lines = ends[0]
 
     def read(self) -> Iterator[control_pb2.LogLine]:
-        """Yield the complete lines that have been written since; each source's in order."""
+        """Yield complete lines written since the previous call; in order within a source."""
         for file in self._discover():
             for line in _new_lines(file):
                 yield control_pb2.LogLine(
@@ -137,7 +137,7 @@ class LogReader:
 
 
 def last_line(log: Path) -> str:
-    """Return a log's last line that says something, cut to a sane length."""
+    """Return a log's last non-empty line, cut to a reasonable length."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - _LAST_BYTES))
@@ -149,13 +149,13 @@ def last_line(log: Path) -> str:
 
 
 def _new_lines(file: _File) -> Iterator[bytes]:
-    """Go on through a source's complete lines of now, and yield each when it is behind."""
+    """Yield a source's further complete lines; the position is updated before each yield."""
     for part in parts_of(file.path):
         if part.first < file.part.first:
             continue
         if part.first > file.part.first:
             file.part, file.offset, file.num_lines = part, 0, part.first
-        with contextlib.suppress(FileNotFoundError):  # the oldest goes while it is waited for
+        with contextlib.suppress(FileNotFoundError):  # the oldest part was removed meanwhile
             for line in _complete_lines(part.path, file.offset):
                 file.offset += len(line)
                 file.num_lines += 1
@@ -163,7 +163,7 @@ def _new_lines(file: _File) -> Iterator[bytes]:
 
 
 def _complete_lines(path: Path, offset: int) -> Iterator[bytes]:
-    """Yield a part's lines from an offset on, up to the last line break there is now."""
+    """Yield a part's lines from an offset to its current last line break."""
     with path.open("rb") as opened:
         opened.seek(offset)
         rest = b""
@@ -174,7 +174,7 @@ def _complete_lines(path: Path, offset: int) -> Iterator[bytes]:
 
 
 def _one_line(text: str) -> str:
-    """Return a line that fits, with its line break."""
+    """Return text as one line of limited length, with a line break."""
     encoded = text.replace("\n", " ").encode(errors="replace")
     if len(encoded) > LOG_LINE_BYTES:
         kept = encoded[:LOG_LINE_BYTES].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""Removes what this machine keeps of a run: a folder is renamed first, and so gone as a whole."""
+"""Removes a run's folders from this machine; a folder is first renamed, so it vanishes at once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from isthmus.orchestrator.run_folder.home import RunFolder
 
 UP = "up"
-"""The folder of HOME with what `isthmus up` keeps of each topology."""
+"""Folder in HOME of `isthmus up`'s state by topology."""
 _BLOCK_BYTES = 512
-"""What `st_blocks` counts, whatever the file system's own blocks are."""
+"""Unit of `st_blocks`, independent of the file system."""
 _REMOVED = "removed"
 
 
 def folders_of(home: Path, folder: RunFolder) -> list[Path]:
-    """Return what a run has in HOME, and its files at a coordinator on this machine.
+    """Return a run's folders in HOME, and at a coordinator on this machine.
 
-    Its checkpoints are not among them.
+    Checkpoints are not included.
     """
     places = [folder.path]
     if folder.state is not None and folder.state != folder.path:
@@ -29,15 +29,15 @@ def folders_of(home: Path, folder: RunFolder) -> list[Path]:
 
 
 def size_of(folders: list[Path]) -> int:
-    """Return the bytes of disk that folders take: of a file with holes, what it really takes."""
+    """Return the disk space of folders in bytes; holes in files do not count."""
     return sum(_blocks(path) for folder in folders for path in _inside(folder)) * _BLOCK_BYTES
 
 
 def remove(folders: list[Path]) -> None:
-    """Remove folders, and what an earlier call that was cut short has left beside them.
+    """Remove folders, and the leftovers of an interrupted earlier call beside them.
 
     Raises:
-        OSError: the disk refuses; what was renamed by then is no run's any more.
+        OSError: the disk refuses; folders renamed by then no longer count as runs.
     """
     for folder in folders:
         folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}.{_REMOVED}"))
@@ -56,5 +56,5 @@ def _inside(folder: Path) -> Iterator[Path]:
 def _blocks(path: Path) -> int:
     try:
         return path.lstat().st_blocks
-    except OSError:  # gone meanwhile
+    except OSError:  # removed meanwhile
         return 0

@@ -1,8 +1,8 @@
-"""Files of lines that grow for weeks: written in parts, of which the newest are kept.
+"""Line files that grow for weeks, written in parts of which the newest are kept.
 
-The first part has the file's own name, later ones the number of their first line behind it:
-`rank0.log`, `rank0.log.84120`. Nothing is ever renamed, and a part is complete when there is a
-later one, so who reads while somebody writes needs no lock: list the parts, then read them.
+The first part has the file's own name, later ones append the number of their first line:
+`rank0.log`, `rank0.log.84120`. Files are never renamed, and a part is complete once there is a
+later one. So a concurrent reader needs no lock: it lists the parts, then reads them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a file is kept: `num_parts`, the one that is being written included."""
+    """Limits of a file: `num_parts` are kept, including the current one."""
 
     part_bytes: int
-    """A part is full from here on; lines are not cut."""
+    """Size from which a part is full; lines are not cut."""
     num_parts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part, as its name says."""
+    """One part of a file, parsed from its name."""
 
     first: int
-    """Number of its first line in the whole file, from 0."""
+    """Number of the part's first line in the whole file, from 0."""
     path: Path
 
 
 class PartWriter:
-    """Appends lines to one file. One writer for each at a time; it goes on where another ended."""
+    """Appends lines to one file. One writer at a time; a new one continues after the last."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
-        """Write nothing yet; the folder of `path` has to be there by the first `append`."""
+        """Write nothing yet; the folder of `path` must exist by the first `append`."""
         self._path = path
         self._limits = limits
         self._num_lines = 0
@@ -56,7 +56,7 @@ class PartWriter:
                     data = data[file.write(data) :]
             except OSError:
                 with contextlib.suppress(OSError):
-                    file.truncate(began_bytes)  # who tries again begins at a line
+                    file.truncate(began_bytes)  # so that a retry begins at a line
                 raise
             num_bytes = file.tell()
         self._num_lines += len(lines)
@@ -64,7 +64,7 @@ class PartWriter:
             self._begin_part()
 
     def _go_on(self) -> Part:
-        """Return the last part that there is, and count its lines; one that was cut is closed."""
+        """Return the last part, with its number of lines; close one that ends within a line."""
         part = parts_of(self._path)[-1]
         self._num_lines = part.first
         if part.path.is_file():
@@ -79,7 +79,7 @@ class PartWriter:
         return part
 
     def _begin_part(self) -> None:
-        """Let the next lines go to a new part, and the oldest parts go."""
+        """Begin a new part, and remove the oldest ones beyond the limit."""
         path = self._path.with_name(f"{self._path.name}.{self._num_lines}")
         self._part = Part(self._num_lines, path)
         self._part.path.touch()
@@ -88,9 +88,9 @@ class PartWriter:
 
 
 def parts_of(path: Path) -> list[Part]:
-    """Return the parts that there are of a file, in their order.
+    """Return the existing parts of a file, in order.
 
-    Of one that is not there, its first.
+    For a missing file, its first part.
     """
     found = []
     for each in path.parent.glob(f"{path.name}.*"):

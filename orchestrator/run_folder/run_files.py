@@ -1,4 +1,4 @@
-"""What the coordinator writes into a run's folder, beside the logs."""
+"""The files that the coordinator writes into a run's folder, beside the logs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from isthmus.protos.envelope import finite
 
 METRICS = "metrics.jsonl"
 METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)
-"""A run of three sites writes about 10 kB/s: a day."""
+"""Limits of metrics.jsonl: about a day of a run of three sites, at 10 kB/s."""
 
 log = logging.getLogger(__name__)
 
 
 class MetricsError(ValueError):
-    """What a run measured cannot be read."""
+    """A run's metrics cannot be read."""
 
 
 class RunFiles:
-    """One run's documents, metrics and summary."""
+    """Reads and writes a run's documents, metrics and summary."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class RunFiles:
         self._metrics = PartWriter(folder / METRICS, METRICS_LIMITS)
 
     def write_documents(self, topology: str, job: str) -> None:
-        """Keep both documents as they were submitted; the client may have written them already.
+        """Write both documents as submitted; the client may have done so already.
 
         Raises:
             OSError: the disk refuses.
@@ -47,7 +47,7 @@ class RunFiles:
                 write_atomically(path, text)
 
     def write_spec(self, written: bytes) -> None:
-        """Keep what the run is: with it another coordinator can go on.
+        """Write the run's spec, with which another coordinator can go on.
 
         Raises:
             OSError: the disk refuses.
@@ -55,10 +55,10 @@ class RunFiles:
         write_atomically(self.folder / SPEC, written.decode("utf-8"))
 
     def read_documents(self) -> tuple[str, str]:
-        """Return the job and the topology as they were submitted.
+        """Return the job and the topology as submitted.
 
         Raises:
-            OSError: they are not there.
+            OSError: they are missing.
         """
         job, topology = (
             (self.folder / name).read_text(encoding="utf-8") for name in (JOB, TOPOLOGY)
@@ -66,17 +66,17 @@ class RunFiles:
         return job, topology
 
     def read_spec(self) -> bytes:
-        """Return what `write_spec` wrote.
+        """Return the spec that `write_spec` wrote.
 
         Raises:
-            OSError: it is not there.
+            OSError: it is missing.
         """
         return (self.folder / SPEC).read_bytes()
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append one JSON object a line.
+        """Append records as JSON objects, one per line.
 
-        A disk that refuses does not end the run: it is told once, and tried again later.
+        A disk error does not end the run: it is reported once, and writing is retried later.
         """
         lines = [f"{strict_json(record)}\n" for record in records]
         with self._failing.told():
@@ -85,24 +85,24 @@ class RunFiles:
 
     @property
     def trouble(self) -> str:
-        """Why metrics cannot be written now; empty: they can."""
+        """Why metrics cannot be written at present; empty: they can."""
         return self._failing.trouble
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write what the run came to; like metrics, it is not worth failing for."""
+        """Write the run's summary; like for metrics, an error is only logged."""
         try:
             write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
         except OSError as error:
-            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - it says why
+            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - the message suffices
 
 
 class Failing:
-    """Writing that may fail while the run goes on: its error is told once, until all is well."""
+    """Reports repeated errors of writing only once, until writing succeeds again."""
 
     def __init__(self, what: object) -> None:
         self._what = what
         self.trouble = ""
-        """What people are to know for as long as it fails, in a line; empty: all is well."""
+        """The current error in one line; empty: none."""
 
     @property
     def is_failing(self) -> bool:
@@ -111,7 +111,7 @@ class Failing:
 
     @contextlib.contextmanager
     def told(self, *others: type[Exception]) -> Iterator[None]:
-        """Carry on after an OSError in the block, or one of these."""
+        """Swallow and report an OSError, or one of `others`, in the block."""
         caught: tuple[type[Exception], ...] = (OSError, *others)
         try:
             yield
@@ -122,7 +122,7 @@ class Failing:
             self.trouble = trouble
         else:
             if self.is_failing:
-                log.info("%s: written again", self._what)
+                log.info("%s: can be written again", self._what)
             self.trouble = ""
 
 
@@ -133,15 +133,15 @@ def _reason(error: Exception) -> str:
 def read_metrics(
     path: Path, on_damaged: Callable[[str], None] | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a metrics.jsonl, of all its parts, one after the other.
+    """Yield the records of a metrics.jsonl with all its parts, in order.
 
     Args:
-        path: its own, or that of its first part.
-        on_damaged: is told of each line that is no JSON object, as one that was cut when its writer
-            was killed, and of what ends a part; None: the first one raises.
+        path: path of the file, which is that of its first part.
+        on_damaged: called for each damaged line, such as one cut when its writer was killed, and
+            for an error that ends a part; None: the first one raises.
 
     Raises:
-        MetricsError: it is not there, or a line is no JSON object, and nobody is told.
+        MetricsError: the file is missing; or a line is damaged and `on_damaged` is None.
     """
 
     def damaged(where: str, error: Exception) -> None:
@@ -168,7 +168,7 @@ def _object_of(line: bytes) -> dict[str, Any]:
     """Return a line's JSON object.
 
     Raises:
-        ValueError, RecursionError: it is none.
+        ValueError, RecursionError: the line is no JSON object.
     """
     record = json.loads(line)
     if not isinstance(record, dict):
@@ -177,9 +177,9 @@ def _object_of(line: bytes) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all, also after a power cut.
+    """Write a file atomically, also with respect to a power cut.
 
-    One that was there before keeps its mode.
+    An existing file keeps its mode.
 
     Raises:
         OSError: naming `path`.
@@ -205,5 +205,5 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
-    """Return JSON that every parser reads: a loss that is not finite becomes null."""
+    """Return JSON that every parser reads: NaN and infinity become null."""
     return json.dumps(finite(value), allow_nan=False, indent=indent)

@@ -1,6 +1,6 @@
 """The lock that keeps a second coordinator out of a state folder.
 
-The kernel lets go of it, however its holder ends.
+The kernel releases the lock, however its holder ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.protos.errors import IsthmusError
 LOCK = "lock"
 LOCK_ATTEMPTS = 5
 LOCK_PAUSE_S = 0.02
-"""A reader that asks whether anybody writes holds the lock for microseconds."""
+"""Pause between attempts: a reader that tests the lock holds it for microseconds."""
 
 
 class StateLockedError(IsthmusError):
@@ -26,9 +26,9 @@ class StateLockedError(IsthmusError):
 
 
 def is_abandoned(folder: Path, name: str = LOCK) -> bool:
-    """Whether nobody holds a lock, the file `name` in a folder; one that is not there, nobody does.
+    """Whether no process holds the lock `name` in a folder; a missing file is not held.
 
-    Without `name` it is the lock by which a coordinator holds its state folder.
+    By default, the lock with which a coordinator holds its state folder.
     """
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -46,7 +46,7 @@ def is_abandoned(folder: Path, name: str = LOCK) -> bool:
 def lock(path: Path) -> int:
     """Return a descriptor that holds the lock.
 
-    The kernel lets go of it however the process ends.
+    The kernel releases the lock however the process ends.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     for _ in range(LOCK_ATTEMPTS):

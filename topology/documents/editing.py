@@ -1,8 +1,8 @@
-"""The editor that writes a probe's figures into a topology's text and leaves all else as it stands.
+"""Writes a probe's figures into a topology's text, and leaves the rest of the text unchanged.
 
-PyYAML composes the text; its marks say where each value begins and ends, and only what stands
-between two marks is replaced, or something is put in at one. So comments, order, indentation and
-line breaks stay. The result is read again, and must be what was there with the new figures in it.
+PyYAML composes the text; its marks give the positions of values, and text is only replaced or
+inserted there. So comments, order, indentation and line breaks stay. The result is parsed again,
+and must equal the old document with the new figures.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class _Edit:
 
 
 def with_measured(text: str, source: str, measured: Mapping[int, Figures]) -> str:
-    """Return the text of a topology with `measured` of some links replaced, or put in.
+    """Return the text of a topology with the `measured` section of some links set.
 
     Args:
-        text: Of a valid topology.
-        source: What messages call it.
-        measured: By the link's position in `links`; figures that are not given are removed.
+        text: Text of a valid topology.
+        source: Its name in messages.
+        measured: Figures by position in `links`; other figures of that section are removed.
 
     Raises:
-        ConfigError: the text is no YAML, has no such link, or is written in a way that cannot be
-            edited: links that are shared by an anchor.
+        ConfigError: the text is no YAML, has no such link, or cannot be edited because links share
+            an anchor.
     """
     document = read_document(text, source)
     document.raise_problems()
@@ -66,7 +66,7 @@ def _edit_link(text: str, link: yaml.MappingNode, figures: Figures) -> list[_Edi
         return [_Edit(there.start_mark.index, there.end_mark.index, _flow(figures))]
     values = {key.value: value for key, value in there.value}
     if not values.keys() <= figures.keys():
-        # A figure has to go: the rest is written anew, and what stood between is gone.
+        # A figure is removed, so the section is rewritten without its comments.
         if there.flow_style:
             return [_Edit(there.start_mark.index, there.end_mark.index, _flow(figures))]
         indent = _line_break(text) + " " * there.value[0][0].start_mark.column
@@ -79,7 +79,7 @@ def _edit_link(text: str, link: yaml.MappingNode, figures: Figures) -> list[_Edi
     new = {key: value for key, value in figures.items() if key not in values}
     if not new:
         return edits
-    last = edits.pop()  # what is put in goes behind the last value, which changes too
+    last = edits.pop()  # insert behind the last value, which changes too
     after = _put_in(text, there, *new.popitem())
     for key, value in reversed(new.items()):
         after = _Edit(after.start, after.end, _put_in(text, there, key, value).text + after.text)
@@ -95,7 +95,7 @@ def _put_in(text: str, mapping: yaml.MappingNode, key: str, value: str) -> _Edit
         return _Edit(end, end, f", {key}: {value}")
     line_break = _line_break(text)
     indented = " " * mapping.value[0][0].start_mark.column + f"{key}: {value}"
-    if text[end - 1] in "\r\n":  # a block of text ends with its line
+    if text[end - 1] in "\r\n":  # a block scalar ends with its line
         return _Edit(end, end, indented + line_break)
     while end < len(text) and text[end] not in "\r\n":  # a comment belongs to its line
         end += 1
@@ -103,7 +103,7 @@ def _put_in(text: str, mapping: yaml.MappingNode, key: str, value: str) -> _Edit
 
 
 def _end(node: yaml.Node) -> int:
-    """Return where a node's last character has been; a block's own mark is behind its comments."""
+    """Return the end of a node's last value; a block's own end mark is behind its comments."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(node, yaml.MappingNode) else last)
@@ -122,7 +122,7 @@ def _link(root: yaml.Node | None, index: int, source: str) -> yaml.MappingNode:
 
 
 def _below(node: yaml.Node) -> list[yaml.Node]:
-    """Return a node and all that are in it."""
+    """Return a node and all its descendants."""
     found = [node]
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -134,7 +134,7 @@ def _below(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _uses(root: yaml.Node | None) -> dict[int, int]:
-    """Return how often each node is met; more than once, where an alias leads to it."""
+    """Return how often each node occurs; more than once if aliases refer to it."""
     uses: dict[int, int] = {}
     for node in [] if root is None else _below(root):
         uses[id(node)] = uses.get(id(node), 0) + 1
@@ -150,7 +150,7 @@ def _line_break(text: str) -> str:
 
 
 def _check(text: str, before: Document, measured: Mapping[int, Figures]) -> None:
-    """Make sure that the new text says what it should and nothing else."""
+    """Check that the new text differs in the figures only."""
     expected = copy.deepcopy(before.value)
     assert isinstance(expected, dict)
     for index, figures in measured.items():

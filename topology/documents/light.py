@@ -1,4 +1,4 @@
-"""Round trips that are shorter than light in fibre needs for the described distance. Pure."""
+"""Finds round trips shorter than light in fibre needs for the described distance. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from isthmus.topology.text.yaml_document import Path, read_with_overrides
 def too_quick_links(
     text: str, source: str, overrides: Sequence[str], topology: Topology
 ) -> list[Problem]:
-    """Return the links of a topology, loaded from that text, whose RTT no fibre could have.
+    """Return problems for links whose RTT no fibre could have; `topology` is that of `text`.
 
-    A mistake where the WAN is real and the figure is written down. A warning where the WAN is
-    emulated, which obeys no physics, and where the figure was measured: then it is the sites'
-    locations, or the distance, that are wrong.
+    An error if the WAN is real and the figure was described. A warning if the WAN is emulated, or
+    if the figure was measured: then the sites' locations or the distance are wrong.
     """
     document = read_with_overrides(text, source, overrides)
     problems = []

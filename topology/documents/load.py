@@ -1,8 +1,8 @@
-"""The loader of YAML documents. It tells every mistake at once, each at its line and column.
+"""Loads YAML documents. All mistakes are reported at once, with line and column.
 
     text -> Document, with places -> overrides -> model (types, units), references -> dataclasses
 
-Pure: whoever calls reads the file.
+Pure: the caller reads the file.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ T = TypeVar("T")
 def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topology:
     """Return the topology that a YAML text describes.
 
-    Messages call it `source`. Overrides, `path=value` each, as `links.0.rtt=120ms`, are applied in
-    order before the checks.
+    `source` is its name in messages. Overrides such as `links.0.rtt=120ms` are applied in order
+    before the checks.
 
     Raises:
         ConfigError: with every problem.
@@ -91,17 +91,17 @@ def _with_trainers_model(job: Job) -> Job:
     is_planned = job.plan is not None and job.plan.cuts == "auto"
     if job.entrypoint is not None or not (is_written or is_planned):
         return job
-    # What is written has micro-batches of its own.
+    # A written cut has its own micro-batch.
     is_given = job.plan is not None and job.plan.micro_batch == "given" and not is_written
     micro_batch = job.trainer.micro_batch if is_given else None
     return dataclasses.replace(job, workload=described(job.trainer, micro_batch=micro_batch))
 
 
 def document_kind(text: str, source: str) -> str:
-    """Return `topology`, `job`, `faults` or `plan`: which of them a YAML text is, or is closest to.
+    """Return the kind of a YAML text: `topology`, `job`, `faults` or `plan`, by best match.
 
     Raises:
-        ConfigError: it is not YAML, or not a mapping, or no closer to one of them than to another.
+        ConfigError: the text is not YAML, not a mapping, or equally close to two kinds.
     """
     document = read_with_overrides(text, source, ())
     keys = set(document.mapping())
@@ -126,8 +126,7 @@ def document_kind(text: str, source: str) -> str:
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the overrides meant for the topology, and those meant for the job, each in order.
 
-    Their first key tells. What is a key of both (`name`) or of neither goes to the job, which
-    tells of it.
+    The first key decides. A key of both (`name`) or of neither goes to the job, which reports it.
     """
     is_topology = [override.split("=")[0].split(".")[0] in _TOPOLOGY_KEYS for override in overrides]
     pairs = list(zip(overrides, is_topology, strict=True))
@@ -138,7 +137,7 @@ _TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys(
 _JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
 _FAULTS_KEYS = {"seed", "faults"}
 _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternatives"}
-"""The keys of a plan file: more than it has in common with a topology."""
+"""Keys that identify a plan file."""
 
 
 def _wishes(written: PlanModel) -> PlanWishes:
@@ -158,9 +157,9 @@ def _checkpoint(written: CheckpointModel) -> Checkpoint:
 
 
 def _made(kind: type[T], written: BaseModel, *, without: str = "", **with_unit: str) -> T:
-    """Return a section as a dataclass whose fields are called as its keys are.
+    """Convert a section to a dataclass with fields of the same names.
 
-    Fields that name a unit besides are given `with_unit`; the key `without` is left at its default.
+    `with_unit` gives fields whose names add a unit; the key `without` keeps its default.
     """
     fields = written.model_dump(exclude={without})
     return read_json(kind, {with_unit.get(key, key): value for key, value in fields.items()})

@@ -1,10 +1,9 @@
 """The sites that take part in a run, and how many sequences of a step each takes. Pure.
 
 A job's `placement` names them; a job without one spreads its batch over the ranks of all sites.
-From `placed` on, everybody sees a topology of the sites that take part only, with indices of its
-own, so that no other part of isthmus needs to know that there are more.
+After `placed`, all code sees a topology of only the sites that take part, with their own indices.
 
-With some of them the run may begin (`begin_with`), and others are added while it goes on.
+The run may begin with some of them (`begin_with`), and others are added later.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.text.yaml_document import Path
 
 Misplaced = tuple[Path, str]
-"""A place in the job, and what is wrong there."""
+"""A path in the job, and the problem there."""
 
 
 def placed(job: Job, topology: Topology) -> Topology:
-    """Return the topology of the sites that take part in a job: the same without a placement.
+    """Return the topology of the sites that take part in a job; all of it without a placement.
 
-    The sites that the run begins with come first, for the first site's initial parameters are
-    everybody's. `problems_of` has found nothing wrong with the two.
+    Sites with which the run begins come first, because the first site's initial parameters are used
+    by all. `problems_of` must have found no problem.
     """
     if job.placement:
         topology = restricted(topology, [each.site for each in job.placement])
@@ -61,7 +60,7 @@ def _numbered(sites: Iterable[Site]) -> tuple[Site, ...]:
 
 
 def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return what is wrong with a job's sites on a topology, which is described in full."""
+    """Return problems with a job's sites; `topology` has all sites."""
     names = [site.name for site in topology.sites]
     problems: list[Misplaced] = []
     first: dict[str, int] = {}
@@ -96,7 +95,7 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _problems_of_beginning(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return what is wrong with the sites that a run begins with, of those that take part."""
+    """Return problems with the sites of `begin_with`."""
     names, begin = [site.name for site in topology.sites], job.begin_with
     problems: list[Misplaced] = []
     for index, name in enumerate(begin):
@@ -122,7 +121,7 @@ def _problems_of_beginning(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _without_device(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return a problem if the trainer is to offload where there is nothing to offload from."""
+    """Return a problem if the trainer should offload at a site without accelerators."""
     taking_part = {each.site for each in job.placement}
     here = [site for site in topology.sites if not taking_part or site.name in taking_part]
     idle = [site.name for site in here if "cpu" in site.accelerator.name.lower()]
@@ -133,7 +132,7 @@ def _without_device(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
-    """Return a problem if a rank has no sequence: the shipped trainer gives each at least one."""
+    """Return a problem if a rank has no sequence: the built-in trainer needs at least one."""
     wanted = job.placement[index]
     if job.entrypoint is not None:
         return []
@@ -156,7 +155,7 @@ def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
 
 
 def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
-    """Return what is wrong with a written cut: a plan keeps it as it is, and looks at no other."""
+    """Return problems with a written cut, which a plan would keep."""
     wanted, model = job.placement[index], job.workload
     cut, path = wanted.parallel, _path(index, "parallel")
     if cut is None:
@@ -179,7 +178,7 @@ def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
     if why is not None:
         name, _, message = why.partition(": ")
         problems.append(((*path, name), message))
-    if wanted.sequences < cut.data and not model.is_trainers:  # `_too_few` has told it
+    if wanted.sequences < cut.data and not model.is_trainers:  # `_too_few` has reported it
         message = f"want at least {cut.data}, one for each replica; got {wanted.sequences}"
         problems.append((_path(index, "sequences"), message))
     if model.micro_batch not in (None, cut.micro_batch):

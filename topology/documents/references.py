@@ -1,8 +1,8 @@
 """Checks of a topology file's references: names must exist, and links must connect.
 
-These checks look at plain values, not at the models, so that they also run when some other part
-of the file is wrong: all mistakes are told at once. A value of the wrong type is passed over here;
-topology/text/validation.py has told of it.
+These checks use plain values, not the models, so that they also run when another part of the file
+is wrong, and all mistakes are reported at once. Values of a wrong type are skipped;
+topology/text/validation.py reports them.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _REQUIRED = ("nodes", "accelerators_per_node", "accelerator")
 
 
 def check_references(document: Document) -> None:
-    """Add a problem to a topology document for each reference that does not hold."""
+    """Add a problem to a topology document for each invalid reference."""
     _check_site_names(document)
     _check_accelerators(document)
     _check_likes(document)
@@ -42,17 +42,17 @@ def check_references(document: Document) -> None:
 
 
 def site_names(document: Document) -> list[str]:
-    """Return the sites' names in order; a site without a proper one is left out."""
+    """Return the sites' names in order, without invalid ones."""
     names = (document.text("sites", index, "name") for index in _sites(document))
     return [name for name in names if name is not None]
 
 
 def ancestry(document: Document, index: int) -> list[int]:
-    """Return the positions of a site, the one it is like, the one that is like, and so on.
+    """Return the positions of a site and its chain of `like` references.
 
-    Ends before a name that does not exist, or that has been met.
+    The chain ends before a name that does not exist or repeats.
     """
-    # Of two sites of one name the first is meant; the other is told to be a duplicate.
+    # Of two sites with one name the first counts; the other is reported as a duplicate.
     positions = {document.text("sites", each, "name"): each for each in reversed(_sites(document))}
     found = [index]
     while (like := document.text("sites", found[-1], "like")) is not None:
@@ -108,7 +108,7 @@ def _check_likes(document: Document) -> None:
 
 
 def _check_required(document: Document, index: int) -> None:
-    """Check that each site that is like no other says everything that is required."""
+    """Check that each site without `like` has all required keys."""
     site = document.get("sites", index)
     for key in _REQUIRED:
         if isinstance(site, dict) and key not in site:
@@ -116,7 +116,7 @@ def _check_required(document: Document, index: int) -> None:
 
 
 def _link_ends(document: Document) -> Iterator[tuple[int, str, str]]:
-    """Yield position, source and target of each link whose ends are two texts."""
+    """Yield (position, source, target) of each link with valid end names."""
     for index in range(len(document.sequence("links"))):
         ends = document.sequence("links", index, "between")
         if len(ends) == 2:
@@ -147,7 +147,7 @@ def _check_links(document: Document) -> None:
 
 
 def _first_at(document: Document, path: Path) -> str:
-    """Return where something stands first: its line, or that an override put it there."""
+    """Return where a value first occurs: its line, or an override."""
     line = document.place(path).line
     return f"first at line {line}" if line else "first in an override"
 
@@ -155,7 +155,7 @@ def _first_at(document: Document, path: Path) -> str:
 def _take_pairs(
     document: Document, pairs: dict[tuple[str, str], int], index: int, pair: tuple[str, str]
 ) -> None:
-    """Enter the directions of one link into `pairs`; a problem if one is there already."""
+    """Add the directions of a link to `pairs`; report a duplicate."""
     directions = [pair]
     if document.get("links", index, "oneway") is not True:
         directions.append((pair[1], pair[0]))
@@ -172,7 +172,7 @@ def _take_pairs(
 
 
 def _check_figures(document: Document) -> None:
-    """Check that each link says how fast it is, and something from which its RTT follows."""
+    """Check that each link has a bandwidth, and a figure from which its RTT follows."""
     located = {
         document.text("sites", index, "name")
         for index in _sites(document)
@@ -212,7 +212,7 @@ def _check_dialling(document: Document) -> None:
 
 
 def _check_connected(document: Document, names: list[str], pairs: set[tuple[str, str]]) -> None:
-    """Check that links lead both ways between all sites: sums go up a tree, results go down."""
+    """Check that links in both directions connect all sites."""
     cut = unlinked(names, pairs)
     if cut:
         path = ("links",) if document.get("links") is not None else ("sites",)
@@ -231,7 +231,7 @@ def _check_coordinator(document: Document) -> None:
 
 
 def _check_listening(document: Document) -> None:
-    """Check that what gateways and coordinator bind leaves no doubt of what others dial."""
+    """Check that listening addresses determine the address that others dial."""
     for index in _sites(document):
         path = ("sites", index, "wan")
         written = document.mapping(*path)
@@ -271,7 +271,7 @@ def _check_failure(document: Document) -> None:
 
 
 def _check_security(document: Document) -> None:
-    """Check that without TLS nothing listens where others reach it."""
+    """Check that without TLS all listening addresses are loopback."""
     if document.text("security", "mode") == "mtls":
         return
     for index in _sites(document):
@@ -315,7 +315,7 @@ _LAUNCHER_KEYS = {
 
 
 def _check_launchers(document: Document) -> None:
-    """Check that each kind of launcher has what it needs, and nothing that it does not use."""
+    """Check that each launcher has the keys that it needs, and no unused ones."""
     for index in _sites(document):
         path = ("sites", index, "launcher")
         written = document.mapping(*path)

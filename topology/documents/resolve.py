@@ -1,4 +1,4 @@
-"""The step from a checked topology file to the world: `like` followed, base units, all RTTs."""
+"""Resolves a checked topology file: follows `like`, converts to base units, computes RTTs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ from isthmus.topology.text.yaml_document import Document
 
 
 def resolve(document: Document, model: TopologyModel) -> Topology:
-    """Return the topology that a document describes, which has no problems yet.
+    """Return the topology of a document that has no problems so far.
 
-    It is told of those that only the resolved figures show.
+    Problems that only the resolved figures show are added to the document.
     """
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
     _check_gateways(document, model, sites)
@@ -67,7 +67,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
 
 
 def _site(document: Document, model: TopologyModel, index: int) -> Site:
-    """Return a site with what it lacks taken, key by key, from the nearest that it is like."""
+    """Return a site whose missing keys come from its chain of `like`."""
     own = model.sites[index]
     chain = [model.sites[each] for each in ancestry(document, index)]
 
@@ -102,14 +102,14 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
 
 
 def _address(wan: WanModel, hosts: Sequence[str]) -> str:
-    """Return what peers dial, of several machines the first, as far as the file says it."""
+    """Return the host that peers dial (of several machines the first), if the file has it."""
     if wan.interfaces:
         return wan.address or ""
     return hosts[0] if hosts else wan.address or wan.bind or LOOPBACK
 
 
 def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site, ...]) -> None:
-    """Add a problem where a node's ranks, or ports, cannot be divided among its gateways."""
+    """Add a problem if a node's ranks or ports cannot be divided among its gateways."""
     for written, site in zip(model.sites, sites, strict=True):
         ranks, gateways = site.accelerators_per_node, site.gateways_per_node
         ports = site.listening.ports
@@ -134,7 +134,7 @@ def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site,
 
 
 def _check_hosts(document: Document, sites: tuple[Site, ...]) -> None:
-    """Add a problem where hosts are named, but not one a node."""
+    """Add a problem if a site names hosts, but not one per node."""
     for site in sites:
         if site.hosts and len(site.hosts) != site.nodes:
             message = f"want one a node, and {site.name!r} has {site.nodes}; got {len(site.hosts)}"
@@ -148,7 +148,7 @@ def _check_hosts(document: Document, sites: tuple[Site, ...]) -> None:
 
 
 def _accelerator(model: TopologyModel, name: str) -> Accelerator:
-    """Return what the file defines under that name, else what ships."""
+    """Return the accelerator defined in the file, else that of the catalogue."""
     written = model.accelerators.get(name)
     return catalogue()[name].accelerator if written is None else accelerator_of(name, written)
 
@@ -178,7 +178,7 @@ def _emulation(written: EmulationModel) -> Emulation:
 def _link(written: LinkModel, sites: tuple[Site, ...], told: float) -> Link:
     """Return the direction from the first site to the second; measured figures win.
 
-    A run is `told` so many times its bandwidth.
+    A run is given `told` times its bandwidth.
     """
     source, target = written.between
     measured = written.measured or MeasuredModel()
@@ -222,7 +222,7 @@ def _distance_km(written: LinkModel, sites: tuple[Site, ...]) -> float | None:
 
 
 def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
-    """Return the RTT in seconds, and which figure it came from."""
+    """Return the RTT in seconds, and its origin."""
     if written.measured is not None and written.measured.rtt is not None:
         return written.measured.rtt, "measured"
     if written.rtt is not None:
@@ -233,7 +233,7 @@ def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
 
 
 def _described_rtt_s(written: LinkModel, distance_km: float | None) -> float | None:
-    """Return what a measured RTT stands against, if there are both."""
+    """Return the described RTT beside a measured one; None: not both exist."""
     if written.measured is None or written.measured.rtt is None:
         return None
     if written.rtt is not None:

@@ -1,6 +1,6 @@
-"""The one place where a run is decided: a job and its topology become a `RunSpec`.
+"""Decides a run: turns a job and its topology into a `RunSpec`.
 
-Only the coordinator, and tests, call this. Sites get the result.
+Only the coordinator (and tests) calls this. Sites get the result.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ def decide_run(
     folder: PurePath,
     replan: Replan | None = None,
 ) -> RunSpec:
-    """Return what a job, with a plan's decisions in it, on the sites that take part comes to.
+    """Return the spec of a job, including a plan's decisions, on the sites that take part.
 
-    `reduction` is what `decide_reduction` made of the two. The job's relative paths begin at
-    `folder`.
+    `reduction` comes from `decide_reduction`. The job's relative paths begin at `folder`.
     """
     spec = RunSpec(
         job=anchored(job, folder),
@@ -50,13 +49,13 @@ def decide_run(
 
 
 def decide_reduction(job: Job, topology: Topology) -> CodedPlan:
-    """Return the trees that a job's reduction means on a topology, and each tree's codec.
+    """Return the trees of a job's reduction on a topology, with each tree's codec.
 
-    And how small buckets are that go without trees.
+    The plan includes the size up to which buckets are gathered.
 
     Raises:
-        ConfigError: What the job asks for needs a link, or a site, that the topology does not
-            have. Problems have paths in the job.
+        ConfigError: The job needs a link or a site that the topology does not have. Problems have
+            paths in the job.
     """
     plan = plan_reduction(job, topology)
     codecs = plan_codecs(job, topology, plan)

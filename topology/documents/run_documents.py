@@ -1,6 +1,6 @@
-"""A job and a topology together: whether they fit, and the sites that take part.
+"""Loads a job and a topology together, checks that they fit, and applies the placement.
 
-The one place where a job's placement narrows its topology. Mistakes are told at the job's lines.
+Only here the placement restricts the topology. Mistakes are reported at the job's lines.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from isthmus.topology.trees.link_codecs import problems_of as problems_of_codecs
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """One file as it was read, and the overrides (`path=value`) that are put into it."""
+    """The text of one file, and overrides (`path=value`) for it."""
 
     text: str
     source: str
-    """The name by which messages call it."""
+    """The text's name in messages."""
     overrides: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunDocuments:
-    """A job, and the world that it runs in."""
+    """A job, and the topology that it runs on."""
 
     job: Job
     topology: Topology
-    """The topology of the sites that take part: what a run uses."""
+    """Topology of the sites that take part, used by the run."""
     described: Topology
-    """The topology of all sites: what agents and coordinator are started with."""
+    """Topology of all sites, with which agents and coordinator are started."""
     reduction: CodedPlan
-    """The reduction that the job comes to on `topology`."""
+    """Reduction of the job on `topology`."""
 
 
 def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:
-    """Return what two texts describe together.
+    """Load a job and a topology from their texts.
 
     Raises:
-        ConfigError: with the mistakes of both, or of what they are to each other.
+        ConfigError: with the mistakes of both, or those of their combination.
     """
     problems: list[Problem] = []
     loaded, described = None, None
@@ -66,10 +66,10 @@ def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:
 def joined(
     job: Job, described: Topology, written: DocumentText, *, is_placed: bool = True
 ) -> RunDocuments:
-    """Return a job with the part of a topology that it runs on.
+    """Combine a job with the part of a topology that it runs on.
 
-    The job is loaded from `written`, where problems have their places. If it is not `is_placed`, a
-    plan has yet to say which of the sites take part.
+    `written` is the text of the job, for the places of problems. If not `is_placed`, a plan will
+    decide later which sites take part.
 
     Raises:
         ConfigError: the placement or the codecs of links do not fit, or as for `check_pair`.
@@ -84,10 +84,10 @@ def joined(
 def check_pair(
     job: Job, topology: Topology, written: DocumentText, *, is_placed: bool = True
 ) -> CodedPlan:
-    """Check that a job can run on a topology, and return what its reduction comes to.
+    """Check that a job can run on a topology, and return its reduction.
 
-    As long as a plan has yet to say which of the sites take part (not `is_placed`), the batch need
-    not have a sequence for the ranks of all of them.
+    If a plan will decide later which sites take part (not `is_placed`), the batch may have fewer
+    sequences than all ranks.
 
     Raises:
         ConfigError: with every problem, each at the job's line.
@@ -104,7 +104,7 @@ def check_pair(
 
 
 def _probe_problems(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return whether a probe would have to dial a site that cannot be dialled."""
+    """Return problems of a probe that would have to dial a site that accepts no connections."""
     shut = [site.name for site in topology.sites if not site.inbound]
     if job.probe is None or not shut:
         return []
@@ -113,9 +113,9 @@ def _probe_problems(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _batch_problems(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return whether the shipped trainer's batch leaves a rank without a sequence.
+    """Return problems of a batch with fewer sequences than the built-in trainer's ranks.
 
-    Of a placement, which may cut the model, each site was asked.
+    With a placement, each site was checked already.
     """
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     is_trainers = job.entrypoint is None and job.probe is None and not job.placement
@@ -138,7 +138,7 @@ def _refuse(problems: Sequence[Misplaced], written: DocumentText) -> None:
 
 
 def _path(document: Document, written: Path) -> Path:
-    """Return a path whose positions in lists are numbers, where they may be texts."""
+    """Return a path with list positions as numbers instead of texts."""
     path: Path = ()
     for part in written:
         path = (*path, int(part) if isinstance(document.get(*path), list) else part)

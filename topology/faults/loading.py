@@ -1,9 +1,9 @@
 """Reads a fault script: YAML to FaultScript, with every mistake at its line and column. Pure.
 
-The pydantic models say what a user may write. Further checks say what goes with what, and whether
-the sites and links exist. They look at plain values, not at the models, so that they also run when
-some other part of the file is wrong: all mistakes are told at once. They pass over a value of the
-wrong type, for topology/text/validation.py has told of it.
+The pydantic models define what a user may write. Further checks cover combinations of keys, and
+that sites and links exist. They use plain values, not the models, so that they also run when
+another part of the file is wrong, and all mistakes are reported at once. They skip values of a
+wrong type, which topology/text/validation.py reports.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _lasting(value: object) -> Span:
 
 
 def _healed(value: object) -> tuple[str, ...]:
-    """Return nothing for `all`, else two names."""
+    """Return the two names of a link; empty for `all`."""
     if value == "all":
         return ()
     if isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value):
@@ -59,7 +59,7 @@ def _healed(value: object) -> tuple[str, ...]:
 
 
 SHORTEST_S = 0.001
-"""Seconds that a fault lasts at least: an emulator can hardly do less, and flaps must end."""
+"""Shortest duration of a fault: an emulator can hardly do less, and flaps must end."""
 
 _TIME = DURATION.pattern.strip("^$")
 _SPAN_SCHEMA = WithJsonSchema(
@@ -141,19 +141,19 @@ _BELONGING = {
     "reset": (),
     "half_open": (),
 }
-"""The keys that may stand beside each action and `at`."""
+"""Keys that are allowed beside each action and `at`."""
 _REQUIRED = {"flap": ("up", "down", "for"), "pause": ("for",)}
 _BETWEEN_TWO = ("link", "cut", "flap", "heal", "reset", "half_open")
 _KEYS = frozenset(field.alias or name for name, field in FaultModel.model_fields.items())
 
 MAX_FLAPS = 10_000
-"""The most cuts of one flap."""
+"""Limit on the cuts of one flap."""
 
 
 def check_fault_references(document: Document, topology: Topology | None) -> None:
-    """Add a problem for each fault that does not make sense.
+    """Add a problem for each invalid fault.
 
-    Without a topology, which names exist is not checked.
+    Without a topology, names are not checked.
     """
     for index, fault in enumerate(document.sequence("faults")):
         if not isinstance(fault, dict):
@@ -189,10 +189,10 @@ def crossing(topology: Topology, groups: list[list[str]]) -> tuple[Pair, ...]:
 
 
 def _check_keys(document: Document, index: int) -> str | None:
-    """Return the fault's one action, after telling what does not belong to it."""
+    """Return the fault's one action, after reporting keys that do not belong to it."""
     fault = document.mapping("faults", index)
     actions = [key for key in fault if key in ACTIONS]
-    # An unknown key has been told of, and may be the misspelt one that is missed here.
+    # An unknown key has been reported, and may be the misspelt action.
     is_spelt_right = fault.keys() <= _KEYS
     if not actions:
         if is_spelt_right:
@@ -241,7 +241,7 @@ def _check_between(document: Document, topology: Topology | None, index: int, ac
 
 
 def _check_site(document: Document, topology: Topology | None, path: Path) -> bool:
-    """Tell of a site that does not exist; return whether there is one of that name."""
+    """Report a site that does not exist; return whether it exists."""
     name = document.text(*path)
     if topology is None or name is None:
         return False
@@ -286,7 +286,7 @@ def _check_flap(document: Document, index: int) -> None:
 
 
 def _check_pauses(document: Document) -> None:
-    """Check that no site is paused while it is paused: it would go on when the first pause ends."""
+    """Check that pauses of a site do not overlap: it would go on when the first one ends."""
     seen: dict[str, list[tuple[int, Span]]] = {}
     for index in range(len(document.sequence("faults"))):
         site = document.text("faults", index, "pause")
@@ -314,7 +314,7 @@ def _span(document: Document, path: Path) -> Span | None:
 
 
 def check_faults(text: str, source: str, topology: Topology | None = None) -> int:
-    """Return how many faults a script has; without a topology, which names exist is not checked.
+    """Check a script and return its number of faults; without a topology, names are unchecked.
 
     Raises:
         ConfigError: with every problem.
@@ -368,7 +368,7 @@ def _links(written: FaultModel, action: str, topology: Topology) -> tuple[Pair, 
     ends = getattr(written, action)
     if not ends:  # heal: all
         return tuple((link.source, link.target) for link in topology.links)
-    if action in ("reset", "half_open"):  # of connections, which have both directions
+    if action in ("reset", "half_open"):  # connections have both directions
         return ((ends[0], ends[1]),)
     return directions(topology, (ends[0], ends[1]), oneway=bool(written.oneway))
 

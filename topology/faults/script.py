@@ -3,9 +3,9 @@
 A `Change` changes one directed link, a `Pause` stops processes of a site, a `Kill` ends them.
 Emulators import this in processes of their own, so it needs nothing but the standard library.
 
-loading.py reads a script, `expand` turns it into times. Nothing is left to chance: a time that the
-script gives as a range depends only on the seed and on the fault's place in the script. So a seed
-means the same times on every machine, and a fault added at the end moves none before it.
+loading.py reads a script, `expand` computes the times. All is deterministic: a time given as a
+range depends only on the seed and on the fault's place in the script. So a seed means the same
+times on every machine, and a fault added at the end changes none before it.
 
 **What overlapping faults mean.** At any time a link has a list of faults that have begun and not
 ended, in the order in which they began. Faults of one microsecond stand in the order of the script.
@@ -34,7 +34,7 @@ FIGURES = ("bytes_per_s", "delay_s", "jitter_s", "loss")
 
 
 def check_figures(figures: Mapping[str, float]) -> None:
-    """Raise ConfigError, which names the figure, unless a link can have these."""
+    """Raise ConfigError, naming the figure, if a link cannot have these figures."""
     for name, value in figures.items():
         most = 1.0 if name == "loss" else math.inf
         is_possible = math.isfinite(value) and 0 <= value <= most
@@ -45,12 +45,12 @@ def check_figures(figures: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one directed link; ConfigError when its fields contradict each other."""
+    """A change of one directed link; raises ConfigError if its fields contradict each other."""
 
     kind: str
-    """`shape`: other figures, those that are None stay. `cut`: nothing arrives, nobody is told.
-    `heal`: no longer cut, and all figures as configured. `reset`: every connection across it is
-    reset. `half_open`: the source's end of every connection is closed, the target is not told."""
+    """`shape`: new figures, None: unchanged. `cut`: all packets are dropped silently. `heal`: no
+    longer cut, and all figures as configured. `reset`: every connection is reset. `half_open`: the
+    source's end of every connection is closed, without notice to the target."""
     source: str
     target: str
     bytes_per_s: float | None = None
@@ -93,8 +93,8 @@ class Change:
 
 
 Process = Literal["site", "agent", "gateway", "torchrun", "rank"]
-"""What a pause stops and a kill ends: all of a site's processes, its agent alone, its first
-gateway, its first node's torchrun, or its first rank."""
+"""The processes of a pause or kill: all of a site's, its agent only, its first gateway, its first
+node's torchrun, or its first rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ class TimedChange:
     """Seconds since the script began; a whole number of microseconds."""
     change: Change | Pause | Kill
     fault: int
-    """Position in the script of the fault that it follows from; the last of several."""
+    """Position in the script of the fault that caused it; the last of several."""
 
 
 def figures_of(topology: Topology) -> dict[Pair, Figures]:
@@ -222,7 +222,7 @@ def figures_of(topology: Topology) -> dict[Pair, Figures]:
 
 
 def expand(script: FaultScript, seed: int | None = None) -> tuple[TimedChange, ...]:
-    """Return all that a script does, sorted by time; a seed stands in for the script's own."""
+    """Return all changes of a script, sorted by time; `seed` overrides the script's own."""
     used_seed = script.seed if seed is None else seed
     events = [
         event
@@ -240,7 +240,7 @@ def expand(script: FaultScript, seed: int | None = None) -> tuple[TimedChange, .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
-    """A fault begins or ends on some links, or does what is over at once."""
+    """A fault begins or ends on some links, or acts once."""
 
     at_s: float
     fault: int
@@ -253,7 +253,7 @@ class _Event:
 
 
 class _Draws:
-    """The times of one fault: each depends on seed, fault and how many were drawn before it."""
+    """Random times of one fault, determined by seed, fault and the number of earlier draws."""
 
     def __init__(self, seed: int, fault: int) -> None:
         self._stream = f"{seed}/{fault}"
@@ -309,19 +309,18 @@ def _lasting(index: int, fault: Fault, at_s: float, end_s: float) -> Iterator[_E
 
 
 class _Wan:
-    """The faults that each link is under, and the state of the link that follows."""
+    """The active faults of each link, and its resulting state."""
 
     def __init__(self, configured: Mapping[Pair, Figures]) -> None:
         self._configured = configured
         self._active: dict[Pair, dict[int, Figures | None]] = {pair: {} for pair in configured}
-        """The figures of each link's active faults by fault, in the order of beginning; None
-        cuts."""
+        """Active faults of each link: fault to figures, in the order of beginning; None: cut."""
         self._begun: set[int] = set()
         self._healed: dict[Pair, set[int]] = {pair: set() for pair in configured}
         """Faults that had begun when the link was healed: a flap does not cut it again."""
 
     def apply(self, at_s: float, events: Iterable[_Event]) -> list[TimedChange]:
-        """Take in all that happens at one time; return what to do about it."""
+        """Apply all events of one time; return the resulting changes."""
         before: dict[Pair, tuple[bool, Figures]] = {}
         cause: dict[Pair, int] = {}
         at_once = []
@@ -361,7 +360,7 @@ class _Wan:
         return is_cut, figures
 
     def _changes(self, pair: Pair, was: tuple[bool, Figures]) -> Iterator[Change]:
-        """Yield what brings a link from an earlier state to the present one."""
+        """Yield the changes from an earlier state of a link to the present one."""
         (was_cut, old), (is_cut, new) = was, self._state(pair)
         source, target = pair
         heals = (was_cut or old != new) and not is_cut and new == self._configured[pair]

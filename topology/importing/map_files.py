@@ -1,4 +1,4 @@
-"""The reader of network maps: node-link JSON or GraphML. What a topology does not use is ignored.
+"""Reads network maps in node-link JSON or GraphML. Other attributes are ignored.
 
 Node-link JSON is what NetworkX writes and what topohub publishes:
 
@@ -30,9 +30,9 @@ from isthmus.topology.spec.world import Location
 MAX_NODES = 10_000
 MAX_EDGES = 100_000
 MAX_DEPTH = 16
-"""The most levels of XML elements inside each other."""
+"""Limit on the nesting of XML elements."""
 _VALUE_CHARACTERS = 1000
-"""The most characters of a value; a longer one is cut, for it is no name and no number."""
+"""Limit on a value's characters; a longer one, which is no name or number, is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +171,8 @@ def _graphml(text: str, source: str) -> tuple[str, list[Node], list[Edge]]:
 def _refuse_hostile_xml(data: bytes, source: str) -> None:
     """Refuse a document that is not well-formed, not GraphML, or dangerous to read as a whole.
 
-    A document type is refused, whatever it says: entities are how a small XML file becomes a large
-    one, or reads other files, and no map needs them.
+    Every document type is refused: entities can expand a small XML file to a large one, or read
+    other files, and no map needs them.
     """
     parser = expat.ParserCreate("utf-8", namespace_separator=" ")
     counts = {"graph": 0, "node": 0, "edge": 0}
@@ -242,7 +242,7 @@ def _edge(source: object, target: object, values: Mapping[str, Any], oneway: boo
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number from a number or its text; None if it is none."""
+    """Return a finite number from a number or its text, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The import of a map: it becomes a topology's YAML, with what was assumed as comments."""
+"""Converts a network map to a topology's YAML, with assumptions as comments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from isthmus.topology.spec.units import format_distance, format_rate
 from isthmus.topology.spec.world import Location
 
 SHORTEST_KM = 1.0
-"""Kilometres between two nodes at least, even where they are in one building."""
+"""Smallest distance between two nodes, even in one building."""
 _NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user adds to a map, because the map does not say it."""
+    """Settings of the user that complete a map."""
 
     bytes_per_s: float | None = None
     """Bytes per second of edges that give no speed."""
@@ -37,7 +37,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A topology, and what was left out or assumed."""
+    """An imported topology, and warnings on parts left out or assumed."""
 
     text: str
     num_sites: int
@@ -50,11 +50,11 @@ class _Line:
     """One direction between two nodes."""
 
     distance_km: float | None
-    """Kilometres between the ends; None: neither the map nor the places of both ends tell."""
+    """Kilometres between the ends; None: unknown from the map and the places of both ends."""
     bytes_per_s: float
-    """Bytes per second; 0: the map does not tell."""
+    """Bytes per second; 0: unknown."""
     is_by_places: bool = False
-    """Whether the distance is the one between the places of both ends."""
+    """Whether the distance is computed from the places of both ends."""
 
 
 _Pair = tuple[str, str]
@@ -62,10 +62,10 @@ _Pair = tuple[str, str]
 
 
 def import_topology(text: str, source: str, wishes: Wishes) -> Imported:
-    """Return the topology that a map's file describes; it is valid.
+    """Return a valid topology for a map's file.
 
     Raises:
-        ConfigError: The map cannot be read, or lacks what a topology needs. Says what to do.
+        ConfigError: The map cannot be read, or lacks data that a topology needs; with the remedy.
     """
     found = read_map(text, source)
     warnings: list[str] = []
@@ -153,7 +153,7 @@ def _beside(one: _Line, other: _Line) -> _Line:
 def _with_speeds(
     lines: Mapping[_Pair, _Line], wishes: Wishes, source: str, warnings: list[str]
 ) -> dict[_Pair, _Line]:
-    """Give the wished speed to each line that has none."""
+    """Set the wished speed of lines without one."""
     missing = sum(not line.bytes_per_s for line in lines.values())
     if missing and wishes.bytes_per_s is None:
         raise wrong(
@@ -187,10 +187,10 @@ def _chosen(names: Mapping[str, str], wishes: Wishes, source: str) -> list[str]:
 
 
 def _paths_between(lines: Mapping[_Pair, _Line], chosen: Sequence[str]) -> dict[_Pair, _Line]:
-    """Return a line for each shortest path between two chosen nodes that passes no third.
+    """Return a line for each shortest path between chosen nodes that passes no third one.
 
-    It is as long as the path and as fast as the path's slowest line. A line of unknown length stays
-    where it joins two chosen nodes.
+    The line is as long as the path and as fast as its slowest part. A line of unknown length is
+    kept if it joins two chosen nodes.
     """
     ends = set(chosen)
     found: dict[_Pair, _Line] = {}
@@ -215,7 +215,7 @@ def _paths_between(lines: Mapping[_Pair, _Line], chosen: Sequence[str]) -> dict[
 def _check(
     chosen: Sequence[str], lines: Mapping[_Pair, _Line], names: Mapping[str, str], source: str
 ) -> None:
-    """Refuse a map that is not connected, or in which nothing gives a distance."""
+    """Refuse a map that is not connected, or a line without a distance."""
     graph = nx.Graph()
     graph.add_nodes_from(chosen)
     graph.add_edges_from(pair for pair in lines if pair[::-1] in lines)
@@ -243,7 +243,7 @@ def _check(
 def _links(
     chosen: Sequence[str], lines: Mapping[_Pair, _Line], names: Mapping[str, str]
 ) -> list[str]:
-    """Return the links as YAML, in the order of their sites; one for both directions if alike."""
+    """Return the links as YAML, in site order; one for both directions if they are equal."""
     order = {key: position for position, key in enumerate(chosen)}
     links = []
     for pair in sorted(lines, key=lambda pair: sorted(order[key] for key in pair)):
@@ -268,7 +268,7 @@ def _topology_text(
     links: Sequence[str],
     wishes: Wishes,
 ) -> str:
-    """Return the whole file, with comments that say what to look at."""
+    """Return the whole file, with comments on points to check."""
     (first, place), *others = sites.items()
     origin = "".join(each if each.isprintable() else " " for each in file)[:80]
     lines = [
@@ -310,7 +310,7 @@ def _degrees(place: Location) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as YAML reads it as a text: `911` and `true` need quotes."""
+    """Return a name quoted if YAML needs it: `911` and `true` do."""
     is_plain = name[:1].isalpha() and name not in ("true", "false", "null")
     return name if is_plain else f'"{name}"'
 

@@ -1,4 +1,4 @@
-"""The names of sites and the places of cities: each is found from the other."""
+"""Converts between names of cities and their locations, and makes site names."""
 
 import functools
 import re
@@ -19,7 +19,7 @@ _SUFFIX_CHARACTERS = 6
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case without accents, hyphens between its words; perhaps an empty one.
+    """Return a text in lower case, without accents, words joined by hyphens; may be empty.
 
     `São Paulo, BR` becomes `sao-paulo-br`.
     """
@@ -51,12 +51,12 @@ def cities() -> Mapping[str, Location]:
 
 
 def place_of(name: str) -> Location | None:
-    """Return where the city of that name is, however it is written; None if it is not known."""
+    """Return the location of a city, in any spelling; None: unknown."""
     wanted = plain(name)
     return next((place for city, place in cities().items() if plain(city) == wanted), None)
 
 
 def nearest_city(place: Location) -> str | None:
-    """Return the name of the city that a place is in; None if it is in none of them."""
+    """Return the name of the known city within NEAR_KM of a place; None: none."""
     city = min(cities(), key=lambda each: great_circle_km(cities()[each], place))
     return city if great_circle_km(cities()[city], place) <= NEAR_KM else None

@@ -1,7 +1,7 @@
-"""The job file as a user writes it, as pydantic models.
+"""Pydantic models of the job file as a user writes it.
 
-It has the exchange, the reduction, the plan, the shipped trainer, and a model of one's own with its
-cut. Defaults are those of topology/spec/job.py and topology/spec/plan_wishes.py.
+They cover the exchange, the reduction, the plan, the built-in trainer, and a user's own model with
+its cut. Defaults are those of topology/spec/job.py and topology/spec/plan_wishes.py.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ from isthmus.topology.text.validation import (
 _EXCHANGE = Exchange()
 _REDUCTION = Reduction()
 EXACT_MAX = 64
-"""The most patterns of names in a job."""
+"""Limit on patterns of parameter names in a job."""
 LINK_CODECS_MAX = 1000
-"""The most links with codecs of their own."""
+"""Limit on links with their own codecs."""
 CHANNELS_MAX = 32
-"""The most connections of one link that a job may ask for."""
+"""Limit on the connections per link in a job."""
 
 
 def _channels(value: object) -> int | None:
@@ -251,12 +251,12 @@ class ReplanModel(Strict):
 
 
 def _off(value: object) -> object:
-    """Return nothing for `off`, and anything else as it is."""
+    """Return None for `off`, and any other value unchanged."""
     return None if value == "off" else value
 
 
 class _OrOffSchema:
-    """Schema that adds the word `off` to what an editor is told of a mapping."""
+    """Adds the word `off` to a mapping's JSON Schema."""
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -539,12 +539,12 @@ class WorkloadModel(Strict):
 
 _CHECKPOINT = Checkpoint()
 KEEP_MAX = 10_000
-"""The most checkpoints that are kept."""
+"""Limit on kept checkpoints."""
 _STEPS = re.compile(r"([1-9]\d{0,8}) ?steps?")
 
 
 def _every(value: object) -> int | float:
-    """Return a number of steps as int, a duration as seconds, float."""
+    """Return a number of steps (int), or a duration in seconds (float)."""
     if isinstance(value, str) and (steps := _STEPS.fullmatch(value)) is not None:
         return int(steps[1])
     try:
@@ -616,7 +616,7 @@ VariableValue = Annotated[str, AfterValidator(_variable_value)]
 _JOB = Job(name="job", topology="topology.yaml")
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
-"""The most connections side by side when a link is measured."""
+"""Limit on parallel connections when a link is measured."""
 
 
 class PlacedModel(Strict):
@@ -779,7 +779,7 @@ class JobModel(Strict):
         return self
 
     def _trainer_can_cut(self) -> None:
-        """Refuse a cut that the rest of the job has no place for."""
+        """Refuse a cut that other settings of the job rule out."""
         cuts = [each.parallel for each in self.placement if each.parallel is not None]
         trainer = self.trainer
         plans_cuts = self.plan is not None and self.plan.cuts == "auto"

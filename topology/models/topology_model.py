@@ -1,8 +1,8 @@
 """The topology file as a user writes it.
 
-topology/documents/resolve.py makes what stands in topology/spec/world.py of it.
+topology/documents/resolve.py converts it to the classes of topology/spec/world.py.
 
-What refers to a name is any text here: topology/documents/references.py tells whether it exists.
+References to names are not checked here, but in topology/documents/references.py.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from isthmus.topology.text.validation import (
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
 MAX_FLOWS = 32
-"""The most flows of others on a link: two processes carry them all, and a machine must keep up."""
+"""Limit on competing flows on a link: two processes carry them all."""
 LOOPBACK = "127.0.0.1"
 MFU = 0.4
-"""Share of an accelerator's peak that a large model's training step reaches, if nobody says better.
+"""Default MFU: the share of an accelerator's peak that a large model's training step reaches.
 
 Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783, table 4), 41 to
 42 % for Nemotron-4 340B on 6,144 H100s (arXiv 2406.11704), 46 % for PaLM 540B on 6,144 TPU v4s
@@ -88,7 +88,7 @@ def _clock(value: object) -> int:
 
 
 def parse_endpoint(value: object) -> Endpoint:
-    """Return what HOST:PORT names, [HOST]:PORT for IPv6; ValueError for anything else."""
+    """Parse HOST:PORT, or [HOST]:PORT for IPv6; ValueError for anything else."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", str(value))
     if not isinstance(value, str) or found is None or int(found[2]) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
@@ -96,7 +96,7 @@ def parse_endpoint(value: object) -> Endpoint:
 
 
 def parse_ports(value: object) -> PortRange:
-    """Return what `29500-29600` is; ValueError for anything else."""
+    """Parse a range such as `29500-29600`; ValueError for anything else."""
     found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"want FIRST-LAST, as 29500-29600; got {shown(value)}")
@@ -143,7 +143,7 @@ def _jump(value: str) -> str:
 
 
 def parse_queue(value: object) -> LinkQueue:
-    """Return what `256KiB` or `0.5BDP` is; UnitError for anything else, and for nothing at all."""
+    """Parse a queue size such as `256KiB` or `0.5BDP`; UnitError for anything else, and for 0."""
     if isinstance(value, str) and value.endswith("BDP"):
         queue = LinkQueue(bdp=BDP.number(value))
     else:
@@ -287,7 +287,7 @@ class WanModel(Strict):
     ] = None
 
     def listening(self) -> Listening:
-        """Return what gateways bind."""
+        """Return the listening addresses of gateways."""
         return Listening(
             told=self.address or "",
             bind=self.bind or "",
@@ -544,7 +544,7 @@ class SecurityModel(Strict):
     key: Annotated[Text | None, Field(description="PEM file [certs/{name}.key]")] = None
 
     def resolved(self) -> Tls | None:
-        """Return where certificates are; None: there is no TLS."""
+        """Return the paths of certificates; None: TLS is off."""
         if self.mode != "mtls":
             return None
         given = {"ca": self.ca, "cert": self.cert, "key": self.key}

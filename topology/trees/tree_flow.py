@@ -185,8 +185,7 @@ class Crossing:
 
 
 def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
-    """Return the number of the first `num_chunks` that each tree carries. Cost: independent of
-    it."""
+    """Return how many of the first `num_chunks` each tree carries, in constant time."""
     periods, rest = divmod(num_chunks, len(plan.turns))
     counts = Counter(plan.turns[:rest])
     if periods:
