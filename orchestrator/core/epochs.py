@@ -26,36 +26,38 @@ it is lost like any other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.epoch_record import EpochRecord, detail_of
-from isthmus.orchestrator.core.first_failure import first_failure
-from isthmus.orchestrator.core.handovers import share_finished
-from isthmus.orchestrator.core.members import Absence, Member
-from isthmus.orchestrator.core.quorum import (
-    Facts,
-    Limits,
-    MemberFacts,
-    Outage,
-    Reason,
-    who_takes_part,
+from isthmus.orchestrator.core.epoch_changes import (
+    Action,
+    CatchUp,
+    Chains,
+    Change,
+    Entry,
+    Proposal,
+    Rejoin,
+    Return,
+    refused_change,
 )
-from isthmus.orchestrator.core.reach import Pair, Reach
+from isthmus.orchestrator.core.epoch_record import EpochRecord, detail_of
+from isthmus.orchestrator.core.handovers import share_finished
+from isthmus.orchestrator.core.members import Member
+from isthmus.orchestrator.core.presence import Presence, Saying
+from isthmus.orchestrator.core.quorum import (
+    Limits,
+    Reason,
+)
+from isthmus.orchestrator.core.reach import Pair
 from isthmus.orchestrator.core.run_events import (
     CannotGoOn,
-    DropRefused,
     DropRequested,
     EpochEntered,
-    EpochMessage,
     GoOnWithout,
-    Outcome,
     RecordEvent,
     SendCancel,
-    SendPause,
     SendResume,
-    SiteEndedEarly,
     SiteLeaves,
     SitePaused,
     SiteRejoined,
@@ -65,32 +67,10 @@ from isthmus.orchestrator.core.run_events import (
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover, Runs, merged
 from isthmus.topology.spec.run_spec import CodedPlan
 
-UNANSWERED = 2.0
-"""Times `detect_s`: after this a site that lives but does not report is lost."""
-CHAINS_KEPT = 256
-"""Rounds of which it is known what all have had."""
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUp:
-    """A site's ranks are there: it can take over the members' state, and get all results."""
-
-    site: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rejoin:
-    """A site that catches up has all results that there are: from now on it can take part."""
-
-    site: str
-    behind: int = 0
-    """Where it never has: how many rounds it may be behind, and others then wait for."""
-
-
-Return = CatchUp | Rejoin
-Change = TreesWanted | DropRequested | Return
-"""A change that nobody needs in order to go on."""
-Action = RecordEvent | EpochMessage | TreesEnded | Outcome
+NO_STATE_LEFT = (
+    "no site has the whole training state any more: each was lost before another had taken it over; "
+    "`isthmus launch --resume` goes on from the latest checkpoint"
+)
 
 MakePlan = Callable[[tuple[str, ...], frozenset[Pair], tuple[str, ...]], CodedPlan]
 """Makes the reduction of some members that are linked, around the links that are dead, and of sites
@@ -113,30 +93,6 @@ class EpochRules:
     links_of: LinksOf
 
 
-@dataclass(slots=True, kw_only=True)
-class _Proposal:
-    """An epoch that sites are asked to pause for."""
-
-    number: int
-    members: tuple[str, ...]
-    asked: tuple[str, ...]
-    """Who has to report: all of them that are members now."""
-    lost: tuple[str, ...]
-    change: Change | None
-    """What is changed though nothing is wrong; None: chunks are done again."""
-    deadline_s: float
-    reports: dict[str, SitePaused] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """An epoch in which a site catches up or rejoins, from a round on that ranks agree on."""
-
-    change: Return
-    epoch: Epoch
-    asked: tuple[str, ...]
-
-
 class Epochs:
     """Owns the epochs of one active run."""
 
@@ -144,24 +100,16 @@ class Epochs:
         """Begin with a run's first epoch, or with what was written down of later ones."""
         self._rules, self._limits, self._sites = rules, rules.limits, members
         self.record = record
-        self._reach = Reach(
-            rules.links, detect_s=rules.limits.detect_s, collect_s=rules.limits.collect_s
-        )
-        self._proposal: _Proposal | None = None
+        self._presence = Presence(rules.ranks, rules.links, rules.limits, members, record)
+        self._proposal: Proposal | None = None
         self._changes: list[Change] = []
-        self._entry: _Entry | None = None
-        self._unheard: set[str] = set()
-        """Members that a coordinator which has just begun has not heard of."""
-        self._outage: Outage | None = None
-        """Too few sites reach each other; None: enough do."""
-        self._num_chances = 0
-        """How often those who could not go on were asked again since the epoch began."""
-        self._chains = _Chains()
+        self._entry: Entry | None = None
+        self._chains = Chains()
         self._is_over = False
 
     def await_members(self) -> None:
         """Another coordinator has begun: nothing is decided before it has heard of all."""
-        self._unheard = {*self.epoch.members}
+        self._presence.unheard = {*self.epoch.members}
         self._let_in_alone()
 
     @property
@@ -171,8 +119,7 @@ class Epochs:
 
     def dead_links(self, now_s: float) -> frozenset[Pair]:
         """Return the links between members that are not to be used."""
-        members = set(self.epoch.members)
-        return frozenset(pair for pair in self._dead_links(now_s) if members.issuperset(pair))
+        return self._presence.dead_links(now_s, among=self.epoch.members)
 
     @property
     def being_let_in(self) -> frozenset[str]:
@@ -196,32 +143,20 @@ class Epochs:
 
     def _apply(self, event: run_events.Event, now_s: float) -> list[Action] | None:
         """Take the event into the facts; None: it is nothing to the epochs."""
+        if isinstance(event, Saying):
+            self._presence.note(event, now_s)
+            return []
         match event:
-            case run_events.SiteEnded():
-                self._ended(event)
-            case run_events.SiteLost() if event.silent_s > 0:
-                self._sites[event.site].silent = Absence(event.message, now_s)
-                self._unheard.discard(event.site)
-            case run_events.SiteLost():
-                self._is_gone_for_good(event.site, event.message)
-            case run_events.SessionBroken():
-                self._sites[event.site].session_lost = event.message
+            case run_events.SiteEnded() | run_events.SiteLost():
+                if self._presence.lose(event, now_s):
+                    gone = CatchUp(event.site)
+                    self._changes = [each for each in self._changes if each != gone]
             case (
                 run_events.SessionResumed() | run_events.SiteJoined() | run_events.SiteReturned()
             ) if not self._sites[event.site].is_coming_up:  # that counts once its ranks are there
                 return self._heard(event.site, getattr(event, "epoch", None), now_s)
             case run_events.SiteRunning() if self._sites[event.site].is_returning:
                 self._let_in(event.site)
-            case run_events.SiteDone():
-                if event.site in self.epoch.members:
-                    self._sites[event.site].finish_ranks(event.round)
-            case run_events.RoundBegun():
-                site = self._sites[event.site]
-                site.begun = max(site.begun, event.round)
-            case run_events.Suspected():
-                self._reach.suspect(event, now_s)
-            case run_events.Reached():
-                self._reach.clear(event)
             case SitePaused():
                 return self._paused(event)
             case EpochEntered():
@@ -234,27 +169,6 @@ class Epochs:
                 return None
         return []
 
-    def _ended(self, event: run_events.SiteEnded) -> None:
-        """A site has ended: done with the job, with its last round where it leaves, or else."""
-        site = self._sites[event.site]
-        if not event.succeeded or event.failures:
-            why = first_failure(event.failures).reason if event.failures else "it has ended"
-            self._is_gone_for_good(event.site, why)
-        elif site.gone:
-            pass  # its first end counts: this answers a question of a later coordinator
-        elif event.site in self.epoch.members:
-            site.is_successful = True
-        else:
-            self.record.leaving.discard(event.site)
-            site.gone = "it has left"
-            self._reach.forget(event.site)
-
-    def _is_gone_for_good(self, name: str, why: str) -> None:
-        site = self._sites[name]
-        site.gone = site.gone or why or "gone"
-        self._reach.forget(name)
-        self._changes = [each for each in self._changes if each != CatchUp(name)]
-
     def _heard(self, name: str, epoch: int | None, now_s: float) -> list[Action]:
         """Tell a site anew what it may have missed.
 
@@ -263,7 +177,7 @@ class Epochs:
         site, proposal = self._sites[name], self._proposal
         asked = () if proposal is None else proposal.asked
         site.is_heard()
-        self._unheard.discard(name)
+        self._presence.unheard.discard(name)
         if CatchUp(name) in self._open_changes():
             return []
         if name not in {*self.epoch.members, *self.record.leaving, *asked}:
@@ -276,10 +190,10 @@ class Epochs:
             rejoins = self.record.rejoins if name in self.record.rejoins else ()
             actions.append(SendResume(name, self.epoch, self.record.handovers, rejoins))
         if self._entry is not None:  # where it has begun, its round may never have been heard
-            actions.append(_resume_entry(name, self._entry))
+            actions.append(self._entry.resume(name))
         if proposal is not None and name in asked and name not in proposal.reports:
-            actions.append(_pause(name, proposal))
-            proposal.deadline_s = now_s + self._report_within_s(proposal.change)
+            actions.append(proposal.pause(name))
+            proposal.deadline_s = now_s + proposal.within_s(self._limits)
         if proposal is None and self.record.cancelled > self.epoch.number:
             actions.append(SendCancel(name, self.record.cancelled))
         return actions
@@ -289,11 +203,9 @@ class Epochs:
         if proposal is None or event.epoch != proposal.number or event.site not in proposal.asked:
             return []
         is_whole = self._sites[event.site].since_round == 0  # else its chain begins later
-        if is_whole and not self._chains.agrees(event.chain_round, event.chain):
+        if is_whole and not self._chains.take(event.chain_round, event.chain):
             why = f"after round {event.chain_round} site {event.site} has had other results"
             return self._end_run("PARAMETERS_DIFFER", why)
-        if is_whole:
-            self._chains.note(event.chain_round, event.chain)
         proposal.reports[event.site] = event
         return []
 
@@ -301,9 +213,9 @@ class Epochs:
         """Have a site catch up whose ranks are there."""
         if name in self.epoch.members or CatchUp(name) in self._open_changes():
             return
-        self._reach.forget(name)
+        self._presence.reach.forget(name)
         self._sites[name].begin_anew()
-        self._unheard.discard(name)
+        self._presence.unheard.discard(name)
         self._changes.append(CatchUp(name))
 
     def _entered(self, event: EpochEntered) -> list[Action]:
@@ -322,7 +234,7 @@ class Epochs:
         epoch, site = dataclasses.replace(entry.epoch, from_round=event.round), entry.change.site
         why = f"site {site} {'follows' if epoch.follows else 'takes part again'}"
         begun = RecordEvent("epoch.begun", detail=detail_of(epoch, why))
-        self._begin(epoch, (), (), is_redo=False)
+        self._presence.begin_epoch(epoch)
         told = [SendResume(name, epoch, ()) for name in entry.asked]
         if epoch.follows:
             return [begun, *told, SendResume(site, epoch, (), (site,))]
@@ -350,26 +262,21 @@ class Epochs:
     def _decide(self, now_s: float) -> list[Action]:
         """Do what is due. Each step leads at most to the next one, so this ends."""
         actions: list[Action] = []
-        while not self._is_over:
-            more = self._next(now_s)
-            if not more:
-                break
+        while not self._is_over and (more := self._next(now_s)):
             actions += more
         return actions
 
     def _next(self, now_s: float) -> list[Action]:
-        members = self._members()
-        if any(site.name in self._unheard and site.is_live for site in members):
-            return []  # leases of those that do not come will end
-        heard_by_s = now_s - self._limits.collect_s
-        if any(site.silent and site.silent.since_s > heard_by_s for site in members):
-            return []  # others are about to say whether they still reach it
+        if self._presence.awaits_news(now_s):
+            return []
         wanted, waits = self._who_goes_on(now_s)
         if wanted is None:
             return waits
-        if early := self._early():
-            return [*waits, *self._end_early(*early, now_s)]
-        dead = self._dead_links(now_s)
+        if early := self._presence.leave_early_out(now_s):
+            num_left, limits = early[0].num_left, self._limits
+            self._is_over = limits.ends_on_early_end or num_left < limits.min_sites
+            return [*waits, *early]
+        dead = self._presence.dead_links(now_s)
         uses = self._rules.links_of(self.epoch.reduction)
         if self.record.older is not None:
             uses |= self._rules.links_of(self.record.older)
@@ -377,9 +284,9 @@ class Epochs:
             return [*waits, *self._look_after_entry(self._entry, wanted, dead, uses, now_s)]
         is_redo_due = (
             self.record.is_unfinished
-            or wanted != self._working(self.epoch.members)
+            or wanted != self._presence.working(self.epoch.members)
             or bool(uses & dead)
-            or any(self._is_dead(name) for name in self.record.leaving)
+            or any(self._presence.is_dead(name) for name in self.record.leaving)
         )
         if self._proposal is None:
             if is_redo_due:
@@ -389,7 +296,7 @@ class Epochs:
 
     def _look_after_entry(
         self,
-        entry: _Entry,
+        entry: Entry,
         members: tuple[str, ...],
         dead: frozenset[Pair],
         uses: frozenset[Pair],
@@ -397,8 +304,12 @@ class Epochs:
     ) -> list[Action]:
         """Give an entry up if something fails meanwhile: rounds may wait for whoever comes back."""
         uses |= self._rules.links_of(entry.epoch.reduction)
-        is_lost = self._is_dead(entry.change.site)
-        if members == self._working(self.epoch.members) and not uses & dead and not is_lost:
+        is_lost = self._presence.is_dead(entry.change.site)
+        if (
+            members == self._presence.working(self.epoch.members)
+            and not uses & dead
+            and not is_lost
+        ):
             return []
         self._entry = None
         refused: list[Action] = []
@@ -411,11 +322,13 @@ class Epochs:
         return [*refused, *self._propose_redo(members, now_s)]
 
     def _go_on(
-        self, proposal: _Proposal, members: tuple[str, ...], is_redo_due: bool, now_s: float
+        self, proposal: Proposal, members: tuple[str, ...], is_redo_due: bool, now_s: float
     ) -> list[Action]:
         """Take the open proposal further: superseded, refused, given up or begun."""
         change = proposal.change
-        is_whole = set(proposal.members) <= set(members) and self._is_linked(proposal, now_s)
+        is_whole = set(proposal.members) <= set(members) and self._presence.is_linked(
+            proposal.members, now_s
+        )
         if change is None and not is_whole:
             return self._propose_redo(members, now_s)
         if change is not None and is_redo_due:
@@ -423,7 +336,7 @@ class Epochs:
             if isinstance(change, CatchUp | DropRequested) and self._sites[change.site].is_live:
                 self._changes.append(change)
             elif isinstance(change, CatchUp | TreesWanted):
-                refused = _refused(change, "something failed meanwhile")
+                refused = refused_change(change, "something failed meanwhile")
             return [*refused, *self._propose_redo(members, now_s)]
         missing = [site for site in proposal.asked if site not in proposal.reports]
         if change is not None:
@@ -435,7 +348,7 @@ class Epochs:
             return [] if missing else self._redo(proposal, now_s)
         return self._give_up(proposal, refusing, now_s)
 
-    def _give_up(self, proposal: _Proposal, refusing: dict[str, str], now_s: float) -> list[Action]:
+    def _give_up(self, proposal: Proposal, refusing: dict[str, str], now_s: float) -> list[Action]:
         """Leave out sites that cannot go on with the others, and propose anew."""
         for name, why in refusing.items():
             self._sites[name].leave_out(why, now_s)
@@ -444,18 +357,18 @@ class Epochs:
         return [RecordEvent("epoch.refused", site, {"epoch": proposal.number, "why": why})]
 
     def _go_on_with(
-        self, proposal: _Proposal, change: Change, missing: Sequence[str], now_s: float
+        self, proposal: Proposal, change: Change, missing: Sequence[str], now_s: float
     ) -> list[Action]:
         """Take a change further that the run could do without: trees, a return, a drop."""
         refusing = next((each for each in proposal.reports.values() if each.why), None)
         needed = {*proposal.asked, *proposal.members}
-        gone = next((name for name in needed if self._is_dead(name)), None)
+        gone = next((name for name in needed if self._presence.is_dead(name)), None)
         if refusing is not None:
             must_keep = refusing.must_keep_codecs
             return self._cancel(proposal, change, refusing.site, refusing.why, now_s, must_keep)
         if gone is not None:
             return self._cancel(proposal, change, gone, "it has ended or is lost", now_s)
-        if not self._is_linked(proposal, now_s):
+        if not self._presence.is_linked(proposal.members, now_s):
             return self._cancel(proposal, change, "", "not all would reach each other", now_s)
         if missing and now_s >= proposal.deadline_s:
             if isinstance(change, Rejoin) and change.site in missing:  # it holds the others up
@@ -472,160 +385,33 @@ class Epochs:
 
     def _who_goes_on(self, now_s: float) -> tuple[tuple[str, ...] | None, list[Action]]:
         """Return the members that can go on together; None: nobody can, or it is not known yet."""
-        members = self._members()
-        present = [site.name for site in members if self._is_left(site) and not site.left_out]
-        live = [site.name for site in members if not self._is_dead(site.name)]
-        facts = Facts(
-            members=tuple(self._facts_of(site) for site in members),
-            parts=tuple(self._reach.parts(live, self._dead_links(now_s))),
-            any_reach=self._reach.any_reach(present),
-            awaits_leaving=not all(map(self._is_dead, self.record.leaving)),
-            has_had_chance=bool(self._num_chances),
-            outage=self._outage,
-            limits=self._limits,
-        )
-        quorum = who_takes_part(facts, now_s)
-        self._outage = quorum.outage
-        actions: list[Action] = self._second_chance(now_s) if quorum.is_nobody_linked else []
+        quorum = self._presence.quorum(now_s)
+        actions: list[Action] = []
+        if quorum.is_nobody_linked:
+            for drop in self._presence.give_second_chance(now_s):
+                actions += refused_change(drop, "no other site is left")
         actions += [quorum.note] if quorum.note else []
         match quorum.reason:
             case Reason.GO_ON:
                 return quorum.members, actions
             case Reason.ALL_DONE:
-                return None, self._all_done()
+                self._is_over = True
+                return None, [*self._presence.all_done()]
             case Reason.TOO_FEW:
                 return None, [*actions, *self._too_few(quorum.num_left)]
             case Reason.WAIT:
                 return None, actions
 
-    def _facts_of(self, site: Member) -> MemberFacts:
-        return MemberFacts(
-            name=site.name,
-            num_ranks=self._rules.ranks[site.name],
-            is_gone=self._is_gone(site),
-            is_left_out=site.left_out is not None,
-            is_done=site.is_done,
-            has_finished=site.is_successful,
-        )
-
-    def _all_done(self) -> list[Action]:
-        """Lose who is not there any more, now that all others are done.
-
-        Those that catch up count where only they are left, with the results of all rounds.
-        """
-        self._is_over = True
-        members = self._members()
-        left = [site.name for site in members if self._is_left(site)]
-        lost = [each.name for each in members if self._is_gone(each) and not each.is_successful]
-        lost += sorted(self.record.leaving)
-        is_alone = bool(left) and set(left) <= set(self.epoch.follows)
-        from_round = self.epoch.from_round
-        rejoined = [SiteRejoined(name, from_round) for name in left if is_alone]
-        return [*rejoined, *(GoOnWithout(name, self._why_lost(name)) for name in lost)]
-
-    def _second_chance(self, now_s: float) -> list[Action]:
-        """Where no other site is left, ask those again that could not go on, or were to be dropped.
-
-        The time between two attempts doubles. A drop that is under way is refused with that.
-        """
-        limits = self._limits
-        wait_s = min(limits.detect_s * 2**self._num_chances, limits.ride_out_s)
-        left = [site for site in self._members() if self._is_left(site)]
-        refused: list[Action] = []
-        num_chances = self._num_chances
-        for site in left:
-            absence = site.left_out
-            if absence is None or now_s < absence.since_s + wait_s:
-                continue
-            site.left_out, self._num_chances = None, num_chances + 1
-            if absence.drop is not None:
-                refused += _refused(absence.drop, "no other site is left")
-        return refused
-
     def _too_few(self, num_left: int) -> list[Action]:
-        fewest = self._limits.min_sites
         if self.epoch.follows == self.epoch.members:
-            why = "no site has the whole training state any more: each was lost before another had "
-            why += "taken it over; `isthmus launch --resume` goes on from the latest checkpoint"
-            return self._end_run("PEER_LOST", why)
-        return self._end_run("SITE_LOST", f"{num_left} sites are left, want at least {fewest}")
+            return self._end_run("PEER_LOST", NO_STATE_LEFT)
+        return self._end_run(
+            "SITE_LOST", f"{num_left} sites are left, want at least {self._limits.min_sites}"
+        )
 
     def _end_run(self, code: str, why: str) -> list[Action]:
         self._is_over = True
         return [CannotGoOn(code, why)]
-
-    def _early(self) -> tuple[dict[str, int], Member] | None:
-        """Return the last rounds of members that are done while another is in a later round.
-
-        None: nobody is. All may end with the same round, at unlike times.
-        """
-        live = [site for site in self._members() if site.is_live]
-        first = max(live, key=lambda site: site.begun, default=None)
-        if first is None:
-            return None
-        last_rounds = {site.name: self._last_round(site) for site in live}
-        early = {
-            name: round_
-            for name, round_ in last_rounds.items()
-            if round_ is not None and round_ < first.begun
-        }
-        return (early, first) if early else None
-
-    def _last_round(self, site: Member) -> int | None:
-        """Return with which round a site's ranks were done; None: they are not, or nobody knows.
-
-        Who catches up may have nothing left to do after the state that it took over.
-        """
-        if site.last_round is None or site.last_round >= 0:
-            return site.last_round
-        return site.since_round - 1 if site.name in self.epoch.follows else None
-
-    def _end_early(self, early: dict[str, int], by: Member, now_s: float) -> list[Action]:
-        """Go on without sites that are done, if that may be; the round that waits is done again."""
-        stay = [site for site in self._members() if site.is_live or site.is_successful]
-        num_left = len(stay) - len(early)
-        actions: list[Action] = []
-        for name, last_round in early.items():
-            why = f"it ended after round {last_round}, and site {by.name} is in round {by.begun}"
-            self._sites[name].leave_out(why, now_s)
-            actions.append(SiteEndedEarly(name, last_round, by.name, by.begun, num_left))
-        self._is_over = self._limits.ends_on_early_end or num_left < self._limits.min_sites
-        return actions
-
-    # ------------------------------------------------------------ sites and links
-
-    def _members(self) -> list[Member]:
-        return [self._sites[name] for name in self.epoch.members]
-
-    def _working(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those that are not done with the job."""
-        return tuple(name for name in names if not self._sites[name].is_successful)
-
-    def _is_gone(self, site: Member) -> bool:
-        """Whether nothing of a site is left, by its agent's word or by all signs."""
-        is_unheard = bool(site.session_lost or site.silent)
-        return bool(site.gone) or (
-            is_unheard and self._reach.is_called_gone(site.name, self._is_live)
-        )
-
-    def _is_left(self, site: Member) -> bool:
-        return not (self._is_gone(site) or site.is_successful)
-
-    def _is_live(self, name: str) -> bool:
-        return self._sites[name].is_live
-
-    def _is_dead(self, name: str) -> bool:
-        site = self._sites[name]
-        return not site.is_live or self._is_gone(site)
-
-    def _dead_links(self, now_s: float) -> frozenset[Pair]:
-        return self._reach.dead_links(self._is_live, now_s)
-
-    def _is_linked(self, proposal: _Proposal, now_s: float) -> bool:
-        """Whether members are linked with one another, with those that catch up and without."""
-        dead, follows = self._dead_links(now_s), self.epoch.follows
-        others = [name for name in proposal.members if name not in follows] or proposal.members
-        return all(len(self._reach.parts(each, dead)) == 1 for each in (proposal.members, others))
 
     # ------------------------------------------------------------ pause and report
 
@@ -647,52 +433,20 @@ class Epochs:
         """Ask sites to pause for another epoch, and to report."""
         self.record.number += 1
         self.record.is_unfinished = False
-        asked = members if change is None else self._working(self.epoch.members)
+        asked = members if change is None else self._presence.working(self.epoch.members)
         present = {*self.epoch.members, *self.record.leaving}
         lost = tuple(name for name in self._sites if name in present - {*members, *asked})
-        proposal = self._proposal = _Proposal(
-            number=self.record.number,
-            members=members,
-            asked=asked,
-            lost=lost,
-            change=change,
-            deadline_s=now_s + self._report_within_s(change),
-        )
+        proposal = Proposal(self.record.number, members, asked, lost, change, now_s)
+        proposal.deadline_s = now_s + proposal.within_s(self._limits)
+        self._proposal = proposal
         detail = {
             "epoch": proposal.number,
             "members": list(members),
             "lost": list(lost),
-            "why": self._why(proposal),
+            "why": proposal.why(self._presence),
         }
-        pauses = [_pause(site, proposal) for site in proposal.asked]
+        pauses = [proposal.pause(site) for site in proposal.asked]
         return [RecordEvent("epoch.proposed", detail=detail), *pauses]
-
-    def _report_within_s(self, change: Change | None) -> float:
-        return self._limits.detect_s * (UNANSWERED if change is None else 1.0)
-
-    def _why(self, proposal: _Proposal) -> str:
-        match proposal.change:
-            case TreesWanted():
-                return proposal.change.why
-            case CatchUp():
-                return f"site {proposal.change.site} follows"
-            case Rejoin():
-                return f"site {proposal.change.site} takes part"
-            case DropRequested():
-                return f"site {proposal.change.site} leaves: {proposal.change.message}"
-        whys = [
-            f"site {name}: {self._why_lost(name)}"
-            for name in proposal.lost
-            if not self._sites[name].is_successful
-        ]
-        return "; ".join(whys) or "trees go around a dead link"
-
-    def _why_lost(self, name: str) -> str:
-        """Return why a site is not to be a member any more."""
-        site = self._sites[name]
-        absences = [each.why for each in (site.left_out, site.silent) if each is not None]
-        reported = [site.gone, *absences, site.session_lost if self._is_dead(name) else ""]
-        return next(filter(None, reported), "") or self._reach.why_not(name)
 
     def _propose_change(self, members: tuple[str, ...], now_s: float) -> list[Action]:
         """Begin with the next change that still makes sense."""
@@ -707,7 +461,7 @@ class Epochs:
                     if change.site not in follows:
                         continue
                 case TreesWanted() if follows:
-                    return _refused(change, f"site {follows[0]} is coming back")
+                    return refused_change(change, f"site {follows[0]} is coming back")
                 case CatchUp() if self._sites[change.site].is_live:
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
@@ -716,19 +470,19 @@ class Epochs:
                 }:
                     wanted = tuple(name for name in members if name != change.site)
                 case TreesWanted() if change.members == members and not (
-                    self._rules.links_of(change.reduction) & self._dead_links(now_s)
+                    self._rules.links_of(change.reduction) & self._presence.dead_links(now_s)
                 ):
                     pass
                 case DropRequested() if change.site in members:
-                    return _refused(change, "no other site has the whole training state")
+                    return refused_change(change, "no other site has the whole training state")
                 case _:
-                    return _refused(change, "it makes no sense any more")
+                    return refused_change(change, "it makes no sense any more")
             return self._propose(wanted, change, now_s)
         return []
 
     def _cancel(
         self,
-        proposal: _Proposal,
+        proposal: Proposal,
         change: Change,
         site: str,
         why: str,
@@ -744,36 +498,23 @@ class Epochs:
         cancelled: list[Action] = [RecordEvent("epoch.cancelled", site, detail), *cancel]
         if isinstance(change, Rejoin | DropRequested):  # it says so again; it is lost
             return cancelled
-        return [*cancelled, *_refused(change, why, site, must_keep_codecs)]
+        return [*cancelled, *refused_change(change, why, site, must_keep_codecs)]
 
     # ------------------------------------------------------------ resume
 
-    def _redo(self, proposal: _Proposal, now_s: float) -> list[Action]:
+    def _redo(self, proposal: Proposal, now_s: float) -> list[Action]:
         """Begin an epoch in which unfinished chunks are done again."""
         reports = proposal.reports
         finished = [(name, each) for name in proposal.asked for each in reports[name].finished]
-        # Who takes part since a round has what all before it came to. A finished chunk contains all
-        # members' parts, so all have completed the rounds before.
-        # Only a site that has caught up just now can be further behind.
-        completed = {
-            name: max(reports[name].chain_round, self._sites[name].since_round - 1)
-            for name in proposal.members
-        }
-        latest = max((each.round for _, each in finished), default=0)
-        from_round = max(min(completed.values()) + 1, latest)
-        why = f"round {from_round} is done again, and it is in another"
-        behind = {
-            name: why
-            for name in proposal.members
-            if self._sites[name].since_round > from_round or completed[name] < from_round - 1
-        }
+        from_round, behind = proposal.redone_from(self._sites)
         if behind:
-            return self._give_up(proposal, behind, now_s)
+            why = f"round {from_round} is done again, and it is in another"
+            return self._give_up(proposal, dict.fromkeys(behind, why), now_s)
         of_round = [(name, each) for name, each in finished if each.round == from_round]
         runs: dict[str, dict[int, Runs]] = {name: {} for name in proposal.members}
         for name, each in of_round:
             runs[name][each.bucket] = each.runs
-        dead = self._dead_links(now_s)
+        dead = self._presence.dead_links(now_s)
         epoch = Epoch(
             number=proposal.number,
             members=proposal.members,
@@ -781,41 +522,39 @@ class Epochs:
             from_round=from_round,
             follows=tuple(name for name in proposal.members if name in self.epoch.follows),
         )
-        handovers = share_finished(from_round, runs, self._reach.ways(proposal.members, dead))
+        handovers = share_finished(
+            from_round, runs, self._presence.reach.ways(proposal.members, dead)
+        )
         resumed = self._resume(proposal, epoch, handovers, merged(each for _, each in of_round))
         self._let_in_alone()
         return resumed
 
     def _planned(
-        self, proposal: _Proposal, follows: tuple[str, ...], notice: int, now_s: float
+        self, proposal: Proposal, follows: tuple[str, ...], notice: int, now_s: float
     ) -> Epoch:
         """Return the epoch of a change that stops nothing: `notice` rounds after the latest."""
-        begun = max(report.round for report in proposal.reports.values())
         if isinstance(proposal.change, TreesWanted):
             reduction = proposal.change.reduction
         else:
             others = tuple(name for name in proposal.members if name not in follows)
-            reduction = self._rules.make_plan(others, self._dead_links(now_s), follows)
-        from_round = max(begun + notice, self.epoch.from_round)
+            reduction = self._rules.make_plan(others, self._presence.dead_links(now_s), follows)
+        from_round = max(proposal.begun + notice, self.epoch.from_round)
         return Epoch(proposal.number, proposal.members, reduction, from_round, follows)
 
-    def _await_entry(self, proposal: _Proposal, change: Return, now_s: float) -> list[Action]:
+    def _await_entry(self, proposal: Proposal, change: Return, now_s: float) -> list[Action]:
         """Tell members who comes back: all ranks hear of it before they agree on a round."""
-        if isinstance(change, Rejoin):
-            begun = max(report.round for report in proposal.reports.values())
-            if begun - proposal.reports[change.site].round > change.behind + 1:
-                why = "it is not level any more"
-                return self._cancel(proposal, change, change.site, why, now_s)
+        if isinstance(change, Rejoin) and proposal.is_too_far_behind(change):
+            return self._cancel(proposal, change, change.site, "it is not level any more", now_s)
         follows = (change.site,) if isinstance(change, CatchUp) else ()
         epoch = self._planned(proposal, follows, 2, now_s)
-        entry = self._entry = _Entry(change, epoch, proposal.asked)
+        entry = self._entry = Entry(change, epoch, proposal.asked)
         self._proposal = None
         detail = {"epoch": epoch.number, "members": list(epoch.members)}
-        resumes = [_resume_entry(name, entry) for name in entry.asked]
+        resumes = [entry.resume(name) for name in entry.asked]
         return [RecordEvent("epoch.entering", change.site, detail), *resumes]
 
     def _carry_out(
-        self, proposal: _Proposal, change: TreesWanted | DropRequested, now_s: float
+        self, proposal: Proposal, change: TreesWanted | DropRequested, now_s: float
     ) -> list[Action]:
         """Begin an epoch with a round that no site has begun."""
         follows = tuple(name for name in proposal.members if name in self.epoch.follows)
@@ -827,7 +566,7 @@ class Epochs:
 
     def _resume(
         self,
-        proposal: _Proposal,
+        proposal: Proposal,
         epoch: Epoch,
         handovers: tuple[Handover, ...],
         kept: tuple[Finished, ...],
@@ -835,14 +574,14 @@ class Epochs:
         """Write the epoch down and tell it; `kept` is what is finished of its first round."""
         is_redo = proposal.change is None
         lost = [
-            GoOnWithout(name, self._why_lost(name))
+            GoOnWithout(name, self._presence.why_lost(name))
             for name in proposal.lost
             if not self._sites[name].is_successful
         ]
         unused = self.record.unused(proposal.lost, epoch.from_round, kept) if is_redo else {}
         detail = detail_of(
             epoch,
-            self._why(proposal),
+            proposal.why(self._presence),
             lost=proposal.lost,
             leaves=[name for name in proposal.asked if name not in proposal.members],
             unused=unused,
@@ -852,63 +591,7 @@ class Epochs:
         )
         if is_redo:  # whoever had completed more may be lost
             self._chains.forget_from(epoch.from_round)
-        self._begin(epoch, handovers, kept, is_redo=is_redo)
+        self._presence.begin_epoch(epoch, handovers, kept, is_redo=is_redo)
         self._proposal = None
         resume = [SendResume(name, epoch, handovers) for name in proposal.asked]
         return [RecordEvent("epoch.begun", detail=detail), *resume, *lost]
-
-    def _begin(
-        self,
-        epoch: Epoch,
-        handovers: tuple[Handover, ...],
-        kept: tuple[Finished, ...],
-        *,
-        is_redo: bool,
-    ) -> None:
-        self._num_chances = 0
-        self.record.begin(epoch, handovers, kept, self._sites, is_redo=is_redo)
-
-
-def _pause(site: str, proposal: _Proposal) -> SendPause:
-    change = proposal.change
-    reduction = change.reduction if isinstance(change, TreesWanted) else None
-    return SendPause(site, proposal.number, proposal.lost, change is None, reduction)
-
-
-def _resume_entry(site: str, entry: _Entry) -> SendResume:
-    return SendResume(site, entry.epoch, (), (entry.change.site,))
-
-
-def _refused(
-    change: Change, why: str, site: str = "", must_keep_codecs: bool = False
-) -> list[Action]:
-    """Return what follows where a change does not come."""
-    match change:
-        case TreesWanted():
-            return [TreesEnded(None, site, why, must_keep_codecs)]
-        case DropRequested():
-            return [DropRefused(change.site, why)]
-        case CatchUp():
-            return [GoOnWithout(change.site, why)]
-        case Rejoin():
-            return []
-
-
-class _Chains:
-    """What members have said of their results, round by round."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-
-    def agrees(self, round_: int, chain: int) -> bool:
-        return self._known.get(round_, chain) == chain
-
-    def forget_from(self, round_: int) -> None:
-        for each in [each for each in self._known if each >= round_]:
-            del self._known[each]
-
-    def note(self, round_: int, chain: int) -> None:
-        if round_ >= 0:
-            self._known[round_] = chain
-        while len(self._known) > CHAINS_KEPT:
-            del self._known[min(self._known)]

@@ -18,7 +18,8 @@ from isthmus.orchestrator.coordinator.run_epochs import (
     first_epoch,
     paused_from,
 )
-from isthmus.orchestrator.core.epochs import Action, Epochs
+from isthmus.orchestrator.core.epoch_changes import Action
+from isthmus.orchestrator.core.epochs import Epochs
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.run_events import (
     Event,

@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterable
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.epochs import Action, EpochRules, Epochs
+from isthmus.orchestrator.core.epoch_changes import Action
+from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.members import Member
 from isthmus.orchestrator.core.quorum import Limits

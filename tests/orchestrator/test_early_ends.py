@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.epochs import Action
+from isthmus.orchestrator.core.epoch_changes import Action
 from isthmus.orchestrator.core.journaled_run import fold
 from isthmus.orchestrator.core.quorum import Limits
 from isthmus.orchestrator.core.run_events import (

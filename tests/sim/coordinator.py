@@ -78,7 +78,7 @@ class _ChecksNoChains(Run):
 
     def _begin_epochs(self) -> Epochs:
         epochs = super()._begin_epochs()
-        epochs._chains.agrees = lambda *_: True  # type: ignore[method-assign]
+        epochs._chains.take = lambda *_: True  # type: ignore[method-assign]
         return epochs
 
 
@@ -87,7 +87,7 @@ class _SeesNoEarlyEnd(Run):
 
     def _begin_epochs(self) -> Epochs:
         epochs = super()._begin_epochs()
-        epochs._early = lambda: None  # type: ignore[method-assign]
+        epochs._presence.leave_early_out = lambda now_s: []  # type: ignore[method-assign]
         return epochs
 
 

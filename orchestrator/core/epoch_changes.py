@@ -1,0 +1,171 @@
+"""What changes a run's epochs: what is wanted, what is proposed, and who is about to come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from isthmus.orchestrator.core.members import Member
+from isthmus.orchestrator.core.presence import Presence
+from isthmus.orchestrator.core.quorum import Limits
+from isthmus.orchestrator.core.run_events import (
+    DropRefused,
+    DropRequested,
+    EpochMessage,
+    GoOnWithout,
+    Outcome,
+    RecordEvent,
+    SendPause,
+    SendResume,
+    SitePaused,
+    TreesEnded,
+    TreesWanted,
+)
+from isthmus.topology.spec.epoch import Epoch
+
+UNANSWERED = 2.0
+"""Times `detect_s`: after this a site that lives but does not report is lost."""
+CHAINS_KEPT = 256
+"""Rounds of which it is known what all have had."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """A site's ranks are there: it can take over the members' state, and get all results."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """A site that catches up has all results that there are: from now on it can take part."""
+
+    site: str
+    behind: int = 0
+    """Where it never has: how many rounds it may be behind, and others then wait for."""
+
+
+Return = CatchUp | Rejoin
+Change = TreesWanted | DropRequested | Return
+"""A change that nobody needs in order to go on."""
+Action = RecordEvent | EpochMessage | TreesEnded | Outcome
+
+
+@dataclass(slots=True)
+class Proposal:
+    """An epoch that sites are asked to pause for."""
+
+    number: int
+    members: tuple[str, ...]
+    asked: tuple[str, ...]
+    """Who has to report: all of them that are members now."""
+    lost: tuple[str, ...]
+    change: Change | None
+    """What is changed though nothing is wrong; None: chunks are done again."""
+    deadline_s: float
+    reports: dict[str, SitePaused] = field(default_factory=dict)
+
+    def within_s(self, limits: Limits) -> float:
+        """Return how long a site may take to report."""
+        return limits.detect_s * (UNANSWERED if self.change is None else 1.0)
+
+    def pause(self, site: str) -> SendPause:
+        """Return what a site is told."""
+        reduction = self.change.reduction if isinstance(self.change, TreesWanted) else None
+        return SendPause(site, self.number, self.lost, self.change is None, reduction)
+
+    def why(self, presence: Presence) -> str:
+        """Say what it is for."""
+        match self.change:
+            case TreesWanted():
+                return self.change.why
+            case CatchUp():
+                return f"site {self.change.site} follows"
+            case Rejoin():
+                return f"site {self.change.site} takes part"
+            case DropRequested():
+                return f"site {self.change.site} leaves: {self.change.message}"
+        lost = presence.working(self.lost)
+        whys = [f"site {name}: {presence.why_lost(name)}" for name in lost]
+        return "; ".join(whys) or "trees go around a dead link"
+
+    @property
+    def begun(self) -> int:
+        """The latest round that any site has begun, once all have reported."""
+        return max(report.round for report in self.reports.values())
+
+    def is_too_far_behind(self, change: Rejoin) -> bool:
+        """Whether a site that is to rejoin lacks more rounds than the others wait for."""
+        return self.begun - self.reports[change.site].round > change.behind + 1
+
+    def redone_from(self, sites: Mapping[str, Member]) -> tuple[int, list[str]]:
+        """Return the first round that is done again, and the members that are in another.
+
+        Who takes part since a round has what all before it came to. A finished chunk contains all
+        members' parts, so all have completed the rounds before. Only a site that has caught up just
+        now can be further behind.
+        """
+        completed = {
+            name: max(self.reports[name].chain_round, sites[name].since_round - 1)
+            for name in self.members
+        }
+        finished = (each for name in self.asked for each in self.reports[name].finished)
+        latest = max((each.round for each in finished), default=0)
+        from_round = max(min(completed.values()) + 1, latest)
+        behind = [
+            name
+            for name in self.members
+            if sites[name].since_round > from_round or completed[name] < from_round - 1
+        ]
+        return from_round, behind
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An epoch in which a site catches up or rejoins, from a round on that ranks agree on."""
+
+    change: Return
+    epoch: Epoch
+    asked: tuple[str, ...]
+
+    def resume(self, site: str) -> SendResume:
+        """Return what a site is told before the round is known."""
+        return SendResume(site, self.epoch, (), (self.change.site,))
+
+
+def refused_change(
+    change: Change, why: str, site: str = "", must_keep_codecs: bool = False
+) -> list[Action]:
+    """Return what follows where a change does not come; `site` cannot have it."""
+    match change:
+        case TreesWanted():
+            return [TreesEnded(None, site, why, must_keep_codecs)]
+        case DropRequested():
+            return [DropRefused(change.site, why)]
+        case CatchUp():
+            return [GoOnWithout(change.site, why)]
+        case Rejoin():
+            return []
+
+
+class Chains:
+    """What members have said of their results, round by round."""
+
+    def __init__(self) -> None:
+        """Begin with no round."""
+        self._known: dict[int, int] = {}
+
+    def take(self, round_: int, chain: int) -> bool:
+        """Note what results up to a round add up to; False: another site has had others."""
+        if self._known.get(round_, chain) != chain:
+            return False
+        if round_ >= 0:
+            self._known[round_] = chain
+        while len(self._known) > CHAINS_KEPT:
+            del self._known[min(self._known)]
+        return True
+
+    def forget_from(self, round_: int) -> None:
+        """Forget rounds that are done again."""
+        for each in [each for each in self._known if each >= round_]:
+            del self._known[each]
