@@ -1,25 +1,24 @@
 """The packets of a TUN device, and the directed link that carries them.
 
-A device with a virtio_net_hdr hands over frames, each standing for one or more IP packets. The
-kernel leaves segmentation to the device (GSO), so one read may return up to 64 KiB of a TCP
-stream under one header. On a wire it would be `num_wire` packets of an MTU each with their headers
-repeated; that is what a link counts, queues and loses. When only some of them survive, `part` makes
-a frame that stands for just those, as if the kernel had cut them out itself.
+A device with a virtio_net_hdr delivers frames, each standing for one or more IP packets. The kernel
+leaves segmentation to the device (GSO), so one read may return up to 64 KiB of a TCP stream under
+one header. On a wire it would be `num_wire` packets of an MTU each with their headers repeated;
+that is what a link counts, queues and loses. When only some of them survive, `part` makes a frame
+that stands for just those, as if the kernel had cut them out itself.
 
 Checksums are not computed: NEEDS_CSUM asks the receiving kernel to trust (or, if it forwards, to
 fill in) what has never left this machine, so TCP's field holds only the pseudo-header's sum.
 
-**The link** is pure arithmetic, the time is an argument. A packet waits in a queue, is transmitted
-at the link's rate, may be lost, and arrives one delay
-later. The queue is drop-tail and bounded in bytes of IP packets: what finds no room is dropped,
-and that is how TCP learns the rate. What has begun its transmission no longer counts.
+**The link** is pure arithmetic; the time is an argument. A packet waits in a queue, is transmitted
+at the link's rate, may be lost, and arrives one delay later. The queue is drop-tail and bounded in
+bytes of IP packets: what finds no room is dropped, and that is how TCP learns the rate. What has
+begun its transmission no longer counts.
 
-**What a frame of many packets becomes.** It is taken up in pieces of at most `PIECE_S` of
-transmission time (at least one packet). A piece is transmitted without a break and arrives as one
-frame when its last byte would, so a packet arrives up to `PIECE_S` later than it would alone, never
-earlier. A lost packet ends its piece early; what follows it is a frame of its own. When a piece
-finds room for only some of its packets, the others are dropped, and so are the frame's later
-pieces.
+**Frames of many packets.** A frame is transmitted in pieces of at most `PIECE_S` of transmission
+time (at least one packet). A piece is transmitted without a break and arrives as one frame when its
+last byte would, so a packet arrives up to `PIECE_S` later than it would alone, never earlier. A
+lost packet ends its piece early; what follows it is a frame of its own. When a piece finds room for
+only some of its packets, the others are dropped, and so are the frame's later pieces.
 
 **Rates and delays may change at any time.** What is on the transmitter finishes at the old rate;
 what waits goes out at the new one. Nothing overtakes, whatever the jitter and the delays.
@@ -66,10 +65,10 @@ class Packet:
     Attributes:
         frame: The virtio_net_hdr and the IPv4 packet.
         target: The destination's address as a number.
-        num_wire: IP packets that it stands for.
-        header_bytes: IP and TCP headers, which each of them repeats; 0 if it is only one packet.
-        segment_bytes: Payload of each but the last.
-        num_bytes: Of all those packets together.
+        num_wire: Number of IP packets that the frame stands for.
+        header_bytes: IP and TCP headers, repeated by each packet; 0 for a single packet.
+        segment_bytes: Payload of each packet but the last.
+        num_bytes: Size of all these packets together.
     """
 
     __slots__ = ("frame", "header_bytes", "num_bytes", "num_wire", "segment_bytes", "target")
@@ -84,20 +83,20 @@ class Packet:
         self.num_bytes = payload_bytes + self.num_wire * header_bytes
 
     def bytes_of(self, first: int, last: int) -> int:
-        """Return the bytes of the wire packets `first` to `last`, which is not among them."""
+        """Return the size of the wire packets from `first` to before `last`."""
         if last == self.num_wire:
             return self.num_bytes - first * (self.segment_bytes + self.header_bytes)
         return (last - first) * (self.segment_bytes + self.header_bytes)
 
     def num_fitting(self, first: int, room_bytes: int) -> int:
-        """Return how many wire packets from `first` on go into `room_bytes`."""
+        """Return the number of wire packets from `first` on that fit into `room_bytes`."""
         if self.bytes_of(first, self.num_wire) <= room_bytes:
             return self.num_wire - first
         fitting = max(0, room_bytes) // (self.segment_bytes + self.header_bytes)
         return min(fitting, self.num_wire - first - 1)
 
     def part(self, first: int, last: int) -> Part:
-        """Return a frame that stands for the wire packets `first` to `last`, without `last`."""
+        """Return a frame for the wire packets from `first` to before `last`."""
         if first == 0 and last == self.num_wire:
             return (self.frame,)
         start = VNET_BYTES + self.header_bytes
@@ -139,9 +138,9 @@ class Packet:
 
 
 def parse(frame: bytes) -> Packet | None:
-    """Return the packet of a frame, or None for what no link carries: not IPv4, or malformed.
+    """Return the packet of a frame; None: not IPv4, or malformed.
 
-    A site's processes may write to their device what they like, so nothing is taken for granted.
+    A site's processes may write arbitrary bytes to their device, so all is checked.
     """
     if len(frame) < VNET_BYTES + _MIN_IP_BYTES or frame[VNET_BYTES] >> 4 != 4:
         return None
@@ -176,18 +175,18 @@ def _sum(data: bytes | bytearray) -> int:
 
 PIECE_S = 0.001
 MIN_QUEUE_BYTES = 64 * MTU_BYTES
-"""Room for one frame of the kernel and half another, however narrow the link is."""
+"""Smallest queue: one and a half frames of the kernel, however narrow the link is."""
 MIN_QUEUE_S = 0.005
-"""Room for what comes at once when this machine was busy elsewhere for a moment: on a short link a
-smaller queue would show TCP a congestion that the link does not have."""
+"""Smallest queue in seconds, for bursts after this machine was busy: on a short link a smaller
+queue would show TCP congestion that the link does not have."""
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What has passed since the start. Bytes are those of IP packets."""
+    """Totals of a link since the start. Bytes are those of IP packets."""
 
     sent_bytes: int = 0
-    """Bytes that the source handed over, whatever became of them."""
+    """Bytes sent by the source, lost ones included."""
     delivered_bytes: int = 0
     dropped_packets: int = 0
     """Packets that found the queue full."""
@@ -198,7 +197,7 @@ class LinkCounters:
 class PacketLink:
     """The queue, the transmitter and the delay line of one directed link.
 
-    Its losses and its jitter depend on nothing but the seed and the sites' names.
+    Losses and jitter depend only on the seed and the sites' names.
     """
 
     def __init__(self, shape: LinkShape, seed: int) -> None:
@@ -220,15 +219,15 @@ class PacketLink:
         return self._queued_bytes
 
     def due_s(self) -> float:
-        """Return when to ask for what is `delivered` next; infinity on an idle link."""
+        """Return the time of the next delivery; infinity on an idle link."""
         if self._line:
             return self._line[0][0]
-        if self._queue:  # when its head's transmission begins: then losses and jitter are drawn
+        if self._queue:  # when the head's transmission begins and losses and jitter are drawn
             return max(self._queue[0][0], self._free_at_s)
         return math.inf
 
     def offer(self, packet: Packet, now_s: float) -> None:
-        """Take a frame from the source at `now_s`, or what there is room for."""
+        """Accept a frame from the source at `now_s`, or the packets that fit the queue."""
         self._advance(now_s)
         self.counters.sent_bytes += packet.num_bytes
         if self._is_cut:
@@ -261,23 +260,23 @@ class PacketLink:
             yield packet.part(first, last)
 
     def reshape(self, shape: LinkShape, now_s: float) -> None:
-        """Be another link from `now_s` on, for all that has not begun its transmission."""
+        """Change the figures from `now_s` on, for packets not in transmission yet."""
         self._advance(now_s)
         self._take(shape)
 
     def cut(self, now_s: float) -> None:
-        """Lose all that is under way, and all that comes until `mend`."""
+        """Drop all packets in flight, and all that come until `mend`."""
         self._advance(now_s)
         self._is_cut = True
         for waiting in (self._queue, self._line):
             self.counters.lost_packets += sum(last - first for _, _, first, last in waiting)
             waiting.clear()
         self._queued_bytes = 0
-        # Nothing is left that the next packet would have to wait for, or could overtake.
+        # No packet is left that the next one would have to wait for, or could overtake.
         self._free_at_s = self._last_due_s = -math.inf
 
     def mend(self) -> None:
-        """No longer be cut."""
+        """End a cut."""
         self._is_cut = False
 
     def _take(self, shape: LinkShape) -> None:
@@ -323,6 +322,6 @@ class PacketLink:
 
 
 def default_queue_bytes(shape: LinkShape) -> int:
-    """Return the room of a queue that is not configured: what a round trip at full rate carries."""
+    """Return the default queue size: one bandwidth-delay product."""
     queue_s = max(MIN_QUEUE_S, 2 * shape.delay_s)
     return max(MIN_QUEUE_BYTES, round(shape.bytes_per_s * queue_s))

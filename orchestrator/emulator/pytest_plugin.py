@@ -10,7 +10,7 @@ def test_my_protocol(wan):
     wan.apply([Change(kind="cut", source="eu", target="us")])
 ```
 
-This module is loaded in every pytest session, so it imports nothing of ours before it is used.
+This module is loaded in every pytest session, so it imports our other modules lazily.
 """
 
 from __future__ import annotations

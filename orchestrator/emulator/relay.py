@@ -1,20 +1,19 @@
-"""The relay: a listening port for each way from a site to a port of another site's gateway.
+"""The relay: one listening port per source site and port of another site's gateway.
 
-Of a gateway with several ports next to each other, those that lead there are next to each other,
-too, in the same order: who is told the first finds the others.
+A gateway's consecutive ports have consecutive ports at the relay, in the same order, so a peer that
+knows the first finds the others.
 
 It is used in a process's own event loop, `async with Relay(config) as relay`, or as a child
 process, `python -m isthmus.orchestrator.emulator.relay`. The child reads one line of JSON
-(emulator_config.py) from stdin, says on stdout where it listens, then once a second what has
-passed. Further lines of stdin change links, at once, or have it lead to gateways that were started
-since; each is answered, and followed by the counters of that moment. The child ends when stdin
-does, so with its parent too.
+(emulator_config.py) from stdin, prints its addresses, then the counters once a second. Further
+lines of stdin change links at once, or make the relay forward to gateways started since; each is
+answered, followed by the current counters. The child ends when stdin does, so with its parent too.
 
 The relay ends TCP on both sides, so it cannot show TCP's own behaviour on a long path: slow start,
-congestion control and retransmission, window limits. What it makes of loss is said in
-link_shape.py, of a cut and of a half-open connection in relay_connection.py. The kernel accepts a
-connection that is dialled across a cut, for the relay's listener is on this machine. Nothing
-answers on it before the link is healed: only then the relay dials the gateway.
+congestion control and retransmission, window limits. link_shape.py describes its model of loss,
+relay_connection.py that of cuts and half-open connections. The kernel accepts a connection that is
+dialled across a cut, for the relay's listener is on this machine. Such a connection gets no answer
+before the link is healed, when the relay dials the gateway.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.world import GATEWAY_PORTS
 
 MAX_CONNECTIONS = 1024
-"""More than a relay's sites would ever open; beyond it new ones are closed at once."""
+"""Limit on connections, more than sites ever open; further ones are closed at once."""
 NEIGHBOUR_TRIES = 64
-"""How often ports next to each other are looked for. The first is the system's choice, so only a
-machine with hardly any port left needs more than a few."""
+"""Attempts to find consecutive free ports. The system chooses the first, so more than a few are
+only needed if hardly any port is free."""
 _LOG = logging.getLogger("relay")
 
 
@@ -75,10 +74,10 @@ class Relay:
             for shape in config.links
         }
         self._listeners: list[tuple[RelayEndpoint, Listener]] = []
-        """Each with the gateway that it leads to, whose every port has one."""
+        """Listeners, each with the gateway it forwards to; one per port."""
         self._connections: set[Connection] = set()
         self.endpoints: tuple[RelayEndpoint, ...] = ()
-        """Where to dial, in the order of the configuration; empty before entering."""
+        """Addresses to dial, in the order of the configuration; empty before entering."""
 
     async def __aenter__(self) -> Relay:
         self.endpoints = self.lead(self._config.endpoints)
@@ -89,11 +88,11 @@ class Relay:
 
     @property
     def num_connections(self) -> int:
-        """How many connections are open at either end, or still have bytes in flight."""
+        """Number of connections that are open at either end, or have bytes in flight."""
         return len(self._connections)
 
     def counters(self) -> dict[str, Any]:
-        """Return the `counters` message: totals since the start, and what is held right now."""
+        """Return the `counters` message: totals since the start, and bytes held now."""
         return {
             "op": "counters",
             "links": [
@@ -114,7 +113,7 @@ class Relay:
         """Make all changes now, in order.
 
         Raises:
-            ConfigError: one is of a link that does not exist; then none is made.
+            ConfigError: a link does not exist; then no change is made.
         """
         check_changes(changes, self._links)
         for change in changes:
@@ -123,13 +122,13 @@ class Relay:
             listener.update()
 
     def lead(self, endpoints: Sequence[RelayEndpoint]) -> tuple[RelayEndpoint, ...]:
-        """Lead to these gateways, too; return where to dial instead, in the same order.
+        """Forward to these gateways, too; return the addresses to dial instead, in the same order.
 
-        Who had the same site and number before is gone: nothing leads there any more.
+        They replace earlier gateways with the same site and number.
 
         Raises:
-            ConfigError: there is no link, a host has no address, or a port cannot be bound; then
-                nothing has changed.
+            ConfigError: there is no link, a host has no address, or a port cannot be bound. Then
+                the relay is unchanged.
         """
         check_endpoints(endpoints, self._links)
         opened: list[tuple[RelayEndpoint, Listener]] = []
@@ -178,7 +177,7 @@ class Relay:
         )
 
     def _open_neighbours(self, endpoint: RelayEndpoint) -> tuple[list[Listener], int] | None:
-        """Try once what `_listen` does; None: one of the ports after the first is taken."""
+        """Make one attempt of `_listen`; None: one of the further ports is taken."""
         gateway_family, gateway = _resolve(endpoint.host, endpoint.port)
         family, address = _resolve(self._config.bind_host, 0)
         there = self._links[endpoint.source, endpoint.target]
@@ -231,14 +230,14 @@ class Relay:
 
 
 def _transmitter(shape: LinkShape, seed: int) -> Transmitter:
-    """Return a link's clock; its jitter and losses depend on nothing but the seed and the link."""
+    """Return a link's transmitter; jitter and losses depend only on the seed and the link."""
     link = f"{seed}/{shape.source}/{shape.target}"
     jitter, losses = random.Random(link), random.Random(f"{link}/loss")  # noqa: S311 - no secrets
     return Transmitter(shape, jitter.random, losses)
 
 
 def _gateway(endpoint: RelayEndpoint) -> tuple[str, str, int]:
-    """Return which way to which gateway it is, wherever that listens."""
+    """Return the endpoint's identity without its address: (source, target, gateway)."""
     return endpoint.source, endpoint.target, endpoint.gateway
 
 
@@ -263,7 +262,7 @@ def _with_port(address: tuple[object, ...], port: int) -> tuple[object, ...]:
 
 
 _MAX_DESCRIPTORS = 2 * MAX_CONNECTIONS + GATEWAY_PORTS * MAX_ENDPOINTS
-"""Two a connection, and those of the listeners of as many gateways as a relay leads to."""
+"""Two per connection, plus the listeners of the largest number of gateways."""
 
 
 def main() -> int:
@@ -297,7 +296,7 @@ async def _serve(config: RelayConfig, stdin: LineReader) -> None:
 
 @contextlib.contextmanager
 def _noticed(descriptor: int) -> Iterator[asyncio.Event]:
-    """Give what is set while `descriptor` can be read."""
+    """Yield an event that is set while `descriptor` can be read."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     try:
@@ -311,7 +310,7 @@ def _noticed(descriptor: int) -> Iterator[asyncio.Event]:
 
 
 def _allow_descriptors() -> None:
-    """Raise the number of open files, where it is the usual 1024, to what the relay may need."""
+    """Raise the limit on open files, usually 1024, to what the relay may need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,30 +1,29 @@
-"""Links and connections of the relay at work.
+"""The relay's links and connections.
 
-A `SharedLink` is what all connections that cross a directed link have in common. A `Listener`
-accepts connections, and a `Flow` carries each direction of one.
+A `SharedLink` is the state of a directed link, shared by all connections that cross it. A
+`Listener` accepts connections, and a `Flow` carries one direction of a connection.
 
 Raw non-blocking sockets and the event loop's readers, not streams or transports: bytes are
 received once and sent once, without a task, a future or a buffer copy between.
 
-Memory is bounded. A flow is not read while its link's queue is full, nor while its receiver does
-not take what has already arrived, nor while the link is cut. So it holds at most the queue and what
-is in flight, for which a loss adds one RTT.
+Memory is bounded. A flow is not read while its link's queue is full, while its receiver does not
+take arrived bytes, or while the link is cut. So it holds at most the queue and the bytes in flight,
+plus one RTT for a loss.
 
 How a connection ends travels like its bytes: a half-close or a reset at one end is seen at the
 other one link delay later, and behind everything that was sent before it.
 
-**A cut link** holds everything. The kernel's TCP would send again what a cut has swallowed, so
-nothing is dropped: all that has not arrived waits, and when the link is healed it crosses again
-from the start, in the order in which it was due. (Here at once; after a real cut TCP waits for its
-retransmission timer, which by then may be as long as the cut was.) Meanwhile connections that cross
-the link are read in neither direction, because a sender soon stops where no acknowledgement comes
-back. What the intact direction already holds still arrives. So an end that closes during a cut is
-noticed when the link is healed.
+**A cut link** holds everything. The kernel's TCP would retransmit lost bytes, so none are dropped:
+bytes in flight wait, and when the link is healed they cross again from the start, in order of
+arrival. (Here at once; after a real cut TCP waits for its retransmission timer, which by then may
+be as long as the cut was.) Meanwhile connections that cross the link are read in neither direction,
+because a sender soon stops where no acknowledgement comes back. Bytes in flight in the intact
+direction still arrive. So an end that closes during a cut is noticed when the link is healed.
 
-A connection is **half-open** when one end is reset and forgotten, with what was in flight both
-ways, and the other end is not told. What that one goes on sending is taken, up to about what a TCP
-window would hold, and goes nowhere. After that it is no longer read, as where no acknowledgement
-comes, and it is not noticed when it closes. It lasts until it is reset, or the relay ends.
+A connection is **half-open** when one end is reset and forgotten, with the bytes in flight both
+ways, without notice to the other end. That end may go on sending up to about a TCP window, which is
+dropped. After that it is no longer read, as without acknowledgements, and its close is not noticed.
+The connection lasts until it is reset, or the relay ends.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ from isthmus.orchestrator.emulator.link_shape import LinkShape, Passage, Transmi
 from isthmus.topology.faults.script import FIGURES
 
 _SLACK_S = 0.0005
-"""Half the granularity of epoll: what is due this soon goes now, which centres the error on 0."""
+"""Half the granularity of epoll: items due this soon are delivered now, which centres the error on
+0."""
 _MAX_SENDS = 64
 """Sends of one flow before others have their turn."""
 _MIN_RECEIVE_BYTES = 128 << 10
@@ -52,33 +52,33 @@ _MAX_RECEIVE_BYTES = 1 << 20
 
 
 class Mark(Enum):
-    """What crosses the link besides bytes."""
+    """An event that crosses the link like bytes."""
 
     FIN = "fin"
     RESET = "reset"
 
 
 class Item(NamedTuple):
-    """Bytes or a mark on their way."""
+    """Bytes or a mark in flight."""
 
     passage: Passage
     due_s: float
-    """When they arrive: never before what the connection sent earlier."""
+    """Time of arrival, never before that of earlier items of the connection."""
     load: memoryview | Mark
 
 
 class SharedLink:
-    """A directed link: what all flows that cross it have in common."""
+    """The state of a directed link, shared by all flows that cross it."""
 
     def __init__(self, transmitter: Transmitter) -> None:
         self.transmitter = transmitter
         self.is_cut = False
         self.sent_bytes = 0
-        """Taken from senders since the start."""
+        """Bytes taken from senders since the start."""
         self.delivered_bytes = 0
-        """Handed to receivers since the start."""
+        """Bytes delivered to receivers since the start."""
         self.held_bytes = 0
-        """Taken from senders and not yet handed over: queued, in flight, or not accepted."""
+        """Bytes taken from senders and not delivered yet: queued, in flight, or not accepted."""
         self.flows: set[Flow] = set()
         """The flows that cross this link."""
         self.returning: set[Flow] = set()
@@ -89,7 +89,7 @@ class SharedLink:
 
     @property
     def shape(self) -> LinkShape:
-        """What it is like now."""
+        """Return the current figures."""
         return self.transmitter.shape
 
     def hold(self, flow: Flow) -> None:
@@ -99,7 +99,7 @@ class SharedLink:
             self._timer = flow.loop.call_at(self.transmitter.room_at_s(), self._release)
 
     def reshape(self, figures: Mapping[str, float], now_s: float) -> None:
-        """Take other figures at once: what has not left yet leaves and travels by the new ones."""
+        """Change the figures at once, also for bytes that wait for the transmitter."""
         before = self.shape
         stretch = self.transmitter.reshape(before.changed(figures), now_s)
         later_s = self.shape.delay_s - before.delay_s
@@ -108,12 +108,12 @@ class SharedLink:
         self._look_again()
 
     def cut(self) -> None:
-        """Let nothing arrive until it is healed."""
+        """Stop all deliveries until `heal`."""
         self.is_cut = True
         self._update_flows()
 
     def heal(self, now_s: float) -> None:
-        """Be as configured, and not cut: what is held crosses from the start."""
+        """Restore the configured figures; held bytes cross again from the start."""
         self.reshape({name: getattr(self._configured, name) for name in FIGURES}, now_s)
         if not self.is_cut:
             return
@@ -126,7 +126,7 @@ class SharedLink:
         self._update_flows()
 
     def close(self) -> None:
-        """Forget who waits."""
+        """Forget waiting flows."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -137,7 +137,7 @@ class SharedLink:
             flow.update()
 
     def _look_again(self) -> None:
-        """Who waits for room may have it sooner or later than was thought."""
+        """Reschedule the wake-up of waiting flows, because the figures changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = self._waiting[0].loop.call_at(self.transmitter.room_at_s(), self._release)
@@ -193,12 +193,12 @@ class Flow:
         self._update_reading()
 
     def update(self) -> None:
-        """One of the links has been cut or healed."""
+        """React to a cut or heal of one of the links."""
         self._update_reading()
         self._schedule()
 
     def retime(self, now_s: float, stretch: float, later_s: float) -> None:
-        """The link has other figures: what has not left its transmitter yet follows them.
+        """Adapt items that have not left the transmitter to the link's new figures.
 
         The time until it leaves is multiplied by `stretch`, and `later_s` added to its delay.
         """
@@ -220,20 +220,20 @@ class Flow:
         self._schedule()
 
     def take_back(self) -> deque[Item]:
-        """Take all that is on its way off the link, and return it."""
+        """Remove all items in flight from the link, and return them."""
         taken, self._items = self._items, deque()
         self._last_due_s = 0.0
         return taken
 
     def reset(self) -> None:
-        """Let a reset follow what has been taken over; nothing more is read."""
+        """Send a reset behind the accepted bytes; read no more."""
         if not self.is_closed:
             self._ended = True
             self._update_reading()
             self._admit(Mark.RESET)
 
     def close(self) -> None:
-        """Drop everything and let go of both sockets. Idempotent."""
+        """Drop everything and release both sockets. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -286,7 +286,7 @@ class Flow:
             self._deliver()
 
     def enter(self, load: memoryview | Mark, now_s: float) -> None:
-        """Let bytes or a mark begin to cross the link."""
+        """Put bytes or a mark on the link."""
         num_bytes = 0 if isinstance(load, Mark) else len(load)
         link = self._link
         rtt_s = link.shape.delay_s + self._opposite.shape.delay_s
@@ -295,7 +295,7 @@ class Flow:
         self._items.append(Item(passage, self._last_due_s, load))
 
     def _schedule(self) -> None:
-        """Deliver when the first is due; not while nothing may arrive, or nothing is taken."""
+        """Schedule the first delivery, unless the link is cut or the receiver is blocked."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -303,7 +303,7 @@ class Flow:
             self._timer = self.loop.call_at(self._items[0].due_s - _SLACK_S, self._deliver)
 
     def _deliver(self) -> None:
-        """Hand over all that is due, then wait for the next, or for the receiver."""
+        """Deliver all due items, then wait for the next one, or for the receiver."""
         self._timer = None
         limit_s = self.loop.time() + _SLACK_S
         for _ in range(_MAX_SENDS):
@@ -320,7 +320,7 @@ class Flow:
         self._schedule()
 
     def _send(self, load: memoryview) -> None:
-        """Send `load`, the first one's; what the receiver does not take waits until it does."""
+        """Send the first item's bytes; the rest waits for the receiver."""
         try:
             num_sent = self._sink.send(load)
         except (BlockingIOError, InterruptedError):
@@ -348,18 +348,18 @@ class Flow:
 def bound_receive_buffer(end: socket.socket, shape: LinkShape) -> None:
     """Bound what the kernel holds for a reader of a link; accepted sockets inherit it.
 
-    Left to itself it grows to megabytes: a second queue before the link, and on a slow link seconds
-    of latency.
+    By default it grows to megabytes: a second queue before the link, and on a slow link seconds of
+    latency.
     """
     receive_bytes = min(_MAX_RECEIVE_BYTES, max(_MIN_RECEIVE_BYTES, shape.room_bytes))
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
 
 
 DIAL_WITHIN_S = 10.0
-"""A gateway that has not accepted by then counts as gone."""
+"""Time limit for a gateway to accept a connection."""
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
 _VOID_BYTES = 4 << 20
-"""What an end may send to nobody: the most that Linux buffers for a sender by default."""
+"""Bytes that the living end of a half-open connection may send: Linux's default send buffer."""
 _VOID_READ_BYTES = 64 << 10
 _ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER with 0 s: closing sends a reset."""
@@ -368,9 +368,9 @@ _ABORT = struct.pack("ii", 1, 0)
 class Connection:
     """One connection; it ends by itself or by `close`.
 
-    It owns the `dialler`, a socket that was accepted, and the one that it dials the gateway's
-    `address` with. `there` is the link from the dialler's site to the gateway's, `back` the
-    opposite one. `on_closed` is called once, when nothing of it is left.
+    It owns the `dialler`, an accepted socket, and the socket with which it dials the gateway's
+    `address`. `there` is the link from the dialler's site to the gateway's, `back` the opposite
+    one. `on_closed` is called once, when the connection is gone.
     """
 
     def __init__(
@@ -396,11 +396,11 @@ class Connection:
         self._closed = False
         self._dialling: asyncio.TimerHandle | None = None
         self._untold: socket.socket | None = None
-        """The end that still believes in a half-open connection."""
+        """The living end of a half-open connection; None: not half-open."""
         self._void_bytes = 0
 
     def dial(self) -> None:
-        """Reach for the gateway; the dialler is read once that has succeeded."""
+        """Dial the gateway; read from the dialler once that has succeeded."""
         status = self._gateway.connect_ex(self._address)
         if status == 0:
             self._start()
@@ -411,24 +411,24 @@ class Connection:
             self.lost(self._gateway)
 
     def joins(self, one: str, other: str) -> bool:
-        """Return whether it connects these two sites, whichever of them has dialled."""
+        """Return whether the connection is between these two sites, in either direction."""
         return {one, other} == set(self._sites)
 
     def close(self) -> None:
-        """Reset both ends now and let go of them. Idempotent."""
+        """Reset and release both ends now. Idempotent."""
         for end in (self._dialler, self._gateway):
             _reset_when_closed(end)
         self._release()
 
     def half_open(self, site: str) -> None:
-        """Reset the end at `site`; the other one is not told."""
+        """Reset the end at `site` without notice to the other end."""
         gone, untold = self._dialler, self._gateway
         if site != self._sites[0]:
             gone, untold = untold, gone
         if self._untold is untold:
             return
         if self._untold is gone or self._dialling is not None:
-            self.close()  # no end is left that believes in a connection, or none does yet
+            self.close()  # no living end is left, or the connection is not made yet
             return
         self._untold = untold
         self._there.close()
@@ -469,19 +469,19 @@ class Connection:
             self._loop.remove_writer(self._gateway)
 
     def lost(self, end: socket.socket) -> None:
-        """One end is broken: what it sent still arrives, then the reset."""
+        """Handle a broken end: its sent bytes still arrive, then a reset."""
         self._stop_dialling()
         from_it, to_it = self._there, self._back
         if end is self._gateway:
             from_it, to_it = to_it, from_it
         to_it.close()
-        if from_it.is_closed:  # so is the other end: nobody is left to tell
+        if from_it.is_closed:  # so is the other end
             self.close()
         else:
             from_it.reset()
 
     def arrived(self, flow: Flow, mark: Mark) -> None:
-        """A half-close or a reset has crossed the link."""
+        """Handle a half-close or reset that has crossed the link."""
         if mark is Mark.RESET:
             self.close()
             return
@@ -520,9 +520,9 @@ _LOG = logging.getLogger("relay")
 
 
 class Listener:
-    """Accepts while neither link is cut: a connection needs both to come about.
+    """Accepts connections while neither link is cut.
 
-    `on_accepted` is called with each new socket, which becomes the callee's own.
+    `on_accepted` is called with each new socket, and then owns it.
     """
 
     def __init__(
@@ -550,7 +550,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def update(self) -> None:
-        """The links may have been cut or healed, or have other figures."""
+        """React to links that were cut, healed or changed."""
         bound_receive_buffer(self._socket, self._there.shape)
         wanted = not (self._there.is_cut or self._back.is_cut or self._resting)
         if wanted and not self._is_accepting:
@@ -560,7 +560,7 @@ class Listener:
         self._is_accepting = wanted
 
     def close(self) -> None:
-        """Let go of the port. Idempotent."""
+        """Close the port. Idempotent."""
         if self._resting is not None:
             self._resting.cancel()
         self._loop.remove_reader(self._socket)

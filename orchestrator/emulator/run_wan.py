@@ -37,7 +37,8 @@ from isthmus.topology.spec.world import Topology
 __all__ = ["RunWan", "load_faults_file"]
 
 COUNTERS_KEPT_EVERY_S = 5.0
-"""They come each second, which would be most of a long run's metrics."""
+"""Interval of recorded counters; all of them, one per second, would dominate a long run's
+metrics."""
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,9 @@ class RunWan:
     ) -> None:
         """Start nothing yet.
 
-        `handle` is told that the WAN is up, that it cannot be, or that it is gone. `record` writes
-        an event of the run: kind, site, detail. `add_metrics` takes records of the kinds `fault`
-        and `emulated_link`, without the run's name.
+        `handle` is called when the WAN is up, cannot be opened, or is gone. `record` writes an
+        event of the run: kind, site, detail. `add_metrics` takes records of the kinds `fault` and
+        `emulated_link`, without the run's name.
         """
         self._topology = topology
         self._start_s = Timeouts.derive(topology.failure).start_s
@@ -75,7 +76,7 @@ class RunWan:
         self._counters_kept_s = 0.0
 
     def open(self, asked: run_events.OpenNamespaces | run_events.OpenRelay) -> None:
-        """Begin to open what the core asks for; it is told what came of it."""
+        """Begin to open the emulator that the core asks for; `handle` gets the outcome."""
         if isinstance(asked, run_events.OpenNamespaces):
             opening = self._open(self._open_namespaces())
         elif self._backend is None:
@@ -87,7 +88,7 @@ class RunWan:
         task.add_done_callback(self._opening.discard)
 
     def play(self) -> None:
-        """Begin with the faults; their times count from now. A second call changes nothing."""
+        """Begin to play the faults; their times count from now. Idempotent."""
         if self._script is not None and self._playing is None:
             assert self._backend is not None, "faults begin after the WAN is open"
             player = FaultPlayer(
@@ -107,13 +108,13 @@ class RunWan:
                 await asyncio.wait([task])
         if self._backend is not None:
             await self._backend.close()
-            self._keep(self._backend.counters)  # those of the end: it says them when it is told
+            self._keep(self._backend.counters)  # the final counters, which it reports when it ends
             self._backend = None
 
     # ------------------------------------------------------------ opening
 
     async def _open(self, opening: Awaitable[run_events.Event]) -> None:
-        """Wait for the emulator and tell the core that it is up, or that it is not."""
+        """Wait for the emulator, and report to the core whether it is up."""
         try:
             event = await opening
         except (EmulatorError, OSError) as error:
@@ -125,7 +126,7 @@ class RunWan:
             self._handle(event)
 
     async def _open_namespaces(self) -> run_events.Event:
-        """Emulate packets, where that can be done here and with these faults.
+        """Emulate packets, if this machine and these faults allow it.
 
         Raises:
             EmulatorError: the emulator did not come up.
@@ -156,9 +157,9 @@ class RunWan:
         return run_events.RelayOpened(_ways(listening, up.endpoints))
 
     async def _lead(self, relay: Backend, listening: Sequence[Endpoint]) -> None:
-        """Have the relay lead to a site's gateways, which were started while the run goes on.
+        """Make the relay forward to a site's gateways that were started during the run.
 
-        What it refuses ends that attempt only.
+        A refusal ends only that attempt.
         """
         try:
             endpoints = dialled(self._topology, listening)
@@ -190,12 +191,12 @@ class RunWan:
     # ------------------------------------------------------------ what it tells
 
     def _ended(self, message: str) -> None:
-        # What the emulator wrote to stderr is there too, if the run is an embedded one.
+        # In an embedded run the emulator's stderr is in this file, too.
         path = self._folder / LOG
         self._handle(run_events.EmulatorEnded(message, str(path) if path.is_file() else ""))
 
     def _played(self, timed: TimedChange) -> None:
-        """A fault's change was made: it is an event of the run, and among its metrics."""
+        """Record a fault's change as an event of the run, and in its metrics."""
         change = timed.change
         fields = change.to_json()
         site = "" if isinstance(change, Change) else change.site
@@ -238,9 +239,9 @@ class RunWan:
 def _ways(
     listening: Iterable[Endpoint], endpoints: Iterable[RelayEndpoint]
 ) -> dict[Endpoint, dict[str, Endpoint]]:
-    """Return for each gateway where the relay has it dialled instead, by the dialling site.
+    """Return, by gateway and dialling site, the relay's address to dial instead.
 
-    One that cannot be dialled is there, and nobody dials it.
+    A gateway that accepts no connections has an empty entry.
     """
     ways: dict[Endpoint, dict[str, Endpoint]] = {}
     for gateway in listening:

@@ -1,10 +1,10 @@
 """Compares emulated links with their configuration: what `isthmus emulate --check` measures.
 
-A scene is one emulation with a receiver at each of its sites (link_meter.py). Senders and echoes
-are processes of their own, so that a full link beside the measured one takes no time from it.
+A scene is one emulation with a receiver at each site (link_meter.py). Senders and echoes are
+separate processes, so that a second full link takes no processor time from the measured one.
 
-TCP is measured once it is warm: from when two pieces of time in a row carried the same, which a
-slow start and its losses on a long path delay by many round trips.
+TCP is measured once it is warm: when two consecutive intervals carried the same. Slow start and its
+losses on a long path delay that by many round trips.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from isthmus.topology.spec.tcp_constants import PAYLOAD_SHARE
 from isthmus.topology.spec.world import Topology
 
 RTT_S, RTT_SHARE = 0.001, 0.02
-"""A round trip may be off by this, or by this share of it, whichever is more."""
+"""Allowed error of a round trip: seconds, or a share of it, whichever is more."""
 RATE_SHARE = 0.03
 LOSS_SHARE = 0.1
 GRID_RTTS_S = (0.001, 0.02, 0.08, 0.15)
@@ -47,16 +47,16 @@ LOSSES = (0.001, 0.01)
 NUM_DATAGRAMS = 100_000
 QUICK_DATAGRAMS = 20_000
 MIN_LOST = 30
-"""Fewer lost packets than this say nothing about a share within 10 %."""
+"""Lost packets needed to measure a share within 10 %."""
 ECHOES = 21
 WARM_S = 25.0
-"""After this TCP is measured, warm or not."""
+"""Time after which TCP is measured, warm or not."""
 SAME_SHARE = 0.02
-"""Two pieces of time that differ by less have carried the same."""
+"""Relative difference below which two intervals carried the same."""
 PIECE_RTTS = 6
 MIN_PIECE_S = 0.5
 COLD_PIECES = 4
-"""For slow start and what it loses at its end, which may look steady for a while."""
+"""Intervals skipped for slow start and the losses at its end, which may look steady."""
 DATAGRAMS_PER_S = 16_000.0
 START_S = 30.0
 _ANSWER_S = 120.0
@@ -66,19 +66,19 @@ _SETTLE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One link of a scene, and what is measured on it."""
+    """One link of a scene, and the figures to measure on it."""
 
     source: str
     target: str
     rate: bool = True
     loss: bool = False
     beside: tuple[str, str] | None = None
-    """A second link, that is full while this one is measured."""
+    """A second link that is kept full while this one is measured; None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One emulation, and what is measured on it."""
+    """One emulation, and the pairs to measure on it."""
 
     links: tuple[LinkShape, ...]
     pairs: tuple[Pair, ...]
@@ -88,7 +88,7 @@ class Scene:
         return next(each for each in self.links if (each.source, each.target) == (source, target))
 
     def rtt_s(self, pair: Pair) -> float:
-        """Return the configured time there and back."""
+        """Return the configured round trip."""
         there = self.link(pair.source, pair.target).delay_s
         return there + self.link(pair.target, pair.source).delay_s
 
@@ -102,7 +102,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure of a link: configured, measured, and how far apart they may be."""
+    """One figure of a link: expected value, measured value, and allowed difference."""
 
     link: str
     setting: str
@@ -111,36 +111,36 @@ class Figure:
     unit: str
     """`s`, `bytes/s` or `share`."""
     expected: float
-    """What the configuration allows: of a rate, the payload's share of it."""
+    """Value by the configuration; for a rate, that of the payload."""
     measured: float
     allowed: float
-    """Difference, in the same unit; infinite where it says nothing about the link."""
+    """Allowed difference in the same unit; infinite: the figure is not judged."""
     cpu: float | None = None
-    """The share of one processor that the emulator used meanwhile."""
+    """Share of one processor that the emulator used meanwhile; None: not measured."""
 
     @property
     def deviation(self) -> float:
-        """Relative to what was expected; signed."""
+        """Signed difference relative to the expected value."""
         return self.measured / self.expected - 1 if self.expected else self.measured
 
     @property
     def is_good(self) -> bool:
-        """Whether it is close enough."""
+        """Whether the difference is allowed."""
         return abs(self.measured - self.expected) <= self.allowed
 
     @property
     def of_allowed(self) -> float:
-        """How much of the allowed difference is used up: above 1 it is too much."""
+        """Difference as a share of the allowed one; above 1 it is too large."""
         return abs(self.measured - self.expected) / self.allowed
 
 
 def allowed_rtt_s(rtt_s: float, jitter_s: float) -> float:
-    """Return how far a median round trip may be off."""
+    """Return the allowed error of a median round trip."""
     return max(RTT_S, RTT_SHARE * rtt_s) + jitter_s
 
 
 def worst(figures: Iterable[Figure]) -> Figure | None:
-    """Return the figure that uses up most of what it is allowed."""
+    """Return the figure with the largest share of its allowed difference."""
     return max(figures, key=lambda figure: figure.of_allowed, default=None)
 
 
@@ -167,7 +167,7 @@ def grid(*, is_quick: bool, has_loss: bool) -> list[Scene]:
 
 
 def scene_of(topology: Topology, *, has_loss: bool) -> Scene:
-    """Return what to measure of a topology: each link that has one back."""
+    """Return the scene of a topology: each link that has a reverse link."""
     links = shapes_of(topology)
     pairs = tuple(
         Pair(source=each.source, target=each.target, loss=has_loss and each.loss > 0)
@@ -180,7 +180,7 @@ def scene_of(topology: Topology, *, has_loss: bool) -> Scene:
 def _both(
     one: str, other: str, rtt_s: float, bits_per_s: float, loss: float = 0
 ) -> tuple[LinkShape, ...]:
-    """Return a link each way. Only the first one loses packets: echoes come back."""
+    """Return links in both directions. Only the first one loses packets, so echoes come back."""
     return tuple(
         LinkShape(
             source=source,
@@ -195,15 +195,15 @@ def _both(
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long is measured."""
+    """Durations of the measurements."""
 
     window_s: float
-    """Seconds for which one rate is measured; at least twelve round trips."""
+    """Seconds for which a rate is measured; at least twelve round trips."""
     datagrams: int
 
 
 class Meter:
-    """A process of link_meter.py."""
+    """A running process of link_meter.py."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin
@@ -214,7 +214,7 @@ class Meter:
         """Return the next object that it prints.
 
         Raises:
-            EmulatorError: it has ended, or could not do what it was started for.
+            EmulatorError: the process has ended, or failed.
         """
         line = b""
         with contextlib.suppress(TimeoutError):
@@ -226,7 +226,7 @@ class Meter:
         return answer
 
     async def count(self) -> dict[str, Any]:
-        """Return what a receiver has received by now."""
+        """Return a receiver's current counts."""
         self._stdin.write(b"\n")
         return await self.heard()
 
@@ -237,7 +237,7 @@ Namespaces = tuple[str, str] | None
 
 @contextlib.asynccontextmanager
 async def _running_meter(namespaces: Namespaces, *words: object) -> AsyncIterator[Meter]:
-    """Run a meter while the block does, inside namespaces if there are any."""
+    """Run a meter while the block runs, inside namespaces if given."""
     process = await asyncio.create_subprocess_exec(
         *leashed(
             own_command("isthmus.orchestrator.emulator.link_meter", *map(str, words)), namespaces
@@ -255,11 +255,11 @@ async def _running_meter(namespaces: Namespaces, *words: object) -> AsyncIterato
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A site's meter that receives, and where it is reached without the relay."""
+    """A site's receiving meter, and its address without the relay."""
 
     meter: Meter
     namespaces: Namespaces
-    """Of the site; None: all are in this process's."""
+    """Namespaces of the site; None: those of this process."""
     host: str
     port: int
     datagram_port: int
@@ -273,12 +273,12 @@ async def _receiving(host: str, namespaces: Namespaces) -> AsyncIterator[Receive
 
 
 class Bench:
-    """One scene that is up.
+    """A running scene.
 
     Args:
-        scene: What is measured.
-        receivers: By site.
-        emulator: What joins them. With the relay, sites reach each other through its ports.
+        scene: The links and the pairs to measure.
+        receivers: Receiver by site.
+        emulator: The emulator. With the relay, sites reach each other through its ports.
     """
 
     def __init__(self, scene: Scene, receivers: Mapping[str, Receiver], emulator: Backend) -> None:
@@ -289,7 +289,7 @@ class Bench:
         self._payload = PAYLOAD_SHARE if emulator.up.sites else 1.0
 
     async def measure(self, effort: Effort) -> AsyncIterator[Figure]:
-        """Yield one figure after the other."""
+        """Measure, and yield the figures one by one."""
         for pair in self._scene.pairs:
             async with contextlib.AsyncExitStack() as stack:
                 if pair.beside is not None:
@@ -328,7 +328,7 @@ class Bench:
             used_s = self._cpu_s() - used_s
         link = self._scene.link(pair.source, pair.target)
         expected = link.bytes_per_s * self._payload
-        # What congestion control makes of losses is no matter of the emulator's.
+        # The effect of losses on congestion control is not the emulator's.
         allowed = math.inf if link.loss else RATE_SHARE * expected
         what = f"{num_connections} connection" + ("s" if num_connections > 1 else "")
         return self._figure(pair, what, "bytes/s", expected, rate, allowed, used_s / over_s)
@@ -347,7 +347,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def _full(self, source: str, target: str, num_connections: int) -> AsyncIterator[None]:
-        """Send as much as will go: warm when the block begins, and nothing on its way after it."""
+        """Keep a link full while the block runs: warm at its start, and drained after it."""
         rtt_s = self._scene.rtt_s(Pair(source=source, target=target))
         piece_s = max(MIN_PIECE_S, PIECE_RTTS * rtt_s)
         async with self._meter(source, target, "send", num_connections) as meter:
@@ -360,9 +360,9 @@ class Bench:
     async def _until(
         self, target: str, piece_s: float, is_over: Callable[[float, float], bool]
     ) -> None:
-        """Return when what comes in at a site is as `is_over` says, or that takes too long.
+        """Wait until the receive rate at a site satisfies `is_over`, or for too long.
 
-        `is_over` takes the bytes a second of a piece of time, and of the piece before it.
+        `is_over` takes the bytes per second of an interval, and of the previous one.
         """
         deadline_s = asyncio.get_running_loop().time() + WARM_S
         last = -1.0
@@ -373,7 +373,7 @@ class Bench:
             last = rate
 
     async def _received(self, target: str, over_s: float) -> tuple[float, float]:
-        """Return bytes a second that come in at a site, and over which time, by its own clock."""
+        """Return a site's received bytes per second, and the interval, by its own clock."""
         meter = self._receivers[target].meter
         before = await meter.count()
         await asyncio.sleep(over_s)
@@ -416,10 +416,10 @@ def _is_steady(rate: float, last: float) -> bool:
 
 @contextlib.asynccontextmanager
 async def opened(scene: Scene, *, is_netns: bool) -> AsyncIterator[Bench]:
-    """Bring a scene up, emulator and receivers; all are gone after the block.
+    """Run a scene's emulator and receivers while the block runs.
 
     Raises:
-        EmulatorError: one of them does not come up.
+        EmulatorError: one of them does not start.
     """
     deadline_s = asyncio.get_running_loop().time() + START_S
     receivers: dict[str, Receiver] = {}

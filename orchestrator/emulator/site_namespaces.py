@@ -1,7 +1,7 @@
 """The network namespace of a site, and the TUN device in it that leads to the emulator.
 
-Namespaces have no name: a file descriptor holds them, and they are gone with who holds it. Nothing
-is written below /run/netns or anywhere else, so there is nothing to clean up after a crash.
+Namespaces have no name: a file descriptor holds them, and they end with its process. No file is
+written below /run/netns or elsewhere, so a crash leaves no leftovers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CLONE_NEWUSER = 0x10000000  # linux/sched.h
 CLONE_NEWNET = 0x40000000
 _CAP_SYS_ADMIN = 21  # linux/capability.h
 TCP_BUFFER_BYTES = 128 << 20
-"""What TCP may use for one connection's window: several BDPs of 1 Gbit/s and 150 ms."""
+"""Largest TCP buffer of a connection: several BDPs of 1 Gbit/s and 150 ms."""
 PROBE_WITHIN_S = 10.0
 _SYSCTLS = Path("/proc/sys/net")
 
 
 class NetnsError(Exception):
-    """The kernel refuses a step of the emulation: says which, why, and what would help."""
+    """The kernel refuses a step of the emulation; the message has the step, reason and remedy."""
 
     def __init__(self, step: str, error: OSError) -> None:
         super().__init__(f"{step}: {error.strerror or error}{_cure(error)}")
@@ -39,10 +39,10 @@ class NetnsError(Exception):
 
 @contextlib.contextmanager
 def step(name: str) -> Iterator[None]:
-    """Do in its block what the kernel may refuse.
+    """Run a step that the kernel may refuse.
 
     Raises:
-        NetnsError: it refuses; names the step.
+        NetnsError: the kernel refuses; the error names the step.
     """
     try:
         yield
@@ -51,10 +51,10 @@ def step(name: str) -> Iterator[None]:
 
 
 def own_user_namespace() -> bool:
-    """Be in a user namespace that may create network namespaces; say whether it is a new one.
+    """Ensure a user namespace that may create network namespaces; return whether it is new.
 
-    The new one maps this process's user and group to themselves and nobody else. The process must
-    have no second thread.
+    A new one maps only this process's user and group, to themselves. The process must have a single
+    thread.
 
     Raises:
         NetnsError: user namespaces are not allowed here.
@@ -65,7 +65,7 @@ def own_user_namespace() -> bool:
     with step("user namespace"):
         _unshare(CLONE_NEWUSER)
     with step("map of the user namespace"):
-        # Without this the kernel lets nobody without privileges map a group.
+        # Otherwise the kernel does not let unprivileged users map a group.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -73,16 +73,15 @@ def own_user_namespace() -> bool:
 
 
 def enter_new_network() -> int:
-    """Move this thread into a network namespace of its own, set up for long paths.
+    """Move this thread into a new network namespace, set up for long paths.
 
     TCP's buffers may grow to `TCP_BUFFER_BYTES`, for stock limits would cap a connection long
-    before the link does. Whether connections start slowly after idle is this host's setting, as
-    the congestion control is by the kernel's own doing, unless `open_site` is given another;
-    everything else is as the kernel sets it.
-    IPv6 is off: links carry IPv4.
+    before the link does. Slow start after idle is copied from this host; the kernel copies the
+    congestion control, unless `open_site` is given another. Other settings are the kernel's
+    defaults. IPv6 is off: links carry IPv4.
 
     Returns:
-        A file descriptor that keeps the namespace; the caller's.
+        A file descriptor that holds the namespace; the caller closes it.
 
     Raises:
         NetnsError: a network namespace or its settings are not allowed here.
@@ -102,9 +101,9 @@ def enter_new_network() -> int:
 
 
 def netns_problem() -> str | None:
-    """Return why packets cannot be emulated here, in one line; None if they can be.
+    """Return in one line why packets cannot be emulated here; None: they can.
 
-    Asks the kernel, by doing it in a child process. Takes about a tenth of a second.
+    Tries it in a child process, in about a tenth of a second.
     """
     try:
         done = subprocess.run(
@@ -129,14 +128,14 @@ def _raise_maximum(sysctl: Path) -> None:
 
 
 def _may_administer() -> bool:
-    """Whether this process has CAP_SYS_ADMIN: root has not, in most containers."""
+    """Whether this process has CAP_SYS_ADMIN, which root in most containers lacks."""
     status = Path("/proc/self/status").read_text()
     (effective,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _unshare(flags: int) -> None:
-    """Call libc's function: Python has it from 3.12 on."""
+    """Call libc's unshare, which Python has from 3.12 on."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(flags) != 0:
         code = ctypes.get_errno()
@@ -155,13 +154,12 @@ def _cure(error: OSError) -> str:
 
 DEVICE = "wan0"
 NETWORK = "10.203.0"
-"""The network that all sites of an emulation share. Their namespaces have no other one that it
-could collide with."""
+"""Network prefix shared by all sites of an emulation. Their namespaces have no other network, so it
+cannot collide."""
 _NETMASK = "255.255.255.0"
 _QUEUE_PACKETS = 10_000
-"""Frames that wait for the emulator: while it is busy elsewhere, it is its queues that must drop.
-
-One at 1 Gbit/s gets 84 000 small packets or 1 900 large ones a second."""
+"""Transmit queue of the device, long enough that only the emulator's own queues drop packets. A
+site at 1 Gbit/s sends 84 000 small or 1 900 large frames per second."""
 
 _TUNSETIFF = 0x400454CA  # linux/if_tun.h
 _TUNSETOFFLOAD = 0x400454D0
@@ -187,12 +185,12 @@ def address_of(site_index: int) -> str:
 def open_site(site_index: int, congestion: str | None) -> int:
     """Create and start loopback and the TUN device in this thread's network namespace.
 
-    TCP to other sites follows `congestion`, or this host's congestion control where that is None.
-    A read returns one frame as packet_link.py describes it, or BlockingIOError; a write takes one.
-    The kernel segments what is neither TCP over IPv4 nor without a checksum.
+    TCP to other sites uses the congestion control `congestion`; None: this host's. A read returns
+    one frame as packet_link.py describes it, or BlockingIOError; a write takes one. Other frames
+    than TCP over IPv4 with checksum offload are segmented by the kernel.
 
     Returns:
-        The device's file descriptor, non-blocking; the caller's. The device ends with it.
+        The device's non-blocking file descriptor, which the caller closes. The device ends with it.
 
     Raises:
         NetnsError: a step is not allowed here.
@@ -247,10 +245,10 @@ def _start(device: str, attributes: dict[int, int]) -> None:
 
 
 def _choose_congestion(name: str) -> None:
-    """Have connections through the device follow a congestion control.
+    """Set the congestion control of connections through the device.
 
-    As a metric of the route: the sysctl of a namespace takes none that this host does not list in
-    tcp_allowed_congestion_control, whoever asks.
+    It is set as a metric of the route: the sysctl of a namespace refuses those that this host does
+    not list in tcp_allowed_congestion_control.
     """
     body = struct.pack(
         "=BBBBBBBBI", socket.AF_INET, 24, 0, 0, _RT_TABLE_MAIN, _RTPROT_KERNEL, _RT_SCOPE_LINK, 1, 0
@@ -267,12 +265,12 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 
 def _ask_netlink(kind: int, flags: int, body: bytes) -> None:
-    """Ask for one change of this network namespace; OSError when the kernel refuses."""
+    """Request one change of this network namespace; OSError if the kernel refuses."""
     header = struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(_NETLINK_WITHIN_S)
         netlink.send(header + body)
         answer = netlink.recv(4096)
-    (code,) = struct.unpack_from("=i", answer, 16)  # of the acknowledgement: 0, or -errno
+    (code,) = struct.unpack_from("=i", answer, 16)  # result: 0, or -errno
     if code != 0:
         raise OSError(-code, os.strerror(-code))

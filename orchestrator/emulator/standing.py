@@ -1,4 +1,4 @@
-"""An emulation by itself: up until it is told to end, changed through a socket in its folder."""
+"""A standalone emulation, which runs until a signal and is changed through a socket."""
 
 from __future__ import annotations
 
@@ -42,38 +42,38 @@ from isthmus.topology.spec.world import Topology
 START_S = 30.0
 COMMAND_STOP_S = 5.0
 ENVIRONMENT = "ISTHMUS_EMULATION"
-"""In the environment of a command that runs on an emulation: the emulation's name."""
+"""Environment variable of a command that runs on an emulation: the emulation's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be emulated, and for which command."""
+    """The settings of a standalone emulation."""
 
     topology: Topology
     emulator: str
     """One of isthmus.topology.spec.world.EMULATORS."""
     served: tuple[Endpoint, ...] = ()
-    """What other sites reach through the relay: any server, one port each."""
+    """Servers, with one port each, that other sites reach through the relay."""
     script: FaultScript
     seed: int
     command: tuple[str, ...] = ()
-    """The emulation ends with it; empty: with a signal."""
+    """Command with which the emulation ends; empty: it ends at a signal."""
     is_stdout_taken: bool = False
-    """The command's output goes to stderr instead."""
+    """Whether the command's stdout goes to stderr instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """The functions that are told what happens to an emulation."""
+    """Callbacks for the events of an emulation."""
 
     on_up: Callable[[Mapping[str, Any]], None]
-    """The state that also lies in the folder."""
+    """Called with the state, which is also in the folder, once the emulation is up."""
     on_fault: Callable[[TimedChange], None]
     on_counters: Callable[[Counters], None]
 
 
 class Standing:
-    """One emulation, from `run` to its return."""
+    """A standalone emulation, which exists while `run` runs."""
 
     def __init__(self, wanted: Wanted, folder: Path, listeners: Listeners) -> None:
         self._wanted = wanted
@@ -88,7 +88,7 @@ class Standing:
             The command's exit status, or 128 and the signal's number.
 
         Raises:
-            EmulatorError: it cannot be emulated here as wanted, or the emulator has ended.
+            EmulatorError: the emulation is not possible here, or the emulator has ended.
             ConfigError: the faults cannot be played here.
         """
         with first_signal() as signalled:
@@ -121,8 +121,8 @@ class Standing:
         return backend
 
     async def _state(self, backend: Backend) -> dict[str, Any]:
-        """Return what others need to know of the emulation."""
-        try:  # with its pid, that is what a process is
+        """Return the emulation's state for other processes."""
+        try:  # pid and start time identify a process
             created_s = psutil.Process(backend.pid).create_time()
         except psutil.NoSuchProcess:
             raise EmulatorError(await backend.wait_ended()) from None
@@ -140,7 +140,7 @@ class Standing:
         }
 
     async def _wants_netns(self) -> bool:
-        """Whether packets are emulated; EmulatorError where the wanted emulator cannot be."""
+        """Whether packets are emulated; EmulatorError if the wanted emulator is not possible."""
         wanted = self._wanted
         if wanted.emulator == "relay" or (wanted.emulator == "auto" and wanted.served):
             return False
@@ -186,7 +186,7 @@ class Standing:
 
     @contextlib.asynccontextmanager
     async def _playing(self, backend: Backend) -> AsyncIterator[None]:
-        """Play the script, and answer who asks for further faults, while the block runs."""
+        """Play the script, and answer requests for further faults, while the block runs."""
         wanted = self._wanted
         player = FaultPlayer(
             wanted.script,
@@ -217,13 +217,13 @@ def _no_processes(strike: Pause | Kill) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a command's process group, if it has not ended; return when it has."""
+    """End a command's process group, and wait for it."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
         try:
             os.killpg(process.pid, signum)
-        except ProcessLookupError:  # it may not lead a group yet
+        except ProcessLookupError:  # the process may not lead a group yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signum)
         with contextlib.suppress(TimeoutError):
@@ -237,11 +237,11 @@ def _refuse(why: str | None) -> None:
 
 
 REQUEST_S = APPLY_S + 2
-"""The emulator's own deadline comes first, and says more."""
+"""Longer than the emulator's own deadline, whose error says more."""
 REQUEST_BYTES = 64 << 10
 
 Apply = Callable[[str], Awaitable[Sequence[Change | Pause | Kill]]]
-"""Makes the changes of a script that `as_script` has made; ConfigError or EmulatorError."""
+"""Makes the changes of a script from `as_script`; raises ConfigError or EmulatorError."""
 
 
 @contextlib.asynccontextmanager
@@ -263,11 +263,11 @@ async def answering(folder: Path, apply: Apply) -> AsyncIterator[None]:
 
 
 def request_change(folder: Path, text: str) -> list[str]:
-    """Have an emulation that is up make a change; return what was changed, in words.
+    """Request a change of a running emulation; return the changes made, in words.
 
     Raises:
-        ConfigError: it is none, or cannot be made there.
-        EmulatorError: the emulation does not answer, or cannot be changed any more.
+        ConfigError: the change is not valid, or not possible there.
+        EmulatorError: the emulation does not answer, or has ended.
     """
     with _control_socket() as (unix, within):
         unix.settimeout(REQUEST_S + 1)
@@ -281,11 +281,11 @@ def request_change(folder: Path, text: str) -> list[str]:
 
 
 def read_answer(line: bytes, name: str) -> list[str]:
-    """Return what the emulation `name` says in its answer that it has changed, in words.
+    """Return the changes, in words, in the answer of the emulation `name`.
 
     Raises:
-        ConfigError: the change is none, or cannot be made there.
-        EmulatorError: it was not made, or the answer is none.
+        ConfigError: the change is not valid, or not possible there.
+        EmulatorError: the change was not made, or the answer is not valid.
     """
     try:
         answer = json.loads(line)
@@ -302,10 +302,10 @@ def read_answer(line: bytes, name: str) -> list[str]:
 
 
 def as_script(text: str) -> str:
-    """Return a fault script whose only fault is `text`, which has no time: it begins at once.
+    """Return a fault script whose only fault is `text`, beginning at once.
 
     Raises:
-        ConfigError: it is more than one line.
+        ConfigError: `text` has more than one line.
     """
     inner = text.strip()
     if "\n" in inner:
@@ -316,7 +316,7 @@ def as_script(text: str) -> str:
 
 
 async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any]:
-    """Do what one request asks for, whatever it is, and return the answer."""
+    """Execute one untrusted request, and return the answer."""
     try:
         async with asyncio.timeout(REQUEST_S):
             request = json.loads(await reader.readline())
@@ -334,10 +334,10 @@ async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any
 
 @contextlib.contextmanager
 def _control_socket() -> Iterator[tuple[socket.socket, Callable[[Path], str]]]:
-    """Give a socket, and a function that returns a path for it that is short enough anywhere.
+    """Yield a socket, and a function that returns a short path to it in a folder.
 
-    A socket's path must fit into 108 bytes, which a folder's own need not: it is reached through
-    a descriptor of the folder.
+    A socket's path must fit into 108 bytes, which a folder's path may exceed, so it goes through a
+    descriptor of the folder.
     """
     with contextlib.ExitStack() as stack:
 

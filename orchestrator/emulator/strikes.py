@@ -1,4 +1,4 @@
-"""What a fault script does to processes of a site: it stops, continues or ends them."""
+"""Pauses, resumes or kills processes of a site for a fault script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.topology.faults.script import Kill, Pause
 
 
 def strike(agent_pid: int, fault: Pause | Kill) -> None:
-    """Do to the site of an agent what a fault says; nothing where its process is gone."""
+    """Apply a fault to the site of an agent; do nothing if the process is gone."""
     with contextlib.suppress(psutil.NoSuchProcess):
         victim = _victim(psutil.Process(agent_pid), fault.process)
         if victim is None:
@@ -28,9 +28,9 @@ def strike(agent_pid: int, fault: Pause | Kill) -> None:
 
 
 def _victim(agent: psutil.Process, process: str) -> psutil.Process | None:
-    """Return what a fault calls `process` (topology/faults/script.py); None: not there.
+    """Return the process that a fault names (topology/faults/script.py); None: missing.
 
-    Of several gateways, nodes or ranks, the one that was started first.
+    Of several gateways, nodes or ranks, the one started first.
     """
     if process in {"site", "agent"}:
         return agent
@@ -43,7 +43,7 @@ def _victim(agent: psutil.Process, process: str) -> psutil.Process | None:
 
 
 def _suspend(agent: psutil.Process) -> None:
-    """SIGSTOP a process and all below it: parents first, so that none starts another unseen."""
+    """SIGSTOP a process and its descendants, parents first, so that none starts another unseen."""
     stopped: set[int] = set()
     while True:
         below = [agent, *agent.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""What the `wan` fixture gives a test: relays, changes of their links, and fault scripts."""
+"""The object of the `wan` fixture: relays, changes of their links, and fault scripts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Changed(Protocol):
     """An emulation whose links can be changed."""
 
     def apply(self, changes: Sequence[Change], /) -> None:
-        """Change links now; errors as of EmulatorProcess.apply."""
+        """Change links now; errors as in EmulatorProcess.apply."""
 
 
 class PlayingFaults:
-    """A fault script that is being played, in a thread; whoever began it stops it."""
+    """A fault script that is played in a thread; its creator stops it."""
 
     def __init__(self, wan: Changed, times: Sequence[TimedChange]) -> None:
         self.times = tuple(times)
-        """All that the script does."""
+        """All changes of the script."""
         self._wan = wan
         self._stopping = threading.Event()
         self._error: Exception | None = None
@@ -50,10 +50,10 @@ class PlayingFaults:
         self._thread.start()
 
     def wait(self, within_s: float) -> None:
-        """Return when all has happened.
+        """Wait until all changes are made.
 
         Raises:
-            TimeoutError: something is still to come after `within_s`.
+            TimeoutError: some changes are still to come after `within_s`.
             ConfigError: a change could not be made; the rest was not tried.
         """
         self._thread.join(within_s)
@@ -63,7 +63,7 @@ class PlayingFaults:
             raise self._error
 
     def stop(self) -> None:
-        """Leave out what has not happened yet. Idempotent."""
+        """Skip the remaining changes. Idempotent."""
         self._stopping.set()
         self._thread.join(STOP_WITHIN_S)
 
@@ -75,13 +75,13 @@ class PlayingFaults:
             changes = [each.change for each in together if isinstance(each.change, Change)]
             try:
                 self._wan.apply(changes)
-            except ConfigError as error:  # for the thread that waits
+            except ConfigError as error:  # raised again by `wait`
                 self._error = error
                 return
 
 
 class Wan:
-    """An emulated WAN for one test. Calling it starts a relay; it may be called more than once."""
+    """An emulated WAN for one test. A call starts a relay; several calls are allowed."""
 
     def __init__(self) -> None:
         self._relays: list[tuple[EmulatorProcess, dict[tuple[str, str], LinkShape]]] = []
@@ -102,10 +102,10 @@ class Wan:
         endpoints: Iterable[RelayEndpoint],
         seed: int = 0,
     ) -> tuple[RelayEndpoint, ...]:
-        """Start a relay, a process that ends with the test, between gateways that listen.
+        """Start a relay (a process that ends with the test) between listening gateways.
 
         Returns:
-            Where to dial instead, in the order of `endpoints`.
+            The addresses to dial instead, in the order of `endpoints`.
 
         Raises:
             ConfigError: the links and endpoints do not fit together, or a host has no address.
@@ -117,7 +117,7 @@ class Wan:
         return relay.endpoints
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Change links now; return when it has taken effect. Errors as of EmulatorProcess.apply."""
+        """Change links now, and wait for the effect. Errors as in EmulatorProcess.apply."""
         changes = list(changes)
         check_changes(changes, self._links())
         for relay, links in self._relays:
@@ -126,13 +126,13 @@ class Wan:
                 relay.apply(own)
 
     def run_faults(self, script: str | FaultScript, seed: int | None = None) -> PlayingFaults:
-        """Begin to play a fault script, as YAML or loaded; it goes on beside the test.
+        """Begin to play a fault script (YAML, or loaded) beside the test.
 
-        `seed` stands instead of the script's own.
+        `seed` overrides the script's own.
 
         Raises:
-            ConfigError: with every mistake of the YAML; or it pauses a site, of which this fixture
-                knows no processes.
+            ConfigError: with every mistake of the YAML; or the script pauses a site, whose
+                processes this fixture does not know.
         """
         if isinstance(script, str):
             script = load_faults(script, "faults", _topology(self._links().values()))
@@ -143,9 +143,9 @@ class Wan:
         return playing
 
     def counters(self) -> LinkCounters:
-        """Return what has passed each directed link by now.
+        """Return the current counters of each directed link.
 
-        Of a link of several relays, the last.
+        For a link in several relays, those of the last.
         """
         found: dict[tuple[str, str], dict[str, int]] = {}
         for relay, _ in self._relays:
@@ -157,7 +157,7 @@ class Wan:
 
 
 def _topology(shapes: Iterable[LinkShape]) -> Topology:
-    """Return a topology with these links, and nothing more to its sites than their names."""
+    """Return a topology with these links, and sites with only names."""
     shapes = list(shapes)
     nothing = Accelerator(name="none", peak_flops_per_s={}, memory_bytes=1, mfu=1.0)
     names = dict.fromkeys(name for each in shapes for name in (each.source, each.target))

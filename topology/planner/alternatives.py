@@ -1,8 +1,8 @@
-"""The plans that a choice is compared with: other sites, codecs, reductions, wider links.
+"""Alternatives to a chosen plan: other sites, codecs, reductions, wider links.
 
-A plan must not be slower than one that it prints itself. So whatever the step model takes for
-faster than the plan is simulated, too, and becomes the plan if it is faster. Steps of the others
-are the step model's, times what the simulator made of the chosen plan's.
+A plan must not be slower than one that it lists. So an alternative that the step model finds faster
+is simulated, too, and becomes the plan if it is. Other alternatives' steps are those of the step
+model, scaled by the ratio of simulated to modelled step of the chosen plan.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.tree_choice import plan_reduction
 
 FORMS = 4
-"""The number of other reductions that are named, the fastest."""
+"""Number of other reductions that are listed, the fastest first."""
 GBIT_BYTES_PER_S = 125e6
 _TURNS = 3
-"""The most times that an alternative may become the plan."""
+"""Limit on how often an alternative may become the plan."""
 _FASTER = 1 - 1e-3
-"""Ratio of a modelled step to the plan's from which on an alternative counts as no faster."""
+"""Ratio of a modelled step to the plan's above which an alternative counts as no faster."""
 
 
 class Alternatives:
-    """A choice, and others that it was compared with."""
+    """The best choice, and the alternatives that it was compared with."""
 
     def __init__(self, search: Search, best: Choice) -> None:
-        """Compare a choice; take what turns out to be better instead."""
+        """Compare a choice with alternatives; adopt any that is better."""
         self.search = search
         for _ in range(_TURNS):
             self.choice = best
@@ -62,13 +62,13 @@ class Alternatives:
         return self.search.best_of(site.name for site in self.search.topology.sites)
 
     def _seems_faster(self, other: Choice) -> bool:
-        """Return whether the step model takes another plan for better."""
+        """Return whether another plan is better by the step model."""
         if self.search.wishes.objective == "cost":
             return other.rank[0] < _FASTER * self.choice.rank[0]
         return other.modelled_s < _FASTER * self.choice.modelled_s
 
     def told_s(self, other: Choice) -> float:
-        """Return an other plan's step for people: in the same measure as the chosen one's."""
+        """Return another plan's step, scaled like the chosen one's, for people."""
         is_simulated = self.choice.step_s != self.choice.modelled_s
         if is_simulated and other.modelled_s < _FASTER * self.choice.modelled_s:
             return max(self.search.judged(other).step_s, self.choice.step_s)
@@ -131,7 +131,7 @@ class Alternatives:
                 yield f"{best.sites[0]} alone", best
 
     def _not_permitted(self) -> Iterator[tuple[str, Choice]]:
-        """Yield what is done without a plan, and what a plan does not change."""
+        """Yield choices outside the plan's freedom: the job without a plan, and other settings."""
         search, choice = self.search, self.choice
         job, topology = search.job, search.topology
         if not self.is_free and not job.placement:
@@ -154,7 +154,7 @@ class Alternatives:
                 yield "nothing hidden", found
 
     def _otherwise(self, name: str) -> Choice | None:
-        """Return a plan without a site that takes part, or with one that takes none."""
+        """Return a plan with one site's participation reversed."""
         wanted = {*self.choice.sites} ^ {name}
         return None if self.search.job.placement else self.search.best_of(wanted)
 
@@ -178,7 +178,7 @@ class Alternatives:
         return found
 
     def links(self, model: StepModel) -> list[dict[str, Any]]:
-        """Return each link between sites that take part: how busy, and the step were it wider.
+        """Return the links between sites that take part: utilisation, and the step if wider.
 
         Decisions stay as they are.
         """
@@ -199,7 +199,7 @@ class Alternatives:
             found[pair] = {
                 "between": [link.source, link.target],
                 "busy": busy_s / choice.step_s,
-                # What is wider can be used as if it were not.
+                # A wider link can be used as if it were not.
                 "step_s_with_one_more_gbit_s": min(choice.step_s, wider_s),
                 **_crossing(job, topology, choice.candidate.plan, link),
             }
@@ -207,7 +207,7 @@ class Alternatives:
 
 
 def even_split(job: Job, topology: Topology) -> Split:
-    """Return the sequences of each site where all ranks of all sites take alike."""
+    """Return the sequences of each site if all ranks take equally many."""
     even = dataclasses.replace(job, placement=())
     return tuple(sum(site_shares(even, topology, site)) for site in topology.sites)
 
@@ -218,10 +218,10 @@ def _crossing(
     """Return how gradients cross a link: the codecs of its chunks, and its connections.
 
     Args:
-        job: With the exchange that was decided.
+        job: The job with the decided exchange.
         topology: Of the sites that take part.
         plan: Over them.
-        link: Stands for both directions.
+        link: Either direction of the link.
     """
     index = {site.name: site.index for site in topology.sites}
     hop = {index[link.source], index[link.target]}
@@ -242,7 +242,7 @@ def _crossing(
 def widened(
     topology: Topology, pair: frozenset[str] | None, times: float = 1.0, more: float = 0.0
 ) -> Topology:
-    """Return a topology in which the links between two sites, or all, carry more bytes a second."""
+    """Return a topology with more bandwidth between two sites, or (None) on all links."""
     links = tuple(
         dataclasses.replace(link, bytes_per_s=link.bytes_per_s * times + more)
         if pair is None or {link.source, link.target} == pair

@@ -23,23 +23,23 @@ from isthmus.topology.trees.pairs import Edge, edge
 Rank = tuple[float, ...]
 """The figures that order choices, entry by entry: the lower the better."""
 _DIGITS = 10
-"""Significant digits of times and costs that are compared: sums in another order are no
-difference."""
+"""Significant digits of compared times and costs, so that rounding does not matter."""
 _AS_GOOD = 1 + 5e-4
-"""Ratio of steps or costs up to which two are as good, and what is simpler or loses less counts."""
+"""Ratio of steps or costs up to which two choices are equal, and simplicity or lower loss
+decides."""
 _TOLD = 3
-"""The most links whose codecs are named to people."""
+"""Number of links whose codecs are named to people."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The sizes into which the exchange is cut."""
+    """Bucket and chunk sizes of the exchange."""
 
     chunk_bytes: int
     bucket_bytes: int
 
     def of(self, exchange: Exchange) -> Exchange:
-        """Return an exchange that is cut up so."""
+        """Return an exchange with these sizes."""
         return dataclasses.replace(
             exchange, chunk_bytes=self.chunk_bytes, bucket_bytes=self.bucket_bytes
         )
@@ -55,11 +55,11 @@ class Coding:
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """The codecs that there are, each once, the usual one first."""
+        """The distinct codecs, the usual one first."""
         return tuple(dict.fromkeys((self.codec, *(each.codec for each in self.links))))
 
     def __str__(self) -> str:
-        """Return it for people: `fp32, and int8 between a and b`."""
+        """Return the codecs in words: `fp32, and int8 between a and b`."""
         told = [f"{each.codec} between {' and '.join(each.between)}" for each in self.links]
         more = [f"others on {len(told) - _TOLD} more links"] if len(told) > _TOLD else []
         return ", and ".join((self.codec, *told[:_TOLD], *more))
@@ -93,7 +93,7 @@ class Choice:
 
     @property
     def decisions(self) -> object:
-        """What tells choices apart."""
+        """The decisions, by which choices are equal or not."""
         cuts = tuple(None if each.cut is None else each.cut.degrees for each in self.timings)
         trees = tuple((*shape_of(tree), tree.weight) for tree in self.candidate.plan.trees)
         how = (self.coding, self.sizing, self.micro_batch, cuts)
@@ -118,20 +118,20 @@ class Choice:
         )
 
     def topology(self, topology: Topology) -> Topology:
-        """Return the part of a topology that takes part."""
+        """Return the topology of the sites that take part."""
         return restricted(topology, self.sites)
 
     def model(self, job: Job, topology: Topology) -> StepModel:
-        """Return the model of this choice's steps; `topology` is described in full."""
+        """Return the step model of this choice; `topology` has all sites."""
         return StepModel(self.job(job), self.topology(topology), self.candidate.plan)
 
     def lasting(self, objective: str, step_s: float, usd_per_s: float) -> Choice:
         """Return this choice with another time of its step.
 
         Args:
-            objective: Of the plan.
+            objective: The plan's objective.
             step_s: Seconds, from a better source than the step model.
-            usd_per_s: Of all accelerators.
+            usd_per_s: Price of all accelerators.
         """
         usd = self.usd_per_step + usd_per_s * (step_s - self.step_s)
         rest = self.rank[2 if objective == "cost" else 1 :]
@@ -146,7 +146,7 @@ def usd_per_s(topology: Topology) -> float:
 
 
 def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) -> Rank:
-    """Return what orders choices: by the objective, then by time, then by `rest`."""
+    """Return the sort key of a choice: by the objective, then time, then `rest`."""
     if objective == "cost":
         return (_rounded(usd_per_step), _rounded(step_s), *rest)
     return (_rounded(step_s), *rest)
@@ -157,7 +157,7 @@ def _rounded(value: float) -> float:
 
 
 def by_rank(choice: Choice) -> Rank:
-    """Return what orders choices."""
+    """Return the sort key of a choice."""
     return choice.rank
 
 
@@ -180,7 +180,7 @@ def loss(codecs: Sequence[str], plan: ReductionPlan) -> float:
 def recoded(
     now: Sequence[str], plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]
 ) -> Iterator[Coding]:
-    """Yield codecs of links, with which one tree has another codec.
+    """Yield codecs of links with which one tree's codec changes.
 
     A tree's chunks travel as the smallest codec of its links (topology/trees/link_codecs.py), so
     several trees may have codecs of their own, and lose less where a larger one is as fast.
@@ -188,8 +188,8 @@ def recoded(
     Args:
         now: The codec of each tree.
         plan: Over the sites.
-        names: Of the sites.
-        codecs: That are permitted.
+        names: Names of the sites.
+        codecs: Permitted codecs.
     """
     for place, usual in enumerate(now if len(plan.trees) > 1 else ()):
         for codec in codecs:
@@ -224,5 +224,5 @@ def _coding(plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]) ->
 
 
 def _size(codec: str) -> tuple[float, int]:
-    """Return what orders codecs by their bytes, as `link_codecs.smallest` does."""
+    """Return the sort key of codecs by size, as in `link_codecs.smallest`."""
     return usual_ratio(codec), CODECS.index(codec)

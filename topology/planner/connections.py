@@ -1,9 +1,8 @@
-"""The number of TCP connections with which the gateways of a link begin, and why. Pure.
+"""Predicts the initial number of TCP connections of a link, with the reason. Pure.
 
-A job may name a number. Else gateways decide, by topology/trees/channels.py before anything has
-crossed, and by the losses that their kernels count from then on
-(sites/gateway/links/congestion/connections.py). A plan writes down what that comes to by the
-topology's figures; it changes nothing.
+A job may fix the number. Otherwise gateways decide, first by topology/trees/channels.py, and then
+by the losses that their kernels count (sites/gateway/links/congestion/connections.py). A plan only
+reports the prediction from the topology's figures.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from isthmus.topology.trees.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_
 from isthmus.topology.trees.wire_load import send_buffer_bytes_of
 
 _CARRIED = 0.8
-"""Share of a link that all its allowed connections have to carry, or a plan warns of it."""
+"""Share of a link that its allowed connections must reach; otherwise a plan warns."""
 
 
 def first_connections(job: Job, topology: Topology, link: Link) -> tuple[int, str]:
-    """Return how many connections each two gateways of a link begin with, and why so many."""
+    """Return the initial number of connections per pair of gateways, and the reason."""
     wanted = job.exchange.channels_per_link
     if wanted is not None:
         return wanted, "exchange.channels_per_link"
@@ -50,7 +49,7 @@ def _reason(link: Link, count: int, buffer_bytes: int | None, most: int) -> str:
 
 
 def _growth(link: Link, count: int, most: int) -> str:
-    """Return how many connections losses will make of them."""
+    """Return a phrase on how losses will increase the number of connections."""
     if link.loss <= 0:
         return ""
     needed = connections_needed(_path(link), congestion=_congestion(link))
@@ -64,7 +63,7 @@ def _growth(link: Link, count: int, most: int) -> str:
 
 
 def held_back(topology: Topology) -> list[str]:
-    """Return a warning for each link whose losses leave less of it than a plan counts on."""
+    """Return a warning for each link whose losses reduce it below what the plan assumes."""
     found = []
     for link in topology.links:
         most = link.max_flows or FLOWS_MAX
@@ -85,7 +84,7 @@ def _path(link: Link) -> Path:
 
 
 def _congestion(link: Link) -> str:
-    """Return which of the formulas stands for what the source's kernel follows."""
+    """Return the formula (cubic, reno, bbr) for the congestion control of a link's source."""
     if link.assumed_congestion.startswith("bbr"):
         return "bbr"
     return link.assumed_congestion if link.assumed_congestion in CONGESTION_CONTROLS else "cubic"

@@ -6,9 +6,9 @@ What is left after tensor, pipeline and context is data. Stages may differ by a 
 come without a pipeline only: cut gradients or parameters would cross the fabric again for every
 micro-batch.
 
-Timings with the same number of sequences are compared in all that a step of several sites depends
-on (topology/model/site_timing.py). One that is better than another in nothing of it is no part of a
-best plan, whatever the links are, and is left out.
+Timings with the same number of sequences are compared in all figures on which a joint step depends
+(topology/model/site_timing.py). A dominated timing is never part of a best plan, whatever the links
+are, and is left out.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from isthmus.topology.spec.world import Site, Topology
 
 Item = TypeVar("Item")
 _CLOSEST = 400
-"""The most cuts that do not fit, but whose times are looked at: those that lack least."""
+"""Number of cuts that do not fit but whose times are computed: those that lack least memory."""
 CONTEXT_TOKENS_MIN = 2048
 """Tokens of a sequence that context parallelism leaves to a rank, at least: kernels of fewer are
 mostly overhead."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-"""The numbers of sequences at once that are tried, where the job does not say."""
+"""Micro-batch sizes that are tried if the job names none."""
 VIRTUAL_STAGES_MAX = 16
 
 
@@ -90,7 +90,7 @@ def _cuts(model: DescribedModel, site: Site) -> Iterator[Degrees]:
 
 
 def _variants(model: DescribedModel, base: Degrees, in_node: int) -> Iterator[Degrees]:
-    """Yield what else there is to choose; `in_node` replicas lie in one node."""
+    """Yield the variants of a cut in its other settings; `in_node` replicas are in one node."""
     sizes = MICRO_BATCHES if model.micro_batch is None else (model.micro_batch,)
     again = ("none", "full") if model.fused_attention else ("none", "selective", "full")
     for expert in _divisors(math.gcd(model.experts, base.data)):
@@ -121,7 +121,7 @@ def _contexts(model: DescribedModel, ranks: int) -> list[int]:
 
 
 def _zero_stages(model: DescribedModel, base: Degrees, in_node: int) -> Iterator[tuple[int, int]]:
-    """Yield each stage, with the number of copies of what it cuts."""
+    """Yield (ZeRO stage, number of copies of the sharded state)."""
     stages = (0, 1, 2, 3) if base.pipeline == 1 else (0, 1)
     for stage in stages if base.data * base.context > 1 else (0,):
         yield stage, 1
@@ -131,7 +131,7 @@ def _zero_stages(model: DescribedModel, base: Degrees, in_node: int) -> Iterator
 
 
 def _pipelines(model: DescribedModel, ranks: int) -> list[int]:
-    """Return the numbers of stages, but for those of which fewer have as narrow a widest stage."""
+    """Return useful numbers of pipeline stages: more stages must make the largest one smaller."""
     counts = [each for each in _divisors(ranks) if each <= model.layers]
     return [each for each in counts if math.ceil(model.layers / _widest(model, each)) == each]
 
@@ -141,7 +141,7 @@ def _widest(model: DescribedModel, num_parts: int) -> int:
 
 
 def _virtual_stages(model: DescribedModel, pipeline: int) -> list[int]:
-    """Return the numbers of parts of a stage that do not make the widest stage wider."""
+    """Return the numbers of virtual stages that do not enlarge the largest stage."""
     if pipeline == 1:
         return [1]
     most = min(VIRTUAL_STAGES_MAX, (model.layers + 2) // pipeline)
@@ -180,7 +180,7 @@ def in_words(degrees: Degrees) -> str:
 
 
 def why_not(workload: Workload, degrees: Degrees, site: Site, num_sequences: int) -> str | None:
-    """Return why a cut does not fit a site's memory, and what recomputing does; None: it fits."""
+    """Return why a cut does not fit memory, and the effect of recomputing; None: it fits."""
     needed = memory(workload, degrees, num_sequences).total
     has = site.accelerator.memory_bytes
     if needed <= has:
@@ -198,7 +198,7 @@ def _gib(num_bytes: float) -> str:
 
 
 class SiteCuts:
-    """What one site can do. Keeps what it has worked out."""
+    """The feasible cuts of one site, with cached timings."""
 
     def __init__(
         self,
@@ -214,8 +214,8 @@ class SiteCuts:
             model: As the job describes it.
             workload: The same, as the cost model takes it.
             site: Gives accelerators, nodes, fabric.
-            serial: Nothing leaves before the backward pass has ended.
-            given: The only cut that comes into question, fits or not; None: all that fit.
+            serial: Whether gradients leave only after the backward pass.
+            given: The only cut to consider, fitting or not; None: all that fit.
         """
         self.site = site
         self._workload = workload
@@ -243,7 +243,7 @@ class SiteCuts:
         """Seconds of the site for a sequence, at least; infinite if no cut fits."""
 
     def timings(self, num_sequences: int, together: int = 1) -> tuple[SiteTiming, ...]:
-        """Return what may be part of a best plan, the fastest by itself first; none: impossible.
+        """Return the undominated timings, the fastest alone first; empty: impossible.
 
         Args:
             num_sequences: Of a step.
@@ -262,7 +262,7 @@ class SiteCuts:
         return found[0].alone_s if found else math.inf
 
     def step(self, degrees: Degrees, num_sequences: int) -> StepTime:
-        """Return what the step of a cut consists of."""
+        """Return the times of a cut's step."""
         layer, head = self._layer_times(degrees)
         return step_from_times(
             self._workload, degrees, self._device, self._inside, num_sequences, layer, head
@@ -295,7 +295,7 @@ class SiteCuts:
         return [each for each in told if each is not None]
 
     def closest(self) -> str:
-        """Return what lacks least memory, of a site where nothing fits."""
+        """Return the cut that lacks least memory, for a site where none fits."""
         if not self._lacking:
             return "the model cannot be cut over its ranks: none may be without a sequence"
         degrees = min(self._lacking)[2]
@@ -353,7 +353,7 @@ def undominated(items: Iterable[Item], point: Callable[[Item], Point]) -> list[I
 
 
 def timing_point(timing: SiteTiming) -> Point:
-    """Return all that a step of several sites depends on."""
+    """Return the figures of a timing on which a joint step depends."""
     return (
         *reversed(timing.leave_s),
         timing.node_leave_s[0],
@@ -370,7 +370,7 @@ def _order(timing: SiteTiming) -> Point:
 
 
 def placed_timings(job: Job, topology: Topology) -> list[SiteTiming]:
-    """Return what each site of a run computes; where nobody knows how it cuts, by its fastest cut.
+    """Return each site's timing in a run; by its fastest cut if the cut is unknown.
 
     Args:
         job: With its placement, if it has one.
@@ -400,7 +400,7 @@ def placed_timings(job: Job, topology: Topology) -> list[SiteTiming]:
 
 
 def site_cuts(job: Job, site: Site, placed: Placed | None) -> SiteCuts:
-    """Return the cuts of a site that come into question: the one that a placement says, or all."""
+    """Return the cuts of a site to consider: the placement's, or all."""
     assert job.workload is not None, "the job describes its model"
     given = None
     if placed is not None and placed.parallel is not None:

@@ -1,7 +1,7 @@
-"""The plan file: what was decided, for which job and topology, and why.
+"""Reads and writes the plan file: decisions, their job and topology, and the reasons.
 
-Only `decisions` changes a run. They may be edited: they are checked as if they stood in the job.
-The rest is for people, and for programs that compare plans.
+Only `decisions` affects a run. They may be edited, and are checked like the job. The rest is for
+people, and for programs that compare plans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.topology.text.yaml_document import (
 
 
 class PlanFile:
-    """A plan as it was read, with the places of what it says."""
+    """A parsed plan, with the places of its values."""
 
     def __init__(self, text: str, source: str) -> None:
         """Parse a plan.
@@ -52,8 +52,8 @@ class PlanFile:
         """Refuse another job, or another topology, than the plan was made for.
 
         Args:
-            hashes: isthmus.topology.spec.hashing.plan_hashes of what is to be run.
-            job: What messages call it.
+            hashes: isthmus.topology.spec.hashing.plan_hashes of the run.
+            job: Name of the job in messages.
             topology: Likewise.
 
         Raises:
@@ -73,7 +73,7 @@ class PlanFile:
         self._document.raise_problems()
 
     def blamed(self, error: ConfigError) -> ConfigError:
-        """Return an error of the job with the plan's decisions in it, told at the plan's lines."""
+        """Return an error of the combined job, with problems at the plan's lines."""
         told = Document(self.source, "")
         for problem in error.problems:
             path = _path_in_plan(problem)
@@ -86,7 +86,7 @@ class PlanFile:
 
 
 def _path_in_plan(problem: Problem) -> tuple[str | int, ...] | None:
-    """Return which decision a problem of the job is about, by keys and positions."""
+    """Return the path of the decision that a problem of the job is about; None: none."""
     for path, in_job in JOB_PATHS.items():
         if problem.path == in_job or problem.path.startswith(f"{in_job}."):
             rest = problem.path[len(in_job) :].strip(".")
@@ -96,7 +96,7 @@ def _path_in_plan(problem: Problem) -> tuple[str | int, ...] | None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes what our reader, which reads YAML 1.2, would not take for a text."""
+    """A dumper that quotes texts that our YAML 1.2 reader would not take for texts."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -112,7 +112,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def plan_text(plain: dict[str, Any]) -> str:
-    """Return a plan as its file holds it: without what has no value, for YAML here has no null."""
+    """Return the text of a plan's file, without None values, as our YAML has no null."""
     body: str = yaml.dump(
         _without_null(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
     )

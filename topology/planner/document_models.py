@@ -1,4 +1,4 @@
-"""The plan file's pydantic models. Its decisions may say what a job may."""
+"""Pydantic models of the plan file. Decisions have the same limits as in a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Dollars = Annotated[Number, Field(ge=0)]
 
 
 class MadeForModel(Strict):
-    """The hashes of what the plan follows from: isthmus.topology.spec.hashing.plan_hashes."""
+    """Hashes of the plan's job and topology: isthmus.topology.spec.hashing.plan_hashes."""
 
     job: Text
     topology: Text
@@ -37,7 +37,7 @@ class DecidedExchangeModel(Strict):
     codecs: Annotated[list[LinkCodecModel], Field(max_length=LINK_CODECS_MAX)] = Field(
         default_factory=list
     )
-    """The codecs of links that have their own; none: as the job has it."""
+    """Codecs of links that have their own; empty: those of the job."""
     chunk: Chunk
     bucket: Bucket
     channels_per_link: Channels
@@ -57,18 +57,18 @@ class PredictedModel(Strict):
 
     step_s: Seconds
     compute_s: Seconds
-    """Seconds of compute of the site that computes longest."""
+    """Compute seconds of the slowest site."""
     exchange_s: Seconds
-    """Seconds of an exchange that nothing hides."""
+    """Seconds of an exchange without overlap."""
     efficiency: Share
-    """Share of the tokens that the sites that take part commit each by itself."""
+    """Tokens per second as a share of the sum of the sites alone."""
     tokens_per_s: Share
     egress_bytes_per_step: Share
     usd_per_step: Dollars
 
 
 class AlternativeModel(Strict):
-    """Another plan that was weighed."""
+    """Another plan that was considered."""
 
     what: Text
     step_s: Seconds
@@ -82,8 +82,8 @@ class SiteModel(Strict):
     sequences: Annotated[int, Field(ge=0)]
     compute_s: Seconds
     step_s_otherwise: Seconds | None = None
-    """Seconds of the step without this site, or with it if it takes no part; absent where that
-    cannot be."""
+    """Seconds of the step without this site, or with it if it takes no part; absent if
+    impossible."""
 
 
 class LinkModel(Strict):
@@ -126,7 +126,7 @@ class InsideModel(Strict):
     """Seconds of the replicas' own exchange that nothing hides."""
     optimizer_s: Seconds
     window_s: Seconds
-    """Seconds in which gradients may leave unseen."""
+    """Seconds of backward pass that hide leaving gradients."""
     memory_bytes: Share
     memory_of_bytes: Share
     fullest_node: Share
@@ -135,11 +135,11 @@ class InsideModel(Strict):
     """Model FLOPs utilisation in the joint step."""
     front: list[FrontModel]
     too_large: list[Text]
-    """The reasons why cuts that would be faster do not fit."""
+    """Faster cuts that do not fit, with the reasons."""
 
 
 class InputModel(Strict):
-    """A figure that the plan rests on."""
+    """An input figure of the plan."""
 
     what: Text
     value: Text

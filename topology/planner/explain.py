@@ -26,7 +26,7 @@ from isthmus.topology.spec.units import (
 )
 
 _BINDS = 0.97
-"""Share of a step from which on what takes it is all that counts."""
+"""Share of a step above which a cause is named as the only limit."""
 _LONGER = 1.0005
 """Ratio to a step below which another counts as no longer, to people."""
 _EQUAL = 1.001
@@ -35,13 +35,13 @@ _PACED = 0.5
 """Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round
 trips."""
 WANTED = 0.96
-"""The efficiency whose bandwidth is told: share of what the sites commit by themselves."""
+"""Efficiency for which the needed bandwidth is reported."""
 _WIDEST = 1e6
-"""The factor on a link's bandwidth that makes it no cost any more."""
+"""Factor on a link's bandwidth that makes its time negligible."""
 
 
 def by_themselves(search: Search, choice: Choice) -> tuple[list[tuple[SiteTiming, ...]], float]:
-    """Return what sites can compute if nothing has to cross, and the slowest one's least seconds.
+    """Return sites' timings without any exchange, and the slowest one's seconds.
 
     The spread of the batch is the one that is fastest then.
     """
@@ -58,7 +58,7 @@ def by_themselves(search: Search, choice: Choice) -> tuple[list[tuple[SiteTiming
 
 
 def efficiency(search: Search, choice: Choice) -> float:
-    """Return the share of what the sites commit by themselves that a step makes use of."""
+    """Return the tokens per second of the step over the sum of the sites alone."""
     if search.job.workload is not None:
         return by_themselves(search, choice)[1] / choice.step_s
     alone = math.fsum(
@@ -69,7 +69,7 @@ def efficiency(search: Search, choice: Choice) -> float:
 
 
 def binding(search: Search, choice: Choice, model: StepModel) -> str:
-    """Return what keeps a step from being shorter."""
+    """Return the cause that limits the step."""
     sites = choice.topology(search.topology).sites
     slowest = max(sites, key=lambda site: choice.timings[site.index].alone_s)
     alone_s = choice.timings[slowest.index].alone_s
@@ -174,7 +174,7 @@ def _left_out(others: Alternatives, site: Mapping[str, Any]) -> str:
 
 
 def _cuts(search: Search, choice: Choice, inside: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Tell of each cut once, however many sites have it."""
+    """Yield a sentence per cut, however many sites use it."""
     by_cut: dict[tuple[str, float], list[str]] = {}
     for each in inside:
         by_cut.setdefault((each["cut"], each["alone_s"]), []).append(each["site"])
@@ -199,7 +199,7 @@ def _cuts(search: Search, choice: Choice, inside: Sequence[Mapping[str, Any]]) -
 
 
 def _micro_batch(search: Search, choice: Choice) -> list[str]:
-    """Tell why micro-batches are as large as they are, where that was decided here."""
+    """Return a sentence on the micro-batch size, if the plan decided it."""
     if search.wishes.micro_batch == "given" or search.job.workload is not None:
         return []
     topology = choice.topology(search.topology)
@@ -230,7 +230,7 @@ def _hidden(choice: Choice, model: StepModel) -> list[str]:
 
 
 def _needed(search: Search, choice: Choice) -> str:
-    """Tell how much wider all links would have to be for an efficiency that is worth having."""
+    """Return a sentence on the bandwidth needed for the efficiency WANTED."""
     factor = wider_for(search, choice, WANTED)
     wanted = f"{_share(WANTED)} of what the sites commit by themselves"
     if math.isinf(factor):
@@ -270,7 +270,7 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
 
 
 def _regime(others: Alternatives) -> list[str]:
-    """Tell what exchanging less often would bring: also if all sites took part."""
+    """Return sentences on the gain of less frequent exchange, also with all sites."""
     search, choice = others.search, others.choice
     if search.wishes.max_sync_period == 1:
         return []

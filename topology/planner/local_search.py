@@ -1,4 +1,4 @@
-"""Local search: small changes of one kind after another, each for as long as it helps."""
+"""Local search: applies small changes, one kind after another, while they improve."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def improved(
     is_better: Callable[[Item, Item], bool],
     most_tries: int,
 ) -> Item:
-    """Return the best that small changes make of `begin`; `begin` itself if none is better.
+    """Return the best item reachable from `begin` by improving changes.
 
     Args:
-        begin: To change.
-        kinds: Of changes: each returns what one change makes of its argument, the most promising
-            first. The first that is better is taken.
-        is_better: Whether the first of two is better.
-        most_tries: The most comparisons.
+        begin: Start of the search.
+        kinds: Kinds of changes. A kind returns the results of single changes, the most promising
+            first; the first better one is taken.
+        is_better: Whether the first argument is better than the second.
+        most_tries: Limit on comparisons.
     """
     best, num_tries = begin, 0
     waiting, num_idle = deque(kinds), 0

@@ -1,8 +1,8 @@
-"""The memory of the shipped trainer: whether it fits, and with how many sequences at once. Pure.
+"""Checks the memory of the built-in trainer, and finds its largest micro-batch. Pure.
 
-A plan may decide how many a rank takes at once: the largest number that fits. What hides the
-exchange is the backward pass of the last micro-batch alone, for the gradients of those before it
-are summed first. The trainer takes one number for all sites, so the least memory decides.
+A plan may choose the micro-batch: the largest that fits. Only the last micro-batch's backward pass
+hides the exchange, because earlier gradients are summed first. The trainer has one micro-batch size
+for all sites, so the site with the least memory decides.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def too_large(job: Job, topology: Topology) -> list[str]:
     """Return a warning for each site whose accelerators have less memory than a rank needs.
 
     Args:
-        job: With its placement.
-        topology: Described in full.
+        job: The job with its placement.
+        topology: Topology with all sites.
     """
     if job.entrypoint is not None:
         return []
@@ -38,11 +38,11 @@ def too_large(job: Job, topology: Topology) -> list[str]:
 
 
 def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
-    """Return the memory that a rank of the shipped trainer needs, with so many sequences at once.
+    """Return the bytes that a rank of the built-in trainer needs with a micro-batch.
 
-    Every rank holds all of the model: parameters, gradients and Adam's moments in float32, the
-    activations of a micro-batch, and buffers for other sites. What the runtime takes is left out,
-    for it is not the same on all. A lossy codec that may be chosen counts as if it were.
+    Every rank holds the whole model: parameters, gradients and Adam's moments in float32, the
+    activations of a micro-batch, and buffers for other sites. The runtime's memory is left out,
+    because it varies. A lossy codec that may be chosen counts as chosen.
     """
     workload = workload_of(job.trainer.model)
     cut = Degrees(data=site.num_ranks, micro_batch=micro_batch, fused_attention=True)
@@ -57,17 +57,17 @@ def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
 
 
 def largest_micro_batch(job: Job, topology: Topology) -> tuple[int, Site]:
-    """Return the largest micro-batch that fits these sites, 1 at least, and whose memory decides.
+    """Return the largest micro-batch that fits all sites, at least 1, and the limiting site.
 
     Args:
-        job: Gives the model; no micro-batch is larger than its batch.
+        job: The model; the micro-batch is at most its batch.
         topology: Of the sites that take part.
     """
     return min(((_largest(job, site), site) for site in topology.sites), key=lambda each: each[0])
 
 
 def _largest(job: Job, site: Site) -> int:
-    """Return the largest micro-batch that fits a site; what it needs only grows with it."""
+    """Return the largest micro-batch that fits a site (bisection)."""
     fits, above = 1, job.trainer.global_batch + 1
     while above - fits > 1:
         middle = (fits + above) // 2

@@ -1,4 +1,4 @@
-"""The making of a plan, as plain values for topology/planner/document.py."""
+"""Makes a plan, as plain values for topology/planner/document.py."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from isthmus.topology.spec.units import format_size
 from isthmus.topology.spec.world import Site, Topology
 
 _FRONT = 8
-"""The most cuts of a site that are listed: the fastest that nothing beats in time and memory."""
+"""Number of a site's undominated cuts (time, memory) that are listed, the fastest first."""
 _LACKING = 3
-"""The most cuts that are listed because they would be faster if they fitted."""
+"""Number of listed cuts that would be faster if they fitted."""
 
 
 def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
-    """Return the best plan for a job on a topology, as its file has it.
+    """Return the best plan for a job on a topology, as the plain values of its file.
 
     Args:
-        job: Its `plan` says what may be decided. What its placement says is kept.
+        job: Its `plan` section says what may be decided. Its placement is kept.
         topology: Described in full.
 
     Raises:
@@ -73,7 +73,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
 
 
 def decisions(choice: Choice, job: Job) -> dict[str, Any]:
-    """Return what a launch with this choice does, in the words of a job."""
+    """Return a choice's decisions in the format of a job."""
     reduction = choice.candidate.reduction
     written: dict[str, Any] = {"tree": reduction.tree}
     if reduction.trees:
@@ -125,7 +125,7 @@ def _predicted(search: Search, choice: Choice, model: StepModel) -> dict[str, fl
 
 
 def _inside(search: Search, choice: Choice) -> list[dict[str, Any]]:
-    """Return what happens inside each site that takes part, and which cuts it was chosen from."""
+    """Return details of each site's cut, and the cuts it was chosen from."""
     return [
         _inside_site(search, search.topology.site(name), choice, index)
         for index, name in enumerate(choice.sites)
@@ -164,13 +164,13 @@ def _inside_site(search: Search, site: Site, choice: Choice, index: int) -> dict
 
 
 def max_peak(site: Site) -> float:
-    """Return the FLOP/s by which utilisation is counted: those the cost model computes with."""
+    """Return the peak FLOP/s for MFU: that of the cost model."""
     peaks = site.accelerator.peak_flops_per_s
     return peaks.get("bf16", max(peaks.values()))
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - any plain value
-    """Return the same with its floats in six significant digits, as people and YAML read them."""
+    """Round all floats in a value to six significant digits."""
     match value:
         case float():
             return float(f"{value:.6g}")
@@ -217,9 +217,9 @@ def _too_few(section: str, least: Mapping[str, int], batch: int) -> ConfigError:
     """Return the error for a batch that cannot give all sites their part.
 
     Args:
-        section: The job's section that says the batch.
-        least: The sequences that each site needs at least.
-        batch: What there is.
+        section: The job's section with the batch.
+        least: Smallest number of sequences by site.
+        batch: Sequences in the batch.
     """
     idle, left = [], batch
     for name, count in least.items():

@@ -1,10 +1,10 @@
-"""The reductions that come into question for some sites, and how weighted trees get better.
+"""Candidate reductions for a set of sites, and local changes of weighted trees.
 
 The menu is small: gather, a star at each site, the widest ring, two levels, the widest tree with
 each site as its root, and the weighted trees of a linear program (topology/trees/packing.py). The
-program knows how links are shared best, but neither round trips nor waits nor whole numbers of
-chunks. So its trees are a beginning, which small changes make better: other roots, sites below
-other sites, and parts of what one tree carries at another tree.
+program finds how links are shared best, but ignores round trips, waits and integer numbers of
+chunks. So its trees are a start, which small changes improve: other roots, sites below other sites,
+and weight moved between trees.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from isthmus.topology.trees.tree_choice import plan_reduction, weighted_sets
 from isthmus.topology.trees.two_way_packing import widest_two_way_tree
 
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
-"""Ratios by which whole weights may be off a linear program: fewer turns share out few chunks
+"""Allowed ratios between integer weights and a linear program: short periods distribute few chunks
 better."""
 _TOTAL = 96
-"""The most total weight while weights are moved, unless there is more from the beginning."""
+"""Largest total weight while weights are moved, unless the start has more."""
 _PARTS = (4, 8, 16, 48)
-"""The parts of the total that are moved at once: one fourth, and so on."""
+"""Fractions of the total weight that are moved at once: 1/4, 1/8, and so on."""
 TreeChanges = Callable[[ReductionPlan], Iterator[tuple[Tree, ...]]]
-"""A function from a plan to the trees after each change of one kind."""
+"""A function that yields a plan's trees after each change of one kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A reduction that may be chosen, as the executor knows it and as a job writes it."""
+    """A candidate reduction, as a plan for the executor and in a job's format."""
 
     form: str
     """The form's name for people: `star at oregon`."""
@@ -61,14 +61,14 @@ class Candidate:
 
 
 def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Candidate]:
-    """Return the reductions for a topology's sites, the simplest first; none where none can be.
+    """Return the candidate reductions for a topology, the simplest first; may be empty.
 
-    A job that names its reduction is asked for no other.
+    If the job names its reduction, that is the only candidate.
 
     Args:
-        job: Gives what is asked for.
+        job: The job, whose reduction may be fixed.
         topology: Of the sites that take part.
-        packed: Also weighted trees of a linear program.
+        packed: Whether to include weighted trees of a linear program.
     """
     if len(topology.sites) == 1:
         return [Candidate("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
@@ -88,7 +88,7 @@ def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Candidate
 
 
 def candidate_of(names: Sequence[str], trees: tuple[Tree, ...], form: str = "") -> Candidate:
-    """Return the reduction over some trees; none: gather. Its form is told by them if not given."""
+    """Return the candidate for these trees (none: gather); `form` is derived if empty."""
     if not form:
         form = f"{len(trees)} weighted trees"
         if len(trees) == 1:
@@ -98,7 +98,7 @@ def candidate_of(names: Sequence[str], trees: tuple[Tree, ...], form: str = "") 
 
 
 def named(plan: ReductionPlan, names: Sequence[str]) -> Reduction:
-    """Return a plan as a job writes it: gather, or exactly these trees."""
+    """Return a plan in a job's format: gather, or exactly these trees."""
     if plan.num_sites == 1:
         return Reduction()
     if plan.is_gather:
@@ -147,7 +147,7 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
 
 
 def _widest_ring(pairs: Pairs) -> tuple[int, ...]:
-    """Return an order whose narrowest links no reversal of a part of it makes wider (2-opt)."""
+    """Return a ring of sites with wide narrowest links, by 2-opt."""
     best = tuple(range(pairs.num_sites))
     better = True
     while better:
@@ -173,7 +173,7 @@ def tree_changes(pairs: Pairs, pool: Sequence[Tree]) -> list[TreeChanges]:
 
 
 def _rerooted(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's trees, one of them with another root: where it is slow, others wait less."""
+    """Yield a plan's trees, one of them with another root."""
     for place, tree in enumerate(plan.trees):
         for other, back in zip(
             *(
@@ -188,9 +188,9 @@ def _rerooted(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
 
 
 def _rehung(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's trees, with one site of one, and all below it, under another site.
+    """Yield a plan's trees, with one subtree of one tree moved under another site.
 
-    Where that tree has another way down, of the one way or the other.
+    If that tree has another way down, either way may change.
     """
     for place, tree in enumerate(plan.trees):
         before, after = plan.trees[:place], plan.trees[place + 1 :]
@@ -211,7 +211,7 @@ def _rehung_ways(pairs: Pairs, root: int, way: Mapping[int, int]) -> Iterator[di
 
 
 def _reweighed(pool: Sequence[Tree], part: int, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's trees with one `part`-th of all weight, or what there is, at another tree."""
+    """Yield a plan's trees with 1/`part` of the total weight moved to another tree."""
     known = {shape_of(tree): tree for tree in (*plan.trees, *pool)}
     carried = dict.fromkeys(known, 0)
     for tree in plan.trees:

@@ -1,8 +1,8 @@
-"""The gain of exchanging less often than every step, as far as a job permits it. Pure.
+"""Estimates the gain of exchanging less often than every step, if a job permits it. Pure.
 
-Every step, DiLoCo rounds of H inner steps, and streaming in fragments, each applied a step after it
-was sent (topology/cost/local_sgd.py). A plan only says what they would come to: it plans every
-step.
+It compares exchange in every step, DiLoCo rounds of H inner steps, and streaming in fragments, each
+applied a step after it was sent (topology/cost/local_sgd.py). A plan only reports the result: it
+always plans exchange in every step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from isthmus.topology.cost.memory import outer_optimizer_bytes
 from isthmus.topology.spec.units import format_duration, format_fraction, format_size, significant
 
 _UTILISED = 0.95
-"""Share of a round's time that longer rounds are to leave to compute."""
+"""Target share of a round's time that is compute."""
 _GAIN = 0.01
-"""Share of a step that training otherwise has to gain at least to be worth a word."""
+"""Smallest gain, as a share of a step, that is reported."""
 _FRAGMENTS = 8
-"""The most fragments of streaming."""
+"""Largest number of fragments in streaming."""
 
 
 def regime(
@@ -27,15 +27,14 @@ def regime(
     step_s: float,
     asked: Mapping[tuple[str, ...], tuple[float, float, float]],
 ) -> list[str]:
-    """Return sentences on longer rounds; none where the job permits none.
+    """Return sentences on longer rounds; empty if the job permits none.
 
     Args:
-        most: Steps between two exchanges that the job permits.
-        sites: Of the plan, which exchanges every step.
-        step_s: Of the plan.
-        asked: By sites that could take part: the seconds of a step over links that cost nothing,
-            those of an exchange that nothing hides, and of how many parameters an accelerator keeps
-            outer ones and momentum.
+        most: Permitted steps between two exchanges.
+        sites: Sites of the plan, which exchanges in every step.
+        step_s: Step of the plan.
+        asked: By set of sites: seconds of a step without exchange, seconds of an exchange without
+            overlap, and parameters per accelerator with outer state.
     """
     if most == 1 or not asked:
         return []
@@ -76,10 +75,10 @@ def regime(
 def rounds(
     step_s: float, exchange_s: float, most: int
 ) -> tuple[tuple[Round, int], tuple[Round, int]]:
-    """Return a DiLoCo round and a streaming one, each with its fragments, of at most `most` steps.
+    """Return a DiLoCo and a streaming round of at most `most` steps, with their fragments.
 
-    Rounds are no longer than it takes to compute _UTILISED of the time. A fragment's result is
-    applied a step after it was sent, where there are steps enough between two.
+    Rounds are only as long as needed for a share _UTILISED of compute. A fragment's result is
+    applied a step after it was sent, if there are enough steps in between.
     """
 
     def shortest(fragments: int, overlap_steps: int) -> Round:

@@ -1,18 +1,18 @@
-"""The search for the best plan, for the shipped trainer and for models that jobs describe.
+"""Searches the best plan, for the built-in trainer and for described models.
 
-The first sets of sites are those that near or wide links join. From each, sites are added or left
-out as long as that makes a guess better: one at a time, or two where there are few sites. For the
-most promising sets, the reductions of the menu are tried with each codec. Then one local search
-changes what a plan decides, one thing at a time: sequences, sizes, codecs, trees and their weights.
-The step model says what helps.
+The first sets of sites are those joined by near or wide links. From each, sites are added or
+removed while that improves a guess: one at a time, or two if there are few sites. For the most
+promising sets, the reductions of the menu are tried with each codec. Then a local search changes
+one decision at a time: sequences, sizes, codecs, trees and their weights. The step model evaluates
+changes.
 
-The simulator decides between the best few. It looks at the best of each number of trees first: the
-step model errs alike for plans that are alike. The local search then goes on by its word for a few
-more changes: the step model is least exact where several trees share links. What the simulator says
-of a plan is what the plan says of itself.
+The simulator decides between the best few. It takes the best for each number of trees first,
+because the step model errs alike for similar plans. The local search then continues with the
+simulator for a few more changes, because the step model is least exact if several trees share
+links. A plan reports the simulator's figures.
 
-All of this is limited by numbers of tries. A model of a step takes longer the more sites there are,
-so of many sites fewer changes are looked at.
+Numbers of tries limit the search. The step model takes longer with more sites, so fewer changes are
+tried then.
 """
 
 from __future__ import annotations
@@ -66,52 +66,49 @@ from isthmus.topology.trees.wire_load import tree_ratios
 
 CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
-"""Bytes of buckets that are tried beside the job's own size."""
+"""Bucket sizes in bytes that are tried beside the job's own."""
 EVERY_CUTS_MAX = 512
-"""The most combinations of the sites' cuts that are all tried."""
+"""Number of combinations of sites' cuts up to which all are tried."""
 _QUICK_CANDIDATES = 3
-"""Reductions of a set that are looked at before it is known whether the set is good."""
+"""Reductions of a set that are tried for a first guess."""
 _SETS = 4
-"""Sets of sites that are looked at closely."""
+"""Sets of sites that are examined closely."""
 _SITES_OF_PAIRS = 6
 """Number of sites up to which two at once may join or leave a set."""
 _GUESSED_SITES = 12
 """Number of sites beyond which the step without a site, or with one more, is a guess."""
 _CANDIDATES, _OF_EACH_SET = 10, 2
-"""Reductions of all these sets that are looked at closely, and how many of each set are among them
-at least."""
+"""Reductions of these sets that are examined closely, and the minimum per set."""
 _NEAR_ENOUGH = 1.2
-"""Ratio to the best choice's step beyond which a choice is not looked at closely."""
+"""Ratio to the best choice's step beyond which a choice is dropped."""
 _BETTERED = 3
-"""Number of choices that are changed with many tries."""
+"""Number of choices that are improved with many tries."""
 _QUICK_TRIES, _FEW_TRIES, _MANY_TRIES = 40, 120, 480
-"""The most changes of a choice that are tried: of its spread for a guess, at first, and for the
-best choices."""
+"""Limits on tried changes: of the spread for a guess, at first, and for the best choices."""
 _SITES_OF_TRIES = 6
-"""Number of sites beyond which there are fewer tries: a model takes as long as there are pairs of
+"""Number of sites beyond which there are fewer tries: a model's time grows with the pairs of
 sites."""
 _SPREADS = 8
-"""Spreads of the batch that single moves lead to and that are looked at: the best of all."""
+"""Number of best spreads of the batch, after single moves, that are examined."""
 _NEIGHBOURS = 600
-"""Changes of a choice that the step model sorts for the simulator."""
+"""Number of changes that the step model sorts for the simulator."""
 _POOL = 12
-"""Trees that the simulator's changes may give weight to, beside a plan's own."""
+"""Number of further trees that the simulator's changes may give weight to."""
 _JUDGED, _JUDGED_LEAST, _POLISHED = 12, 4, 48
-"""How many choices the simulator decides between, at most and at least, and how many changes of the
-best it looks at."""
+"""Largest and smallest number of choices that are simulated, and of simulated changes of the
+best."""
 _JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 200_000
-"""The most simulated actions that judging and polishing may take: half a second, about."""
+"""Limits on simulated actions for judging and polishing: about half a second."""
 _JUDGED_WITHIN = 1.15
 """Ratio to the best modelled step beyond which a choice is not simulated."""
 _STEPS, _SKIPPED = 12, 4
-"""Steps that are simulated, and how many of them are skipped, for they begin as no later one
-does."""
+"""Simulated steps, and how many first ones are skipped as a warm-up."""
 
 Names = tuple[str, ...]
 
 
 class Search:
-    """Finds the best choice for a job, of all sites or of some. Keeps what it has found."""
+    """Finds the best choice for a job, over all sites or given ones; caches results."""
 
     def __init__(
         self,
@@ -120,13 +117,13 @@ class Search:
         sizes: tuple[Sizing, ...] = (),
         allows: Callable[[Reduction], bool] = lambda _: True,
     ) -> None:
-        """Take a job; what its placement says is kept.
+        """Take a job, whose placement is kept.
 
         Args:
-            job: Its `plan` says what may be decided.
+            job: The job, whose `plan` section says what may be decided.
             topology: Described in full.
-            sizes: Of chunks and buckets, that may be chosen; empty: all.
-            allows: Whether a reduction comes into question.
+            sizes: Sizes of chunks and buckets to choose from; empty: all.
+            allows: Whether a reduction may be chosen.
         """
         self.job, self.topology = job, topology
         self.wishes = job.plan or PlanWishes()
@@ -137,10 +134,10 @@ class Search:
         self._sets: dict[Names, SiteSet] = {}
         self._simulated: dict[object, float | None] = {}
         self._num_actions = 1
-        """Number of actions that simulating a choice takes at most, as far as known."""
+        """Largest number of actions of a simulated choice so far."""
 
     def best(self) -> Choice | None:
-        """Return the best choice of all; None where no set of sites can run the job."""
+        """Return the best choice; None: no set of sites can run the job."""
         begun = self._begun()
         if not begun:
             return None
@@ -157,7 +154,7 @@ class Search:
         return self.judged(polished)
 
     def _begun(self) -> list[Choice]:
-        """Return what is changed first: the most promising choices of the most promising sets."""
+        """Return the best choices of the best sets, as starting points of the local search."""
         guesses = self._guesses()
         near = [
             each.sites
@@ -169,7 +166,7 @@ class Search:
         return _distinct((*kept, *_distinct(itertools.chain(*promising))[:_CANDIDATES]))
 
     def _judged_best(self, choices: Iterable[Choice]) -> Choice:
-        """Return the best of some choices: of the best few, by the simulator."""
+        """Return the best of the best few choices, by the simulator."""
         near = _unlike_first(_distinct(choices))
         first = self.judged(near[0])
         most = max(_JUDGED_LEAST, min(_JUDGED, _JUDGED_ACTIONS // self._num_actions))
@@ -180,7 +177,7 @@ class Search:
         )
 
     def _neighbours(self, choice: Choice) -> list[Choice]:
-        """Return what single changes make of a choice, the best by the step model first."""
+        """Return the results of single changes of a choice, the best by the step model first."""
         near = [
             each
             for each in self.set_of(choice.sites).neighbours(choice)
@@ -189,7 +186,7 @@ class Search:
         return sorted(near, key=by_rank)
 
     def judged(self, choice: Choice) -> Choice:
-        """Return a choice with its step as simulated, if it can be."""
+        """Return a choice with its simulated step, if simulation is possible."""
         key, here = choice.decisions, choice.topology(self.topology)
         if key not in self._simulated:
             run = simulated(choice.job(self.job), here)
@@ -202,22 +199,22 @@ class Search:
         return choice.lasting(self.wishes.objective, step_s, usd_per_s(here))
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
-        """Return a good choice in which just these sites take part; None where there is none."""
+        """Return a good choice in which exactly these sites take part; None: none exists."""
         chosen = self._ordered(names)
         if not chosen or not self._is_possible(chosen):
             return None
         return self.set_of(chosen).good
 
     def set_of(self, names: Names) -> SiteSet:
-        """Return what can be decided for some sites."""
+        """Return the (cached) options for a set of sites."""
         if names not in self._sets:
             self._sets[names] = SiteSet(self, restricted(self.topology, names))
         return self._sets[names]
 
     def _guesses(self) -> list[Choice]:
-        """Return quick guesses for sets of sites that may be best, the most promising first.
+        """Return quick guesses for promising sets of sites, the best first.
 
-        From the best of the first sets on, sites join and leave one by one while that helps.
+        From the best of the first sets, sites are added and removed while that helps.
         """
         found: dict[Names, Choice | None] = {}
 
@@ -245,7 +242,7 @@ class Search:
         return sorted(filter(None, found.values()), key=by_rank)
 
     def _first_sets(self, names: Names) -> Iterator[Names]:
-        """Yield each site alone, those that links join which are near, or wide; and the fastest."""
+        """Yield single sites, sets joined by near or by wide links, and the fastest sites."""
         yield from ((name,) for name in names)
         pairs = pairs_of(self.topology)
         for figure in (
@@ -278,7 +275,7 @@ class SiteSet:
     """All that can be decided for one set of sites: reduction, codecs, sizes, spread, cuts."""
 
     def __init__(self, search: Search, topology: Topology) -> None:
-        """Look at these sites only."""
+        """Consider only the sites of `topology`."""
         self._search, self._topology = search, topology
         self._options, self._objective = search.options, search.wishes.objective
         self._pairs: Pairs = pairs_of(topology, search.job.exchange)
@@ -291,7 +288,7 @@ class SiteSet:
 
     @functools.cached_property
     def quick(self) -> Choice | None:
-        """A guess: the best of the reductions that links allow most of, in one size."""
+        """A guess: the best of a few reductions with the lowest link time, in one size."""
         found = self._tried(packed=False, most=_QUICK_CANDIDATES)
         if not found:
             return None
@@ -300,7 +297,7 @@ class SiteSet:
 
     @functools.cached_property
     def good(self) -> Choice | None:
-        """A good choice: the best of the menu, with few changes. Of many sites it is the guess."""
+        """A good choice: the best of the menu, with few changes. With many sites, the guess."""
         if len(self._names) > _GUESSED_SITES:
             return self.quick
         return next((self.improved(each, _FEW_TRIES) for each in self.promising()), None)
@@ -313,21 +310,21 @@ class SiteSet:
         return list(kept.values())
 
     def improved(self, choice: Choice, most_tries: int) -> Choice:
-        """Return what a number of changes make of a choice, by the step model."""
+        """Return a choice improved by local search with the step model."""
         return improved(choice, self._changes(self._pool), is_better, self._fewer(most_tries))
 
     def neighbours(self, choice: Choice) -> Iterator[Choice]:
-        """Return choices that differ in a single thing: the first of many."""
+        """Yield choices that differ in one decision."""
         kinds = self._changes(self._pool[:_POOL])
         every = itertools.chain.from_iterable(kind(choice) for kind in kinds)
         return itertools.islice(every, self._fewer(_NEIGHBOURS))
 
     def _fewer(self, most_tries: int) -> int:
-        """Return how many tries there are for so many sites: each takes as long as n^2."""
+        """Return the tries for this number of sites n: a try takes time in n^2."""
         return int(most_tries / max(1.0, len(self._names) / _SITES_OF_TRIES) ** 2)
 
     def _changes(self, pool: Sequence[Tree]) -> list[Callable[[Choice], Iterator[Choice]]]:
-        """Return the kinds of changes; `pool` are trees that may carry something."""
+        """Return the kinds of changes; `pool` are trees that may get weight."""
         if len(self._names) == 1:
             return []
         trees = tree_changes(self._pairs, pool) if self._job.reduction == Reduction() else []
@@ -339,7 +336,7 @@ class SiteSet:
         ]
 
     def _respread(self, choice: Choice) -> Iterator[Choice]:
-        """Yield the best spreads of the batch that moving sequences leads to."""
+        """Yield the best spreads of the batch after moving sequences."""
         if self._job.placement:
             return
         sites, unit = self._topology.sites, self._job.trainer.micro_batch
@@ -379,13 +376,13 @@ class SiteSet:
                 how = (candidate, choice.coding, choice.sizing)
                 model, _, _ = self._model(*how)
                 step_s = model.warm_step_s(choice.timings)
-                if step_s < choice.modelled_s:  # What is longer even so need not be exact.
+                if step_s < choice.modelled_s:  # A longer step need not be exact.
                     step_s = model.step_s(choice.timings)
                 yield self._with_timings(*how, choice.sequences, choice.timings, step_s)
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
-        """Return trees that may carry something: those of all reductions of the menu but rings."""
+        """Return trees that may get weight: those of the menu's reductions except rings."""
         trees = (
             tree
             for each in self._menu(packed=True)
@@ -396,16 +393,17 @@ class SiteSet:
 
     @functools.cache  # noqa: B019 - lives as long as the search does
     def _menu(self, *, packed: bool) -> list[Candidate]:
-        """Return the reductions that come into question."""
+        """Return the candidate reductions."""
         found = menu(self._job, self._topology, packed=packed)
         return [each for each in found if self._search.allows(each.reduction)]
 
     def _tried(self, *, packed: bool, most: int | None = None) -> list[Choice]:
-        """Return reductions of the menu with each codec, in one size, over the first spreads.
+        """Return choices of the menu's reductions with each codec, in one size.
 
         Args:
             packed: Also weighted trees of a linear program.
-            most: How many reductions with a codec, over one spread; None: all, over each spread.
+            most: Number of (reduction, codec) pairs to try with one spread; None: all, with each
+                spread.
         """
         order = sorted(
             (self._least_s(candidate, coding), index, place)
@@ -424,7 +422,7 @@ class SiteSet:
         return found
 
     def _least_s(self, candidate: Candidate, coding: Coding) -> float:
-        """Return how long a step's bytes keep some link busy at least."""
+        """Return a lower bound of the step: the busy time of its busiest link."""
         if candidate.plan.num_sites == 1:
             return 0.0
         job = self._decided_job(coding, self._search.sizes[0])
@@ -435,7 +433,7 @@ class SiteSet:
     def choices(
         self, candidate: Candidate, coding: Coding, sizing: Sizing, split: Split
     ) -> Iterator[Choice]:
-        """Yield what comes of decisions, with the cuts that suit them; none: it is impossible."""
+        """Yield choices with these decisions and suitable cuts; none if impossible."""
         [(timings, step_s)] = self._fastest(candidate, coding, sizing, [split])
         if timings:
             yield self._with_timings(candidate, coding, sizing, split, timings, step_s)
@@ -449,7 +447,7 @@ class SiteSet:
         timings: tuple[SiteTiming, ...],
         step_s: float,
     ) -> Choice:
-        """Return what comes of decisions and cuts that give a step of `step_s`."""
+        """Return the choice with these decisions and cuts, and a step of `step_s`."""
         _, egress, lost = self._model(candidate, coding, sizing)
         usd = self._usd_per_s * step_s + egress
         places = (self._search.codecs.index(coding.codec), len(candidate.plan.trees))
@@ -476,7 +474,7 @@ class SiteSet:
     def _model(
         self, candidate: Candidate, coding: Coding, sizing: Sizing
     ) -> tuple[StepModel, float, float]:
-        """Return the model of steps, the US dollars of a step's egress, and what codecs lose."""
+        """Return the step model, the US dollars of a step's egress, and the codecs' loss."""
         job, plan = self._decided_job(coding, sizing), candidate.plan
         model = StepModel(job, self._topology, plan)
         sent_bytes = {
@@ -489,7 +487,7 @@ class SiteSet:
     def _fastest(
         self, candidate: Candidate, coding: Coding, sizing: Sizing, splits: Sequence[Split]
     ) -> list[tuple[tuple[SiteTiming, ...], float]]:
-        """Return for each spread the timings that make a step shortest, none if there are none."""
+        """Return for each spread the timings with the shortest step."""
         job, (model, _, _) = (
             self._decided_job(coding, sizing),
             self._model(candidate, coding, sizing),
@@ -509,12 +507,12 @@ class SiteSet:
 
 
 def _distinct(choices: Iterable[Choice]) -> list[Choice]:
-    """Return choices without those that decide the same, the best first."""
+    """Return choices without duplicates, the best first."""
     return list({each.decisions: each for each in sorted(choices, key=by_rank)}.values())
 
 
 def _unlike_first(choices: Iterable[Choice]) -> list[Choice]:
-    """Return the best of each number of trees first, for of these the step model errs unlike.
+    """Return choices with the best for each number of trees first.
 
     Args:
         choices: The best first.
@@ -534,9 +532,9 @@ def fastest_cuts(
     """Return the cuts that make a step shortest, and its seconds; infinite: there are none.
 
     Args:
-        model: Of the step.
-        fronts: What each site has to choose from, the fastest by itself first.
-        most: Combinations that are all tried.
+        model: The step model.
+        fronts: Each site's timings to choose from, the fastest alone first.
+        most: Number of combinations up to which all are tried.
     """
     if not all(fronts):
         return (), math.inf
@@ -545,7 +543,7 @@ def fastest_cuts(
         timed = model.steps_s(every)
         place = min(range(len(timed)), key=timed.__getitem__)
         return every[place], timed[place]
-    # Equal sites with as many sequences choose from the same cuts, and change them together.
+    # Equal sites with equally many sequences share their cuts, and change together.
     best = tuple(front[0] for front in fronts)
     step_s = model.step_s(best)
     for front in {id(each): each for each in fronts}.values():
@@ -561,10 +559,10 @@ def fastest_cuts(
 
 
 def simulated(job: Job, topology: Topology) -> SimulatedRun | None:
-    """Return a short simulated run; None where nobody knows its model.
+    """Return a short simulated run; None if the model is unknown.
 
     Args:
-        job: With all decisions in it.
+        job: The job with all decisions.
         topology: Of the sites that take part.
     """
     if job.entrypoint is not None and job.workload is None:
@@ -578,9 +576,9 @@ def step_of(run: SimulatedRun) -> float:
 
 
 def sizings(job: Job) -> tuple[Sizing, ...]:
-    """Return chunks and buckets that are tried, the job's own first."""
+    """Return the sizes of chunks and buckets to try, the job's own first."""
     own = Sizing(chunk_bytes=job.exchange.chunk_bytes, bucket_bytes=job.exchange.bucket_bytes)
-    # With `serial` everything leaves at once, whatever fills a bucket.
+    # With `serial` everything leaves at once, whatever the bucket size.
     buckets = () if job.exchange.schedule == "serial" else BUCKETS
     largest = max(gradient_bytes(job), own.bucket_bytes, min(BUCKETS))
     pairs = itertools.product(

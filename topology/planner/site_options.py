@@ -1,4 +1,4 @@
-"""The timings that each site can have, and spreads of the batch over sites to begin with."""
+"""The possible timings of each site, and initial spreads of the batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from isthmus.topology.spec.model_shape import workload_described
 from isthmus.topology.spec.world import Site, Topology
 
 _UNITS = (1, 8, 64)
-"""Sequences that a cut may want whole multiples of: replicas, and their micro-batches."""
+"""Units of sequences for cuts: replicas and their micro-batches need multiples."""
 
 
 class SiteOptions:
     """The timings that sites can have: one for the shipped trainer, or one for each useful cut."""
 
     def __init__(self, job: Job, topology: Topology) -> None:
-        """Work out the cuts, where the job describes its model."""
+        """Compute the cuts, if the job describes its model."""
         self._job = job
         self._placed = {each.site: each for each in job.placement}
         self._timings: dict[object, tuple[SiteTiming, ...]] = {}
         self.cuts: dict[str, SiteCuts] = {}
-        """The cuts by the names of sites; the same object for equal ones. Empty for the trainer."""
+        """Cuts by site name; one object for equal sites. Empty for the built-in trainer."""
         known: list[tuple[object, SiteCuts]] = []
         for site in topology.sites if job.workload is not None else ():
             mine = self._placed.get(site.name)
@@ -34,12 +34,12 @@ class SiteOptions:
             known.append((key, self.cuts[site.name]))
 
     def timings(self, job: Job, site: Site, num_sequences: int) -> tuple[SiteTiming, ...]:
-        """Return what a site could do, the fastest by itself first; none: it cannot.
+        """Return a site's possible timings, the fastest alone first; empty: impossible.
 
         Args:
-            job: Gives buckets and the trainer's micro-batch.
+            job: Buckets and the trainer's micro-batch.
             site: Which one.
-            num_sequences: Of a step, at least one for each rank of the trainer that ships.
+            num_sequences: Sequences of a step, at least one per rank for the built-in trainer.
         """
         if job.workload is not None:
             together = layers_together(workload_described(job.workload), job.exchange.bucket_bytes)
@@ -51,7 +51,7 @@ class SiteOptions:
         return self._timings[key]
 
     def site_sequence_s(self, site: Site) -> float:
-        """Return how long a site takes for a sequence, at least; infinite if it cannot."""
+        """Return a lower bound of a site's seconds per sequence; infinite if impossible."""
         if self.cuts:
             return self.cuts[site.name].sequence_s
         return sequence_s(self._job, site) / site.num_ranks
@@ -61,11 +61,11 @@ class SiteOptions:
         return not self.cuts or bool(self.cuts[name].cuts)
 
     def least(self, site: Site) -> int:
-        """Return how many sequences a site has at least."""
+        """Return the smallest number of sequences of a site."""
         return 1 if self.cuts else site.num_ranks
 
     def splits(self, topology: Topology) -> list[Split]:
-        """Return spreads of the batch to begin with; none if it is too small."""
+        """Return initial spreads of the batch; empty if the batch is too small."""
         sites, batch = topology.sites, self._job.global_batch
         if self._job.placement:
             placed = [

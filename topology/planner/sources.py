@@ -1,4 +1,4 @@
-"""The origin of a plan's figures, and which of them contradict each other."""
+"""Lists the origins of a plan's figures, and contradictions between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Figure = tuple[str, str, str]
 
 
 def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
-    """Return every figure that the plan rests on, with its origin."""
+    """Return every input figure of the plan, with its origin."""
     job, topology = search.job, search.topology
     found = [*_of_model(job), *_of_codecs(job, choice.coding)]
     for site in topology.sites:
@@ -49,7 +49,7 @@ def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
 
 
 def _of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
-    """Yield what codecs make of gradients: the chosen ones, and those that were permitted."""
+    """Yield the ratios and speeds of chosen and permitted codecs."""
     for each in dict.fromkeys((*coding.codecs, *(job.plan.codecs if job.plan else ()))):
         measured = "measured once, docs/measurements/codecs.md; gradients differ"
         origin = "exact" if each in RATIOS else measured
@@ -70,7 +70,7 @@ def _of_model(job: Job) -> Iterator[Figure]:
 
 
 def _of_site(site: Site, *, is_described: bool) -> Iterator[Figure]:
-    """Yield what a site computes with; where a job describes its model also memory and fabric."""
+    """Yield a site's compute figures; with a described model also memory and fabric."""
     chip, fabric = site.accelerator, site.fabric
     share, origin = f"MFU {chip.mfu:g}", f"the topology's accelerator {chip.name!r}"
     device = DEVICES.get(chip.name.lower()) if is_described else None
@@ -108,7 +108,7 @@ def _of_link(link: Link) -> Iterator[Figure]:
 
 
 def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
-    """Return what makes the plan's figures doubtful."""
+    """Return warnings on doubtful figures of the plan."""
     found = [str(drift) for drift in drifts(topology)]
     if job.entrypoint is not None and job.workload is None:
         found.append(
@@ -146,7 +146,7 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
 
 
 def _written_cuts(job: Job, topology: Topology, choice: Choice) -> Iterator[str]:
-    """Yield what no plan would have chosen, of the cuts that a placement says."""
+    """Yield warnings on cuts of a placement that no plan would choose."""
     for name, count, timing in zip(choice.sites, choice.sequences, choice.timings, strict=True):
         if job.workload is None or timing.cut is None:
             continue

@@ -1,4 +1,4 @@
-"""The spread of a batch: how many sequences of a step each site takes.
+"""Spreads a batch: chooses the number of sequences of each site.
 
 A site's time follows its busiest rank, which has ceil(n / ranks) of its n sequences.
 """
@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 _EVERY_PAIR_SITES = 6
-"""The most sites where every two exchange sequences; of more, the slowest gives to the fastest."""
+"""Number of sites up to which every pair exchanges sequences; beyond, the slowest gives to the
+fastest."""
 _TAKERS = 3
 
 Split = tuple[int, ...]
@@ -23,15 +24,15 @@ def busiest(split: Split, ranks: Sequence[int]) -> list[int]:
 
 
 def balanced(ranks: Sequence[int], sequence_s: Sequence[float], batch: int) -> Split | None:
-    """Return the split whose slowest site is fastest; None where ranks would have no sequence.
+    """Return the split whose slowest site is fastest; None: some rank would have no sequence.
 
-    One sequence after another goes to the site that is done first with it: for times that only
-    grow with what a site has, nothing makes the slowest faster.
+    Greedy: each sequence goes to the site that finishes first with it, which is optimal for times
+    that grow with the sequences.
 
     Args:
-        ranks: Of each site.
-        sequence_s: Of one sequence on one rank of each site.
-        batch: Sequences in all.
+        ranks: Number of ranks of each site.
+        sequence_s: Seconds of one sequence on one rank, by site.
+        batch: Total number of sequences.
     """
     split = list(ranks)
     if sum(split) > batch:
@@ -57,10 +58,10 @@ def moves(
     """Yield splits with sequences moved from one site to another: a few, twice as many, and so on.
 
     Args:
-        split: To move from.
-        least: Sequences that each site has at least.
-        unit: Of sequences that are moved, beside one and what fills a site's ranks.
-        times_s: Of each site by itself: of many sites the slowest ones give.
+        split: The initial split.
+        least: Smallest number of sequences by site.
+        unit: Further number of sequences to move, beside one and a site's full ranks.
+        times_s: Step of each site alone; with many sites the slowest ones give.
     """
     givers: Sequence[int] = range(len(split))
     takers = givers
@@ -70,7 +71,7 @@ def moves(
     for giver, taker in itertools.product(givers, takers):
         if giver == taker:
             continue
-        # What leaves the giver's busiest rank with one less, and the taker's with one more.
+        # As many as reduce the giver's busiest rank by one, and raise the taker's by one.
         whole = (split[giver] - 1) % least[giver] + 1
         counts = {
             each << power

@@ -1,7 +1,6 @@
-"""The change that a running job could make: its reduction alone, all else staying as it is.
+"""Finds a better reduction for a running job, with all other decisions unchanged.
 
-A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py). Sites are
-told both.
+A tree's codec follows from its links (topology/trees/link_codecs.py), so both change.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from isthmus.topology.trees.tree_choice import plan_reduction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """The best reduction for a run, beside the one that it has."""
+    """The best reduction for a run, compared with its present one."""
 
     form: str
     """The form's name for people: `star at oregon`."""
     reduction: Reduction
     """The reduction as a job writes it; the run's own, if nothing is better."""
     before_s: float
-    """Predicted seconds of a step with the reduction that the run has."""
+    """Predicted seconds of a step with the run's present reduction."""
     after_s: float
     """Predicted seconds of a step with this reduction; the same, if nothing is better."""
 
@@ -42,17 +41,16 @@ def best_switch(
     cut_bytes: int,
     allows: Callable[[Reduction], bool] = lambda _: True,
 ) -> Switch:
-    """Return the reduction with which a run's step would be shortest.
+    """Return the reduction with the shortest step for a run.
 
     Args:
-        job: As the run executes it, its reduction included.
-        topology: Described in full, as its links are now.
-        cut_bytes: Of the run's chunks, in float32: they are cut as they were when it began,
-            whatever its links have become.
-        allows: Whether a reduction, other than the run's own, comes into question at all.
+        job: The running job, including its reduction.
+        topology: Topology with all sites, and the current figures of links.
+        cut_bytes: float32 bytes of the run's chunks, which do not change during the run.
+        allows: Whether a reduction other than the run's own may be chosen.
 
     Raises:
-        ConfigError: nothing can be said of its steps.
+        ConfigError: the run's steps cannot be predicted.
     """
     here = placed(job, topology)
     job = _as_it_runs(job, here, cut_bytes)
@@ -77,7 +75,7 @@ def best_switch(
 
 
 def _as_it_runs(job: Job, topology: Topology, cut_bytes: int) -> Job:
-    """Return a job whose plan may decide the reduction, and nothing else."""
+    """Return a job whose plan may decide only the reduction."""
     exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_bytes, is_cut=True)
     gateways = "measured" if job.plan is None else job.plan.gateways
     placement = job.placement or tuple(

@@ -1,4 +1,4 @@
-"""The templates of the two commented files that `isthmus init` writes for each preset."""
+"""Templates of the commented topology and job that `isthmus init` writes for a preset."""
 
 from importlib import resources
 from pathlib import Path
@@ -33,6 +33,6 @@ def _headed(kind: str, preset: str, schema_folder: Path) -> str:
 
 
 def schema_line(kind: str, schema_folder: Path = SCHEMA_FOLDER) -> str:
-    """Return the first line of a document, that leads an editor to its schema."""
+    """Return the first line of a document, which points editors to its schema."""
     schema = schema_folder / f"{kind}.schema.json"
     return f"# yaml-language-server: $schema={schema.as_uri()}\n"

@@ -1,4 +1,4 @@
-"""The JSON Schemas of all documents, for editors: made from the models that check them.
+"""JSON Schemas of all documents, for editors, generated from the models.
 
 They are committed beside this file as `topology.schema.json`, `job.schema.json` and
 `faults.schema.json`; scripts/gen_schemas.py writes them.
@@ -46,8 +46,7 @@ def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
         if len(choices) == 1:
             del kept["anyOf"]
             kept = {**choices[0], **kept}
-    # pydantic names a field after its attribute and a model after its class; neither helps a
-    # reader.
+    # pydantic's titles (attribute and class names) do not help a reader.
     if isinstance(kept.get("title"), str):
         del kept["title"]
     return kept

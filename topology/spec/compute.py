@@ -1,4 +1,4 @@
-"""The time that the shipped model computes on an accelerator. Pure.
+"""Compute time of the built-in model on an accelerator. Pure.
 
 FLOPs a token, after Chowdhery et al., "PaLM", appendix B, which also defines the MFU that a
 topology gives: 6 N + 12 L W T, with N parameters that multiply every token, L layers, width W and
@@ -63,7 +63,7 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
 
 def num_parameters(model: Model) -> int:
-    """Return how many float32 numbers are learnt, and so cross the WAN each step."""
+    """Return the number of float32 parameters, which cross the WAN each step."""
     return sum(sum(layer.numels) for layer in layers(model))
 
 
@@ -73,14 +73,14 @@ def flops_per_sequence(model: Model) -> float:
 
 
 def peak_flops_per_s(accelerator: Accelerator) -> float:
-    """Return the peak of the dtype that training would use, of those that are known."""
+    """Return the peak of the preferred dtype among the known ones."""
     peaks = accelerator.peak_flops_per_s
     dtype = next((each for each in _DTYPES if each in peaks), None)
     return max(peaks.values()) if dtype is None else peaks[dtype]
 
 
 def rate_flops_per_s(accelerator: Accelerator) -> float:
-    """Return what a step reaches: the peak times the MFU."""
+    """Return the FLOP/s that a step reaches: peak times MFU."""
     return peak_flops_per_s(accelerator) * accelerator.mfu
 
 
@@ -103,17 +103,17 @@ def layer_times(job: Job, site: Site, num_sequences: int) -> tuple[LayerTime, ..
 
 
 def share(global_batch: int, ranks: int, rank: int) -> range:
-    """Return the places in a global batch that are `rank`'s: contiguous, as equal as can be."""
+    """Return a rank's range in a global batch: contiguous and as equal as possible."""
     if not 0 <= rank < ranks:
         raise ValueError(f"rank: want 0 to {ranks - 1}, got {rank}")
     return range(global_batch * rank // ranks, global_batch * (rank + 1) // ranks)
 
 
 def rank_share(job: Job, topology: Topology, site: Site, rank: int) -> range:
-    """Return the places in a global batch of a rank of `site`: contiguous, in site order.
+    """Return the range in a global batch of a rank of `site`: contiguous, in site order.
 
-    The job's placement says how many sequences each site takes; without one, all ranks of all sites
-    that take part take as many as each other.
+    The job's placement sets the sequences of each site; without one, all ranks of all sites take
+    equally many.
     """
     before = topology.sites[: site.index]
     if not job.placement:

@@ -1,11 +1,11 @@
-"""An epoch: who takes part in a run from some round on, and along which trees. Pure.
+"""An epoch: the members of a run, and their trees, from some round on. Pure.
 
-Every change of members or trees goes in two phases. Sites *settle*: they begin no new round, and
-where a site is lost also stop all chunks, and each says which chunks it has finished. Then they
-*resume* in a new epoch. What one of them had finished is handed over to the others; every other
-chunk is done again among the new members. So all members have the same bits for each chunk.
+Every change of members or trees has two phases. Sites *settle*: they begin no new round, stop all
+chunks if a site is lost, and report their finished chunks. Then they *resume* in a new epoch. A
+chunk that one site has finished is handed over to the others; every other chunk is repeated by the
+new members. So all members have the same bits for each chunk.
 
-Chunks are told as *runs*: pairs of the first and the last number of chunks in a row.
+Chunks are listed as *runs*: pairs of first and last number of consecutive chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.topology.spec.json_fields import json_bytes, json_of, read_json, to
 from isthmus.topology.spec.run_spec import CodedPlan
 
 Runs = tuple[tuple[int, int], ...]
-"""First and last number of chunks in a row; ascending, with a gap between any two."""
+"""(first, last) of consecutive chunks; ascending, with a gap between any two runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class Epoch:
     """The members of a run and their trees, from a round on."""
 
     number: int
-    """Rises within a run. 0: the sites and the reduction that the run begins with."""
+    """Number of the epoch, ascending. 0: the initial sites and reduction."""
     members: tuple[str, ...]
-    """The sites that take part, by name, in the run's order."""
+    """Names of the members, in the run's order."""
     reduction: CodedPlan
     from_round: int
-    """The first round that it carries. Where a site was lost, the oldest that is not finished
-    everywhere."""
+    """First round of the epoch. After a loss, the oldest round that is not finished at all
+    sites."""
     follows: tuple[str, ...] = ()
-    """Members that come back and only get the results: nobody waits for them."""
+    """Members that are catching up: they only get results, and no site waits for them."""
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""
@@ -41,7 +41,7 @@ class Epoch:
 
     @classmethod
     def from_bytes(cls, written: bytes) -> Epoch:
-        """Read what `to_bytes` wrote.
+        """Parse the bytes of `to_bytes`.
 
         Raises:
             ConfigError: It did not, or this build does not know all of it.
@@ -51,7 +51,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Chunks of one bucket whose results a site has."""
+    """Chunks of one bucket that a site has finished."""
 
     round: int
     bucket: int
@@ -60,7 +60,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Chunks that one site has finished, and gives to another that has not."""
+    """Chunks that one site has finished, and hands over to another."""
 
     donor: str
     receiver: str
@@ -70,12 +70,12 @@ class Handover:
 
 
 def finished_to_bytes(finished: Iterable[Finished]) -> bytes:
-    """Serialise what a site has finished."""
+    """Serialise a site's finished chunks."""
     return json_bytes(to_json(tuple(finished)))
 
 
 def finished_from_bytes(written: bytes) -> tuple[Finished, ...]:
-    """Read what `finished_to_bytes` wrote.
+    """Parse the bytes of `finished_to_bytes`.
 
     Raises:
         ConfigError: It did not.
@@ -84,12 +84,12 @@ def finished_from_bytes(written: bytes) -> tuple[Finished, ...]:
 
 
 def handovers_to_bytes(handovers: Iterable[Handover]) -> bytes:
-    """Serialise who gives whom what."""
+    """Serialise handovers."""
     return json_bytes(to_json(tuple(handovers)))
 
 
 def handovers_from_bytes(written: bytes) -> tuple[Handover, ...]:
-    """Read what `handovers_to_bytes` wrote.
+    """Parse the bytes of `handovers_to_bytes`.
 
     Raises:
         ConfigError: It did not.
@@ -98,7 +98,7 @@ def handovers_from_bytes(written: bytes) -> tuple[Handover, ...]:
 
 
 def runs_of(numbers: Iterable[int]) -> Runs:
-    """Return some chunks' numbers, in any order, as runs."""
+    """Return chunk numbers, given in any order, as runs."""
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:
@@ -115,17 +115,17 @@ def numbers_of(runs: Iterable[Sequence[int]]) -> Iterator[int]:
 
 
 def union(*parts: Runs) -> Runs:
-    """Return the runs of the chunks that are in any of these."""
+    """Return the union of several sets of runs."""
     return runs_of(number for runs in parts for number in numbers_of(runs))
 
 
 def difference(runs: Runs, others: Runs) -> Runs:
-    """Return the runs of the chunks that are in the first, and not in the second."""
+    """Return the runs of chunks in `runs` that are not in `others`."""
     return runs_of(set(numbers_of(runs)) - set(numbers_of(others)))
 
 
 def merged(parts: Iterable[Finished]) -> tuple[Finished, ...]:
-    """Return what several gateways have finished, together: a bucket at most once, in order."""
+    """Merge the finished chunks of several gateways: each bucket once, in order."""
     found: dict[tuple[int, int], list[Runs]] = {}
     for each in parts:
         found.setdefault((each.round, each.bucket), []).append(each.runs)

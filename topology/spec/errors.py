@@ -1,4 +1,4 @@
-"""The mistakes in an operator's documents, which are found before a run starts."""
+"""Errors for mistakes in an operator's documents, found before a run starts."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Problem:
     excerpt: str = ""
     """The offending line of the text, without its line break."""
     is_warning: bool = False
-    """Whether it may be meant: it is told, and refuses nothing."""
+    """Whether it is only a warning: reported, but the document is accepted."""
 
     def __str__(self) -> str:
         place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
@@ -33,7 +33,7 @@ class Problem:
         return f"{head}\n{self.line:>7} | {excerpt}\n{' ' * 7} | {caret}"
 
     def _window(self) -> tuple[str, str]:
-        """Return what a terminal may show of the line, and the line with the caret below it."""
+        """Return the printable part of the line, and a line with a caret below the column."""
         # A control character in a broken file must not reach the terminal.
         line = "".join(
             c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in self.excerpt

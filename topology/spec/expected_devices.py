@@ -1,8 +1,8 @@
-"""Which device a site's ranks should find, by the name of its accelerator. Pure, and without YAML.
+"""The device expected on a site's ranks, by the name of its accelerator. Pure, without YAML.
 
-Only names of the catalogue tell. `cpu`, and whatever a topology defines by another name, may be any
-machine. Where nothing is to be computed for real, nothing is expected: in an emulated WAN, whose
-sites are all on one machine, and where the shipped trainer's compute is modelled.
+Only names in the catalogue imply a device; `cpu`, and a topology's own names, may be any machine.
+No device is expected in an emulated WAN, whose sites are all on one machine, or if the built-in
+trainer's compute is modelled.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DEVICES: Mapping[str, str] = {
     "tpu-v5e": "TPU",
     "tpu-v5p": "TPU",
 }
-"""Words in what a device calls itself, by the accelerator's name in the catalogue."""
+"""Word in a device's own name, by the accelerator's name in the catalogue."""
 
 
 def expected_device(site: Site, topology: Topology, job: Job | None) -> str | None:
-    """Return a word in the name of each device of a site; None: nothing is expected.
+    """Return the word expected in the names of a site's devices; None: any device.
 
-    Without a job it is one that computes.
+    Without a job, real compute is assumed.
     """
     is_modelled = job is not None and (
         job.probe is not None or (job.entrypoint is None and job.trainer.compute == "modelled")
@@ -42,5 +42,5 @@ def expected_device(site: Site, topology: Topology, job: Job | None) -> str | No
 
 
 def unlike(expected: str, names: Sequence[str]) -> list[str]:
-    """Return the devices that are of another kind."""
+    """Return the names that do not contain the expected word."""
     return [name for name in names if expected.casefold() not in name.casefold()]

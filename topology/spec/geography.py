@@ -1,4 +1,4 @@
-"""The distance between two places, and the time that light takes there and back."""
+"""Distances between places, and round trips of light over them."""
 
 import math
 
@@ -11,7 +11,7 @@ FIBRE_S_PER_KM = 4.9e-6
 LONG_HAUL_KM = 1500.0
 LONG_INFLATION = 1.6
 SHORT_INFLATION = 2.2
-"""Ratio of a measured RTT to that of the straight line; short routes detour more, in proportion."""
+"""Ratio of a measured RTT to that of the straight line on short routes, which detour more."""
 
 
 def great_circle_km(one: Location, other: Location) -> float:
@@ -24,11 +24,11 @@ def great_circle_km(one: Location, other: Location) -> float:
 
 
 def rtt_of_distance(distance_km: float) -> float:
-    """Return the seconds there and back, typical for places that far apart on the map."""
+    """Return the typical round trip for a distance on the map."""
     inflation = SHORT_INFLATION if distance_km < LONG_HAUL_KM else LONG_INFLATION
     return 2 * distance_km * FIBRE_S_PER_KM * inflation
 
 
 def least_rtt_of_distance(distance_km: float) -> float:
-    """Return the seconds there and back that light takes in a fibre without any detour."""
+    """Return the round trip of light in a fibre without detour: a lower bound."""
     return 2 * distance_km * FIBRE_S_PER_KM

@@ -1,4 +1,4 @@
-"""Hashes that tell apart documents, and the plans made for them."""
+"""Hashes of documents, to compare them and to match plans to them."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ from isthmus.topology.spec.world import Topology
 def topology_hash(topology: Topology) -> str:
     """Return the sha256 of the resolved topology, in hex: comments and spelling do not count.
 
-    Fields at their defaults do not count either. So two builds come to the same hash when one of
+    Fields at their defaults do not count either. So two builds compute the same hash if only one of
     them knows a field that the topology does not use.
     """
     in_use = to_json(topology, lambda field, item: field.compare and item != field.default)
@@ -29,11 +29,10 @@ def config_hash(job: Job, topology: Topology) -> str:
 
 
 def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
-    """Return the sha256, in hex, of what a plan follows from: in the job, and in the topology.
+    """Return two sha256 in hex, of the parts of job and topology on which a plan depends.
 
-    How long a run is, what it is called, whether its WAN is emulated, and when it is planned again
-    make no other plan. The placement does not count: it is what a plan decides on a topology that
-    is described in full.
+    A run's length, name, emulation and replanning do not matter. Nor does the placement, which a
+    plan decides on a topology with all sites.
     """
     trainer = job.trainer
     asked = Job(
@@ -61,5 +60,5 @@ def _sha256(value: object) -> str:
 
 
 def _compared(value: object) -> object:
-    """Return JSON of what tells two values apart: other fields change no run."""
+    """Return JSON of a value's compared fields; other fields do not affect a run."""
     return to_json(value, lambda field, _: field.compare)

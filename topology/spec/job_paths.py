@@ -1,4 +1,4 @@
-"""The paths of a job's files: relative to the job file as they are written, absolute in a run."""
+"""Converts the paths of a job's files: relative in the job file, absolute in a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.topology.spec.job import Checkpoint, Job
 
 
 def anchored(job: Job, folder: PurePath) -> Job:
-    """Return the job with absolute paths; those that are relative begin at `folder`."""
+    """Return the job with absolute paths; relative ones begin at `folder`."""
     placed = _with_paths(job, lambda path: str(folder / path))
     if job.checkpoint is None:
         return placed
@@ -18,9 +18,9 @@ def anchored(job: Job, folder: PurePath) -> Job:
 
 
 def moved(job: Job, source: PurePath, target: PurePath) -> Job:
-    """Return the job as it is where its files lie in `target` instead of `source`.
+    """Return the job with paths in `source` moved to `target`.
 
-    Paths outside of `source` stay, and so does the place of checkpoints: all sites share it.
+    Other paths stay, and so does the checkpoint store, which all sites share.
     """
 
     def placed(path: str) -> str:

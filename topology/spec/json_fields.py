@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, by their annotations.
+"""Converts frozen dataclasses to JSON and back, by their annotations.
 
 Knows int, float, str, bool, a StrEnum, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
 `Mapping[str, X]`, `Mapping[int, X]` and dataclasses of these. `Annotated[int, most]`, or float, is
@@ -26,15 +26,15 @@ Keeps = Callable[["dataclasses.Field[Any]", object], bool]
 REQUIRED = {"required": True}
 """The `metadata` of a field that a reader must not skip (topology/spec/run_spec.py)."""
 OnUnknown = Callable[[str], None]
-"""A function that is told the path of each field that the reader does not know."""
+"""A callback with the path of each unknown field."""
 
 
 def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN401 - any JSON
-    """Return JSON values that `read_json` makes the same value of.
+    """Return JSON values, from which `read_json` restores the value.
 
     Args:
         value: Of a type that this module knows.
-        keeps: Which fields are written; `read_json` gives the others their defaults.
+        keeps: Whether a field is written; `read_json` gives others their defaults.
     """
     if dataclasses.is_dataclass(value):
         items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
@@ -53,31 +53,31 @@ def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN4
 def read_json(
     kind: type[T], value: object, where: str = "", on_unknown: OnUnknown | None = None
 ) -> T:
-    """Return the value of that type that `to_json` made JSON of.
+    """Restore a value of that type from the JSON of `to_json`.
 
     Args:
         kind: A dataclass, or another type that this module knows.
         value: As `json.loads` gives it.
-        where: What messages call it; empty for the whole.
-        on_unknown: Told of each unknown field, which is then skipped; None: they are refused.
+        where: Its name in messages; empty for the root.
+        on_unknown: Called for each unknown field, which is then skipped; None: refuse them.
 
     Raises:
-        ConfigError: It is something else, or lacks a field that has no default; names the place.
+        ConfigError: The JSON does not match, or lacks a required field; names the place.
     """
     found: Any = _Reader(on_unknown).read(kind, value, where)
     return typing.cast("T", found)
 
 
 def json_bytes(value: Any) -> bytes:  # noqa: ANN401 - what `to_json` returns
-    """Serialise JSON values: the same give the same bytes."""
+    """Serialise JSON values; equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def json_of(written: bytes, what: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return the JSON values that were serialised.
+    """Parse serialised JSON.
 
     Raises:
-        ConfigError: It is not JSON; `what` names it.
+        ConfigError: The bytes are not JSON; `what` names them.
     """
     try:
         return json.loads(written)

@@ -1,7 +1,7 @@
-"""What is asked about one machine before a run, and what it answers.
+"""Questions about a machine before a run, and their answers.
 
-`python -m isthmus.sites.facts` answers on the machine itself. Whoever asks may be of another build:
-unknown fields are skipped on both sides, and what cannot be told is None.
+`python -m isthmus.sites.facts` answers on the machine itself. Both sides may be of different
+builds: unknown fields are skipped, and unknown facts are None.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Count = Annotated[int, 1 << 62]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The paths and addresses of a run that a machine is to look at."""
+    """The paths and addresses of a run that a machine should check."""
 
     addresses: tuple[str, ...] = ()
-    """Hosts that something is to listen on."""
+    """Hosts on which a process will listen."""
     endpoints: tuple[str, ...] = ()
-    """HOST:PORT that something is to listen on."""
+    """HOST:PORT on which a process will listen."""
     peers: tuple[str, ...] = ()
     """Hosts that connections will lead to."""
     folders: tuple[str, ...] = ()
-    """Folders that will be written in; they need not be there yet."""
+    """Folders that will be written to; they need not exist yet."""
     script: str | None = None
     """The training script."""
     working_folder: str | None = None
@@ -33,7 +33,7 @@ class Wanted:
     globs: tuple[str, ...] = ()
     """Absolute patterns of the files that are learnt from."""
     accelerators: bool = False
-    """Whether to ask torch about accelerators, where there are signs of any: seconds."""
+    """Whether to ask torch about accelerators, if there are signs of any; takes seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +73,18 @@ class Folder:
     error: str | None = None
     """The reason why nothing can be written there."""
     free_bytes: Count | None = None
-    """What is left for users other than root."""
+    """Free bytes for users other than root."""
     free_files: Count | None = None
     """Files that can still be made; None: the file system has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that a process of this user may have; None: no limit."""
+    """Limits of a process of this user; None: no limit."""
 
     open_files: Count | None = None
     processes: Count | None = None
-    """How many this user may have, threads counted; None for root, too."""
+    """Limit on this user's processes and threads; None also for root."""
     locked_bytes: Count | None = None
 
 
@@ -119,17 +119,17 @@ class Facts:
     host: str
     user: str
     clock_s: float
-    """Seconds since 1970, by its clock."""
+    """Unix time by the machine's clock."""
     build: str
     """The version of isthmus."""
     control_protocols: tuple[int, int]
-    """The oldest and the newest that it speaks."""
+    """Oldest and newest version of the control protocol."""
     exchange_protocols: tuple[int, int]
     python: str
     torch: str | None
     """The version of torch; None: it is not installed."""
     lacks: str | None = None
-    """What it lacks for ranks and gateways; None: nothing, or an older build that cannot tell."""
+    """Packages missing for ranks and gateways; None: none, or unknown to an older build."""
     limits: Limits = Limits()
     tcp: Tcp = Tcp()
     shared_memory_bytes: Count | None = None
@@ -147,7 +147,6 @@ class Facts:
     """The reason why no process can run in the working folder; None: one can, or nobody asked."""
     globs: tuple[Matches, ...] = ()
     gpus: tuple[str, ...] | None = None
-    """The GPUs that the kernel's drivers tell of, by model; None: there are some, of no known
-    model."""
+    """GPUs listed by the kernel's drivers, by model; None: there are some of unknown model."""
     accelerators: Accelerators | None = None
     """None: not asked, or no sign of any."""

@@ -1,4 +1,4 @@
-"""Measured figures of links: put into a topology, and compared with what it describes. Pure."""
+"""Puts measured figures of links into a topology, and compares them with described ones. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from isthmus.topology.spec.units import format_duration, format_rate
 from isthmus.topology.spec.world import Link, Topology
 
 FAR = 0.2
-"""Share of the described figure by which a measured one differs enough to tell. Losses and jitter
-vary too much from one minute to the next to count."""
+"""Relative difference from which a measured figure is reported. Losses and jitter vary too much
+from minute to minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """One figure of a link, as it is described and as it was measured."""
+    """One figure of a link, described and measured."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class Drift:
 
 
 def drifts(topology: Topology) -> tuple[Drift, ...]:
-    """Return what differs by more than FAR, in the order of the links.
+    """Return figures that differ by more than FAR, in the order of the links.
 
     Where both directions of a link differ alike, the first stands for both.
     """
@@ -94,8 +94,8 @@ class LinkFigures:
 def with_measured(topology: Topology, figures: Mapping[Pair, LinkFigures], at: str) -> Topology:
     """Return a topology with figures measured `at` a time (ISO 8601) in place of its own.
 
-    Of a link that is shared with others a run uses no more than its share, whatever it could carry.
-    Links that are not there stay as they are.
+    On a shared link a run uses at most its share of the measured figure. Links without figures are
+    unchanged.
     """
     links = tuple(
         _measured(link, figures[link.source, link.target], at)

@@ -1,4 +1,4 @@
-"""What a plan decides, put into a job as overrides."""
+"""Converts a plan's decisions to overrides of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOB_PATHS = {
 
 
 def overrides_of(decisions: dict[str, Any]) -> list[str]:
-    """Return decisions as a plan file has them as overrides of a job: `path=value` each."""
+    """Return a plan file's decisions as overrides of a job (`path=value`)."""
     found = []
     for path, in_job in JOB_PATHS.items():
         value: Any = decisions
@@ -26,6 +26,6 @@ def overrides_of(decisions: dict[str, Any]) -> list[str]:
             value = value.get(key)
         if value is None:
             continue
-        # JSON is YAML in which a text cannot be taken for anything else.
+        # In JSON, unlike YAML, a text cannot be mistaken for another type.
         found.append(f"{in_job}={json.dumps(value, ensure_ascii=False)}")
     return found

@@ -1,4 +1,4 @@
-"""Reduction trees: along which links a chunk's sum is formed, and its result comes back.
+"""Reduction plans: the trees along which chunks are summed and results come back.
 
 Pure. The executor in the gateway knows only `ReductionPlan`; topology/trees/tree_choice.py
 makes one from a job and its topology.
@@ -13,9 +13,9 @@ from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import REQUIRED
 
 TREES_MAX = 128
-"""The most trees of one plan: all that five sites have, and three more."""
+"""Limit on the trees of one plan: all 125 of five sites, and three more."""
 WEIGHT_MAX = 100
-"""The largest weight of one tree. With TREES_MAX it bounds the turns that a plan writes down."""
+"""Largest weight of a tree. With TREES_MAX it bounds the length of a plan's turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,10 @@ class Tree:
     root: int
     parent: Mapping[int, int]
     weight: int = 1
-    """The tree's share of the chunks, relative to the other trees: whole, so that all sites count
-    alike."""
+    """Share of the chunks relative to the other trees; an integer, so that all sites agree."""
     down: Mapping[int, int] | None = field(default=None, metadata=REQUIRED)
-    """The site that each site but the root has the result from; None: its parent. Sites that follow
-    are only here: they get the result, and give nothing."""
+    """Site that sends the result, for every site but the root; None: the parent. Sites that are
+    catching up are only here: they get results and contribute nothing."""
 
     def __post_init__(self) -> None:
         if self.down == self.parent:
@@ -42,18 +41,18 @@ class Tree:
 
     @property
     def giver(self) -> Mapping[int, int]:
-        """The site that each site but the root has the result from."""
+        """Site that sends the result, for every site but the root."""
         return self.parent if self.down is None else self.down
 
     @property
     def followers(self) -> tuple[int, ...]:
-        """The sites that only get the result, in ascending order."""
+        """Sites that are catching up and only get the result, in ascending order."""
         return tuple(sorted(self.giver.keys() - self.parent.keys()))
 
     def hops(self) -> Iterator[tuple[int, int]]:
-        """Yield the directed links that chunks cross, by their sites.
+        """Yield the directed links (from, to) that chunks cross.
 
-        One that is crossed on the way up and on the way down is there twice.
+        A link that is used both up and down appears twice.
         """
         yield from self.parent.items()
         for site, giver in self.giver.items():
@@ -73,7 +72,7 @@ class ReductionPlan:
     """How every chunk is reduced: either all to all, or along a weighted set of trees."""
 
     num_sites: int
-    """All sites of the run, whether they take part or not: indices are among these."""
+    """Number of all sites of the run, members or not; indices refer to these."""
     trees: tuple[Tree, ...]
     """The trees; empty: gather. Each member sends its encoded chunk to all others; each sums in
     site order."""
@@ -82,10 +81,10 @@ class ReductionPlan:
     only: tuple[int, ...] | None = field(default=None, metadata=REQUIRED)
     """The sites that take part, in ascending order; None: all."""
     gathered_bytes: int = field(default=0, metadata=REQUIRED)
-    """The size up to which every member sends its part of a bucket to all others, whatever the
-    trees, in float32 bytes (topology/trees/small_buckets.py)."""
+    """Size in float32 bytes up to which buckets are gathered, whatever the trees
+    (topology/trees/small_buckets.py)."""
     turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The tree that carries a chunk, turn by turn; then from the beginning."""
+    """Tree that carries a chunk, by turn; repeated cyclically."""
 
     def __post_init__(self) -> None:
         weights = [tree.weight for tree in self.trees]
@@ -116,10 +115,10 @@ class ReductionPlan:
         return ReductionPlan(self.num_sites, (), self.why, self.only)
 
     def tree_index(self, turn: int) -> int:
-        """Return which tree carries the chunk whose turn it is, alike at every site; 0 in a gather.
+        """Return the tree that carries the chunk with this turn, equal at all sites; 0 in a gather.
 
-        Of the first n turns, for every n, each tree gets its share to within one chunk. Turns go on
-        from bucket to bucket. Cost: O(1).
+        Of the first n turns, for every n, each tree gets its share to within one chunk. Turns
+        continue from bucket to bucket. Cost: O(1).
         """
         return self.turns[turn % len(self.turns)]
 
@@ -131,18 +130,18 @@ class ReductionPlan:
         yield from self.trees[tree].hops()
 
     def neighbours(self, site: int) -> tuple[int, ...]:
-        """Return the sites that `site` sends bytes to or has some from, in ascending order."""
+        """Return the sites that exchange bytes with `site`, in ascending order."""
         trees = range(max(1, len(self.trees)))
         hops = itertools.chain.from_iterable(map(self.hops, trees))
         return tuple(sorted({other for hop in hops if site in hop for other in hop} - {site}))
 
 
 Ways = tuple[tuple[int, int], ...]
-"""The edges of a tree's one way, in ascending order."""
+"""Edges of a tree in one direction, in ascending order."""
 
 
 def shape_of(tree: Tree) -> tuple[int, Ways, Ways]:
-    """Return what trees of the same root and edges have in common, whatever their weights."""
+    """Return a tree's root and edges, without its weight, for comparisons."""
     return tree.root, tuple(sorted(tree.parent.items())), tuple(sorted((tree.down or {}).items()))
 
 
@@ -161,9 +160,9 @@ def has_same_turns(
 
 
 def among(plan: ReductionPlan, num_sites: int, members: Sequence[int]) -> ReductionPlan:
-    """Return a plan over some of `num_sites` sites, by their indices; it was made for them alone.
+    """Renumber a plan that was made for the members alone to indices among `num_sites` sites.
 
-    `members` gives their indices, in ascending order.
+    `members` are the members' indices, in ascending order.
     """
 
     def way(links: Mapping[int, int]) -> dict[int, int]:
@@ -182,13 +181,13 @@ def among(plan: ReductionPlan, num_sites: int, members: Sequence[int]) -> Reduct
 
 
 def followed(plan: ReductionPlan, givers: Mapping[int, Sequence[int]]) -> ReductionPlan:
-    """Return a plan whose results some sites get that give nothing.
+    """Extend a plan to sites that are catching up, which only get results.
 
-    A gather becomes stars, one around each member: nobody else forms a sum that a site could get.
+    A gather becomes stars, one around each member, because only a root has a result to send.
 
     Args:
-        plan: Of the others.
-        givers: By site that follows, members that can reach it: one at least.
+        plan: Plan of the other members.
+        givers: By site that is catching up: the members that can reach it, at least one.
     """
     trees = plan.trees or tuple(
         Tree(hub, {site: hub for site in plan.members if site != hub}) for hub in plan.members
@@ -212,7 +211,7 @@ def followed(plan: ReductionPlan, givers: Mapping[int, Sequence[int]]) -> Reduct
 
 
 def star(num_sites: int, hub: int, weight: int = 1) -> Tree:
-    """Return the star with that centre."""
+    """Return the star with centre `hub`."""
     return Tree(hub, {site: hub for site in range(num_sites) if site != hub}, weight)
 
 

@@ -1,14 +1,14 @@
-"""The spec of one run, decided once: everybody who takes part reads the same bytes.
+"""The spec of one run, decided once and read by all its processes.
 
 The coordinator resolves a submission into a `RunSpec` (topology/documents/run_decisions.py),
 serialises it once, and sends it to every site. Agents, gateways and ranks read it and decide
 nothing again, so they need neither YAML nor a planner, and sites cannot come to different plans.
 
-Versions. A site may run an older or a newer build than the coordinator. A reader gives a field that
-is missing its default, and skips a field that it does not know, unless the writer lists it under
-`required`: then it refuses the run by the field's name. A new field whose value changes what sites
-must do alike is declared with `metadata=REQUIRED` (topology/spec/json_fields.py). The writer lists
-it only where it differs from its default, so runs that do not use it still reach older sites.
+Versions. A site may run an older or a newer build than the coordinator. A reader gives missing
+fields their defaults, and skips unknown fields, unless the writer lists a field under `required`:
+then it refuses the run, naming the field. A new field on which all sites must agree is declared
+with `metadata=REQUIRED` (topology/spec/json_fields.py). The writer lists it only if it differs from
+its default, so other runs still work with older sites.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Topology
 
 _LIST = "required"
-"""The key of the serialised spec for the paths of such fields, where they are in use."""
+"""Key of the serialised spec for the paths of required fields in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class CodedPlan:
     """The reduction's trees and their codecs. Replanning replaces this, and no more."""
 
     plan: ReductionPlan
-    """The reduction plan; sites are given by their place in the run's order."""
+    """The reduction plan; sites are indices in the run's order."""
     codecs: tuple[str, ...]
     """The codec of each tree; for a gather, one."""
 
     def to_bytes(self) -> bytes:
-        """Serialise: the same value gives the same bytes.
+        """Serialise; equal values give equal bytes.
 
-        What is at its default is left out, for older sites refuse a field that they do not know.
+        Defaults are left out, because older sites refuse unknown fields.
         """
         return json_bytes(to_json(self, lambda field, item: item != field.default))
 
@@ -71,10 +71,10 @@ class RunSpec:
     reduction: CodedPlan
     """The reduction of all sites, which carries gradients until another plan does."""
     chunk_bytes: int
-    """Bytes of a chunk in float32, for the whole run: `job.exchange.chunk_bytes`, or less where
-    links hold less."""
+    """float32 bytes of a chunk for the whole run: `job.exchange.chunk_bytes`, or less if links have
+    a small BDP."""
     pipeline_bytes: int
-    """Bytes of float32 that a site must be able to have without a result, or links would wait."""
+    """float32 bytes that a site must be able to have in flight to keep its links busy."""
     timeouts: Timeouts
     job_folder: str = ""
     """The folder of the job file where the job was launched; empty: an older coordinator did not
@@ -87,7 +87,7 @@ class RunSpec:
     all, by `reduction`."""
 
     def job_at(self, site: str) -> Job:
-        """Return the job with its paths as they are at a site: `job_folder` may lie elsewhere."""
+        """Return the job with its paths at a site, where `job_folder` may be elsewhere."""
         folder = self.topology.site(site).job_folder
         return moved(self.job, PurePath(self.job_folder), PurePath(folder)) if folder else self.job
 
@@ -119,19 +119,19 @@ class RunSpec:
         return self.first or self.reduction
 
     def to_bytes(self) -> bytes:
-        """Serialise: the same value gives the same bytes."""
+        """Serialise; equal values give equal bytes."""
         return json_bytes({**to_json(self), _LIST: sorted(set(_required(self)))})
 
     @classmethod
     def from_bytes(cls, written: bytes, reader: str = "this site") -> RunSpec:
-        """Read what `to_bytes` wrote, in this build or another.
+        """Parse the bytes of `to_bytes`, of this build or another.
 
         Args:
-            written: The whole of it.
-            reader: Who has to be updated if it needs more than this build knows.
+            written: The serialised spec.
+            reader: Name of the reader that needs an update if a required field is unknown.
 
         Raises:
-            ConfigError: It is no spec, or it needs a field that this build does not know.
+            ConfigError: The bytes are no spec, or require a field that this build does not know.
         """
         fields = _read(written)
         required = read_json(tuple[str, ...], fields.pop(_LIST, ()), _LIST)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 MTU_BYTES = 1500
-"""An IP packet's bytes."""
+"""Bytes of a full IP packet."""
 SEGMENT_BYTES = 1448
-"""A full packet's payload: IP's and TCP's headers take 40 bytes, and time stamps 12."""
+"""Payload bytes of a full packet: IP's and TCP's headers take 40 bytes, and time stamps 12."""
 PAYLOAD_SHARE = SEGMENT_BYTES / MTU_BYTES
-"""What of a link of packets TCP can use."""
+"""Share of a packet link that is TCP payload."""
 FIRST_WINDOW_PACKETS = 10
-"""RFC 6928."""
+"""Packets of a new connection's first window (RFC 6928)."""
 RTO_MIN_S = 0.2
 """Seconds of Linux's shortest time-out, TCP_RTO_MIN, on top of the smoothed round trip."""
 RENO_CONSTANT = 1.2

@@ -3,7 +3,8 @@
 With D = failure.detect_within: the fractions keep three heartbeats inside a lease and a dead path
 noticed by keepalive before the lease ends. A run waits at most failure.ride_out for its sites to
 reach each other, and failure.coordinator_within for its coordinator. Ranks wait longer than both,
-so that the layer which knows the cause speaks first. What hangs is found by failure.stall_within.
+so that the layer which knows the cause reports first. Hanging ranks are found by
+failure.stall_within.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.world import Detection
 
 SHORTEST_DETECT_S = 0.5
-"""Seconds that a user may set at least: on a busy machine a healthy process can be silent for 0.1
-s."""
+"""Smallest allowed detect_within: on a busy machine a healthy process can be silent for 0.1 s."""
 STALL_STEPS = 5
-"""Median steps that a rank may be late, where no figure says otherwise."""
+"""Default number of median steps that a rank may be late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Timeouts:
     """The timeouts of a run, in seconds."""
 
     heartbeat_s: float
-    """D/5: an agent says that it lives."""
+    """D/5: interval of an agent's heartbeats."""
     keepalive_time_s: float
     """D/3: idle HTTP/2 connections are pinged this often."""
     keepalive_timeout_s: float

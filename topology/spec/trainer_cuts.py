@@ -1,7 +1,7 @@
-"""Which cuts of its model the trainer that ships can run, and which one a site has. Pure.
+"""The cuts of its model that the built-in trainer can run, and the cut of a site. Pure.
 
-The planner plans no other for it, and a placement that asks for another is refused. A user's own
-script is not asked: what it can do, its `workload.at_most` says.
+The planner considers no others, and a placement with another is refused. The limits of a user's own
+script are in its `workload.at_most`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_cut(job: Job) -> bool:
 
 
 def cut_of(job: Job, site: Site) -> Parallel:
-    """Return the cut of a site; where nothing is said, each rank has a part of a replica."""
+    """Return the cut of a site; by default each rank has a shard of one replica."""
     for each in job.placement:
         if each.site == site.name and each.parallel is not None:
             return each.parallel
@@ -31,9 +31,9 @@ def cut_of(job: Job, site: Site) -> Parallel:
 
 
 def described(trainer: Trainer, *, micro_batch: int | None) -> DescribedModel:
-    """Return the trainer's model as a plan takes one that it may cut.
+    """Return the trainer's model in the form of a described one.
 
-    `micro_batch` is the number of sequences at once, None: for the plan to decide.
+    `micro_batch` is the number of sequences at once; None: the plan decides.
     """
     model = trainer.model
     return DescribedModel(
@@ -53,7 +53,7 @@ def described(trainer: Trainer, *, micro_batch: int | None) -> DescribedModel:
 
 
 def why_not(model: Model | DescribedModel, cut: Parallel) -> str | None:
-    """Return why the trainer cannot cut its model so, naming the degree; None: it can."""
+    """Return why the trainer cannot run a cut, naming the degree; None: it can."""
     is_expert = cut.expert > 1
     stages = cut.pipeline * cut.virtual_stages
     wanted = (
@@ -82,13 +82,13 @@ def why_not(model: Model | DescribedModel, cut: Parallel) -> str | None:
 
 
 def is_planned(model: DescribedModel, cut: Parallel) -> bool:
-    """Whether a plan may choose a cut: the trainer can run it, however many sequences there are."""
+    """Whether a plan may choose a cut: the trainer can run it with any number of sequences."""
     return why_not(model, cut) is None and (cut.data == 1 or cut.zero_stage > 0)
 
 
 def is_uneven(cut: Parallel, sequences: int) -> bool:
-    """Whether replicas would take unlike numbers of sequences where all have to take as many.
+    """Whether replicas would have different numbers of sequences although the cut forbids it.
 
-    What is only replicated, and experts, are reduced with equal weights.
+    Replicated parameters and experts are reduced with equal weights, so numbers must be equal.
     """
     return (cut.zero_stage == 0 or cut.expert > 1) and sequences % cut.data > 0

@@ -18,28 +18,28 @@ from isthmus.topology.spec.suggest import one_of, shown
 
 
 class UnitError(ValueError):
-    """The error that a text is not the quantity that was asked for; it says which units are."""
+    """A text is not the expected quantity; the message lists the units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One kind of quantity: its units, largest last, each as so many base units."""
+    """A kind of quantity, with its units in base units, largest last."""
 
     noun: str
-    """The noun with its article, as messages say it: `a duration`."""
+    """Noun with article for messages: `a duration`."""
     units: Mapping[str, Fraction]
     example: str
 
     @property
     def pattern(self) -> str:
-        """Return the regular expression (ECMAScript's too) of what is accepted."""
+        """Return a regular expression (also valid in ECMAScript) of accepted texts."""
         return rf"^{_NUMBER} ?({'|'.join(re.escape(unit) for unit in self.units)})$"
 
     def parse(self, value: object) -> Fraction:
         """Return `value` in base units.
 
         Raises:
-            UnitError: it is not a text of a number and one of the units.
+            UnitError: the value is not a text of a number and a unit.
         """
         if not isinstance(value, str):
             lacks_unit = isinstance(value, int | float) and value is not True
@@ -60,7 +60,7 @@ class Quantity:
         return Fraction(number) * self.units[unit]
 
     def number(self, value: object) -> float:
-        """Return `value` in base units as a float; UnitError when it is no such quantity."""
+        """Return `value` in base units as a float; UnitError if it is no such quantity."""
         return float(self.parse(value))
 
     @property
@@ -86,15 +86,14 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "USD/TB": ("$/TB",),
     "USD/TiB": ("$/TiB",),
 }
-"""Units that have no prefix, and how people write them besides; only ever suggested."""
+"""Unprefixed units with other common spellings, used only for suggestions."""
 _PREFIXED = re.compile(r"(?P<prefix>[kMGTP]?i?)(?P<what>bit|B|FLOP)(?P<per>/s)?")
 
 
 def _spellings(unit: str) -> tuple[str, ...]:
-    """Return how people write a unit besides.
+    """Return other common spellings of a unit.
 
-    What is all in lower case here has several readings: it is compared without case only, and then
-    with all of them.
+    Lower-case spellings are ambiguous: they are compared without case, with all readings.
     """
     parts = _PREFIXED.fullmatch(unit)
     if parts is None:
@@ -111,7 +110,7 @@ def _spellings(unit: str) -> tuple[str, ...]:
 
 
 def _meant(written: str, units: Iterable[str]) -> list[str]:
-    """Return the units that a word may mean; none of another size, currency or kind."""
+    """Return the units that a word may mean, of the same size, currency and kind."""
     words = {unit: (unit, *_spellings(unit)) for unit in units}
     if exact := [unit for unit, spelled in words.items() if written in spelled]:
         return exact
@@ -155,7 +154,7 @@ SIZE = Quantity("a size", {**_decimal(" kMGT", "B"), **_binary("B")}, "4MiB")
 DISTANCE = Quantity("a distance", {"m": Fraction(1, 1000), "km": Fraction(1)}, "900km")
 COMPUTE = Quantity("a compute rate", _decimal(" kMGTP", "FLOP/s"), "989TFLOP/s")
 BDP = Quantity("a queue", {"BDP": Fraction(1)}, "0.5BDP")
-"""In products of a link's bandwidth and its round trip."""
+"""Queue sizes in bandwidth-delay products of a link."""
 PRICE_PER_HOUR = Quantity("a price", {"USD/h": Fraction(1)}, "2.5USD/h")
 PRICE_PER_BYTE = Quantity(
     "a price",
@@ -186,7 +185,7 @@ def parse_fraction(value: object) -> float:
     """Return a share of 0 to 1, from a number in that range or a text such as `0.01%`.
 
     Raises:
-        UnitError: it is neither, or not between 0 and 1.
+        UnitError: the value is neither, or not between 0 and 1.
     """
     wanted = "want a share of 0 to 1, or 0% to 100%"
     if isinstance(value, str):
@@ -232,7 +231,7 @@ def format_distance(distance_km: float) -> str:
 
 
 def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
-    """Return `value` in the largest unit of which there is at least one, after rounding."""
+    """Return `value` in the largest unit that gives at least 1, after rounding."""
     power = 0
     while power < len(units) - 1 and float(f"{value / base**power:.4g}") >= base:
         power += 1

@@ -1,13 +1,13 @@
-"""The user's own model, and how a site cuts it over its ranks, as a job says it. Frozen.
+"""A job's description of a user's model, and of its cut over a site's ranks.
 
-Frozen.
+All classes are frozen.
 """
 
 from dataclasses import dataclass
 
 RECOMPUTES = ("none", "selective", "full")
-"""The choices of what the backward pass computes again instead of keeping it: nothing, the
-attention's scores and what follows from them, or whole layers."""
+"""Choices of recomputation in the backward pass: nothing, the attention's scores and their
+products, or whole layers."""
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 """The formats that parameters and activations are computed with."""
 
@@ -25,7 +25,8 @@ class Parallel:
     data: int = 1
     """The number of replicas."""
     zero_stage: int = 0
-    """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too (FSDP)."""
+    """State sharded over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too
+    (FSDP)."""
     replicate: int = 1
     """The number of groups of replicas that each hold what `zero_stage` cuts (HSDP)."""
     micro_batch: int = 1
@@ -84,5 +85,5 @@ class DescribedModel:
     """Whether scores are never written to memory (FlashAttention)."""
     at_most: Limits = Limits()
     is_trainers: bool = False
-    """Whether it is the model of the trainer that ships, which can run some cuts only
+    """Whether it is the built-in trainer's model, which can run only some cuts
     (topology/spec/trainer_cuts.py)."""

@@ -1,4 +1,4 @@
-"""The world as the rest of isthmus sees it: sites and directed links, all figures in base units.
+"""A resolved topology: sites and directed links, with all figures in base units.
 
 Made from YAML by topology/documents/load.py; frozen. Rates are bytes per second, times are seconds.
 """
@@ -16,9 +16,9 @@ can be, else relay."""
 SECURITY_MODES = ("insecure", "mtls")
 """How connections are protected."""
 SCRIPT_ERRORS = ("end", "go_on")
-"""What becomes of a run whose script fails at one site."""
+"""Choices for a run whose script fails at one site."""
 EARLY_ENDS = ("go_on", "end")
-"""What becomes of a run where the script of one site ends while others go on."""
+"""Choices for a run whose script ends at one site while others go on."""
 LAUNCHERS = ("local", "ssh", "slurm")
 
 
@@ -32,7 +32,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """The accelerators of a site, as one of them is."""
+    """One accelerator of a site."""
 
     name: str
     peak_flops_per_s: Mapping[str, float]
@@ -79,8 +79,8 @@ class Launcher:
 
 
 GATEWAY_PORTS = 2
-"""Ports next to each other that a gateway listens on: its calls', and the one after it for frames.
-Others are told the first alone."""
+"""Number of consecutive ports of a gateway: the first for calls, the next for frames. Peers are
+given only the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +96,16 @@ class PortRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """What a site's gateways listen on, where that is not what others dial."""
+    """The listening addresses of a site's gateways, if they differ from the dialled ones."""
 
     told: str = ""
-    """Host that others are told to dial; empty: the one that is bound."""
+    """Host that others dial; empty: the bound one."""
     bind: str = ""
-    """Host that is bound; empty: the site's address."""
+    """Host that gateways bind; empty: the site's address."""
     interfaces: tuple[str, ...] = ()
-    """Network interfaces whose addresses are bound instead, by a node's gateways in turn."""
+    """Network interfaces whose addresses a node's gateways bind instead, in turn."""
     ports: PortRange | None = None
-    """Ports that are bound, GATEWAY_PORTS by each gateway; None: any."""
+    """Ports to bind, GATEWAY_PORTS per gateway; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,33 +119,32 @@ class Site:
     accelerators_per_node: int
     accelerator: Accelerator
     address: str
-    """Host that peers dial, as far as it is known before gateways listen: empty where those tell it
-    from their `interfaces`."""
+    """Host that peers dial, if known before gateways listen; empty if it follows from their
+    `interfaces`."""
     inbound: bool = field(default=True, metadata=REQUIRED)
-    """Whether its gateways can be dialled; else they dial for both directions."""
+    """Whether its gateways can be dialled; otherwise they dial for both directions."""
     listening: Listening = field(default=Listening(), compare=False)
-    """What its gateways bind, which changes no run."""
+    """Listening addresses of its gateways, which do not affect a run."""
     proxy: str = field(default="", compare=False)
     """URL of the HTTP proxy between its agent and the coordinator; empty: there is none."""
     location: Location | None = None
     fabric: Fabric | None = None
     launcher: Launcher = field(default=Launcher(), compare=False)
-    """How its agent is started, which changes no run."""
+    """Launcher of its agent, which does not affect a run."""
     hosts: tuple[str, ...] = field(default=(), compare=False)
-    """Where its nodes are, one each, the agent's first; empty: all where the agent is, or Slurm
-    says where. It changes no run."""
+    """Hosts of its nodes, the agent's first; empty: all on the agent's host, or chosen by Slurm.
+    They do not affect a run."""
     nic_bytes_per_s: float | None = None
     """Bytes per second that each node can send towards the WAN; None: as much as its links
     carry."""
     gateways_per_node: int = field(default=1, metadata=REQUIRED)
     """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node."""
     job_folder: str = field(default="", compare=False, metadata=REQUIRED)
-    """The folder at the site in which jobs' files lie as in the folder of the job file; empty: in
-    the same one."""
+    """Folder at the site that corresponds to the folder of the job file; empty: the same path."""
 
     @property
     def bound(self) -> str:
-        """Host that its gateways bind, as far as it is known; empty: it is not, or they do not."""
+        """Host that its gateways bind; empty: unknown, or none."""
         if not self.inbound or self.listening.interfaces:
             return ""
         return self.listening.bind or self.address
@@ -168,13 +167,13 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """A time of day in which another share of a link may be used; it may go over midnight."""
+    """A time of day with another share of a link; it may include midnight."""
 
     start_minute: int
     """Minute of the day in UTC, 0 to 1440."""
     end_minute: int
     share: float
-    """Share of the link that may be used in that time, instead of the link's own."""
+    """Share of the link that may be used in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +183,8 @@ class Link:
     source: str
     target: str
     bytes_per_s: float
-    """Bytes per second that a run may use: the share is applied, and a measured figure wins over
-    the described."""
+    """Bytes per second that a run may use, after the share; a measured figure overrides the
+    described one."""
     rtt_s: float
     rtt_origin: str
     """The origin of the RTT: `measured`, `rtt`, `distance` or `locations`."""
@@ -215,7 +214,7 @@ class Link:
 
     @property
     def assumed_congestion(self) -> str:
-        """The congestion control that predictions assume: what Linux comes with, if none is set."""
+        """Congestion control assumed by predictions; if none is set, Linux's default."""
         return self.congestion or "cubic"
 
 
@@ -233,26 +232,26 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """The settings of when something counts as failed."""
+    """The settings of failure detection."""
 
     detect_within_s: float
-    """Seconds after which a dead process or a silent path is noticed; topology/spec/timeouts.py
+    """Seconds within which a dead process or a silent path is noticed; topology/spec/timeouts.py
     derives the short timeouts from it."""
     start_within_s: float
     """Seconds within which every site must be up, or all are rolled back."""
     min_sites: int = 1
     """The fewest sites that a run goes on with."""
     ride_out_s: float = 600.0
-    """Seconds that an outage may last that the run waits out: what ranks wait follows from it."""
+    """Longest outage in seconds that the run waits out; ranks' timeouts follow from it."""
     stall_within_s: float | None = None
-    """Seconds after which a rank that does not come is named; None: the larger of
-    `detect_within_s` and a few steps."""
+    """Seconds after which a late rank is reported; None: the larger of `detect_within_s` and a few
+    steps."""
     coordinator_within_s: float = 3600.0
     """Seconds that sites go on without a coordinator."""
     max_restarts: int = 3
-    """How often within an hour a site that was lost is started again."""
+    """Restarts of a lost site per hour, at most."""
     return_share: float = 0.5
-    """The share of each link's bandwidth that the state of such a site may take."""
+    """Share of a link's bandwidth for the training state of a rejoining site."""
     ends_on_script_error: bool = True
     """Whether a script that fails at one site ends the run; else it is an outage of that site."""
     ends_on_early_end: bool = False
@@ -264,25 +263,25 @@ class Detection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """The room of a router's queue: one of the two figures, the other is 0."""
+    """The size of a router's queue: one of the two figures, the other is 0."""
 
     num_bytes: int = 0
     bdp: float = 0.0
-    """In products of a link's bandwidth and its round trip."""
+    """Size in bandwidth-delay products of the link."""
 
     def bytes_of(self, bytes_per_s: float, rtt_s: float) -> int:
-        """Return the room of the queue of a link with those figures, at least one byte."""
+        """Return the queue size of a link with those figures, at least one byte."""
         return max(1, self.num_bytes or round(self.bdp * bytes_per_s * rtt_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossTraffic:
-    """Bulk TCP flows of somebody else."""
+    """Competing bulk TCP flows."""
 
     flows: int
-    """On each directed link."""
+    """Number of flows on each directed link."""
     congestion: str | None = None
-    """The congestion control that they follow; None: this host's."""
+    """Congestion control of these flows; None: this host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,18 +289,18 @@ class Emulation:
     """The conditions of an emulated WAN that its links do not describe."""
 
     described: float = 1.0
-    """A run is told this many times the bandwidth that the emulator gives its links."""
+    """Ratio of the bandwidth given to a run to that of the emulator's links."""
     queue: Queue | None = None
-    """The queue of each directed link; None: what suits the emulator."""
+    """Queue of each directed link; None: the emulator's default."""
     congestion: str | None = None
     """The congestion control of TCP between sites (netns); None: this host's."""
     cross_traffic: CrossTraffic | None = None
-    """What else is on each link (netns)."""
+    """Competing flows on each link (netns); None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files; `{name}` in a path is who reads it: `coordinator`, `operator`, `eu.agent`."""
+    """PEM files; `{name}` in a path is the reading party: `coordinator`, `operator`, `eu.agent`."""
 
     ca: str = "certs/ca.pem"
     cert: str = "certs/{name}.pem"
@@ -322,15 +321,15 @@ class Topology:
     emulator: str = "auto"
     """The kind of emulation, one of EMULATORS."""
     emulation: Emulation = Emulation()
-    """The conditions of the emulation. `bytes_per_s` of links is what the run is told."""
+    """Conditions of the emulation. Links' `bytes_per_s` are those given to the run."""
     coordinator_told: Endpoint | None = field(default=None, compare=False)
-    """Where the coordinator is dialled; None: where it listens."""
+    """Address at which the coordinator is dialled; None: where it listens."""
     coordinator_site: str | None = None
     """The site that hosts the coordinator, where one is named."""
     security: str = "insecure"
     """One of SECURITY_MODES. `insecure`: no TLS, and therefore only loopback addresses."""
     tls: Tls | None = field(default=None, compare=False)
-    """Where each machine has its certificates, with `mtls`: no other topology for other paths."""
+    """Paths of certificates, with `mtls`; topologies that differ only here are equal."""
     _by_pair: Mapping[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

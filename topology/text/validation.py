@@ -40,7 +40,7 @@ class Strict(BaseModel):
 
 
 class KeyedError(ValueError):
-    """The error of a mapping as a whole, to be told at one of its keys."""
+    """An error of a mapping as a whole, to be reported at one of its keys."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class KeyedError(ValueError):
 def choice(
     words: tuple[str, ...], *, later: tuple[str, ...] = ()
 ) -> tuple[PlainValidator, WithJsonSchema]:
-    """Return what makes a field take one of `words`; those of `later` are known, and refused."""
+    """Return annotations for a field with one of `words`; `later` are known but refused."""
 
     def check(value: object) -> str:
         if isinstance(value, str) and value in words:
@@ -78,7 +78,7 @@ def version_one(value: object) -> int:
 def _quantity(
     kind: Quantity, parse: Callable[[object], float] | None = None, *, positive: bool = False
 ) -> tuple[PlainValidator, WithJsonSchema]:
-    """Return what makes a field read that quantity, and describe itself to an editor."""
+    """Return annotations for a field of that quantity, with its JSON Schema."""
 
     def read(value: object) -> float:
         number = (parse or kind.number)(value)
@@ -91,7 +91,7 @@ def _quantity(
 
 
 def float32_size(low_bytes: int, high_bytes: int) -> PlainValidator:
-    """Return what makes a field read a size of whole float32s within those bounds."""
+    """Return an annotation for a size of whole float32s within bounds."""
 
     def read(value: object) -> int:
         size_bytes = units.parse_size(value)
@@ -244,7 +244,7 @@ def _length_message(context: dict[str, object]) -> str:
 
 
 def _got(document: Document, path: Path, value: object) -> str:
-    """Return a value as the user wrote it: `1e3`, where Python would say 1000.0."""
+    """Return a value as the user wrote it, such as `1e3` instead of 1000.0."""
     written = document.places[path].written if path in document.places else None
     plain = isinstance(value, int | float) and written is not None
     return str(written) if plain else shown(value)

@@ -1,6 +1,6 @@
 """A YAML text as plain values, each with its place, so that mistakes can be located.
 
-A plain (unquoted) scalar is a number, true or false, nothing, or else a text.
+A plain (unquoted) scalar is a number, true, false, null, or else a text.
 
 YAML 1.1, which PyYAML implements, reads `no` as false, `12:30:45` as 45045, `010` as 8 and `1e3` as
 a text. Here a scalar is what it looks like (YAML 1.2's core schema, decimal numbers only): `no`,
@@ -8,8 +8,8 @@ a text. Here a scalar is what it looks like (YAML 1.2's core schema, decimal num
 refused.
 
 PyYAML composes the nodes, which carry their marks; the conversion of nodes to values is our own.
-PyYAML's loaders do some things in silence: they keep the last of two equal keys, read `no` as
-false, merge, and build tagged objects. Here each of these is reported instead.
+PyYAML's loaders silently keep the last of two equal keys, read `no` as false, merge, and build
+tagged objects. Here all of these are reported instead.
 
 `--set path=value` puts a value into a document before it is checked.
 """
@@ -34,13 +34,12 @@ LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 
 _SAID_CHARACTERS = 400
-"""The most characters of a message or a path: names are quoted back, and may be as long as the
-file."""
+"""Limit on the characters of a message or path: quoted names may be as long as the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a value or key. Line 0: in no text, as an override."""
+    """The place of a value or key. Line 0: not in the text, as for an override."""
 
     source: str
     line: int
@@ -52,7 +51,7 @@ class Place:
 class Document:
     """One parsed text.
 
-    `problems` collects what is wrong; nothing here raises for a mere mistake.
+    `problems` collects the mistakes; they raise no exceptions here.
     """
 
     def __init__(self, source: str, text: str) -> None:
@@ -62,7 +61,7 @@ class Document:
         self.places: dict[Path, Place] = {}
         self.key_places: dict[Path, Place] = {}
         self.refused: set[Path] = set()
-        """The paths of values that are wrong as YAML: what they would mean is not looked at."""
+        """Paths of values that are wrong as YAML, which are not checked further."""
         self._lines = LINE_BREAK.split(text)
 
     def add(self, path: Path, message: str, *, at_key: bool = False) -> None:
@@ -93,11 +92,11 @@ class Document:
             raise ConfigError(sorted(self.problems, key=lambda each: (each.line, each.column)))
 
     def is_refused(self, path: Path) -> bool:
-        """Whether a problem has been told of the value at `path`, or of one that contains it."""
+        """Whether a problem was reported for the value at `path`, or for a container of it."""
         return any(path[:length] in self.refused for length in range(len(path) + 1))
 
     def place(self, path: Path) -> Place:
-        """Return where the value at `path` stands, or the innermost that would contain it."""
+        """Return the place of the value at `path`, or of its innermost existing container."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, Place(self.source, 1, 1))
@@ -233,7 +232,7 @@ class _Composer(yaml.SafeLoader):
 
 
 class _Conversion:
-    """The conversion of nodes to values, every mistake on the way told to the document."""
+    """Converts nodes to values, and adds mistakes to the document."""
 
     def __init__(self, document: Document, tagged: set[int]) -> None:
         self._document = document
@@ -278,7 +277,7 @@ class _Conversion:
         return found
 
     def _key(self, node: yaml.Node, path: Path) -> str | None:
-        """Return a key, or None after telling what is wrong with it."""
+        """Return a key, or None after reporting a problem."""
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         message = None
         if id(node) in self._tagged:
@@ -310,7 +309,7 @@ class _Conversion:
 
     def _refuse(self, path: Path, message: str) -> None:
         self._document.refused.add(path)
-        # An empty value has no text of its own: its key is what a reader can find.
+        # An empty value has no text, so report the problem at its key.
         empty = self._document.places[path].written == ""
         self._document.add(path, message, at_key=empty)
 
@@ -349,7 +348,7 @@ _PLAINER = {
     "found unexpected end of stream": "the text ends within quotes",
     "second occurrence": "the same anchor (&) is defined twice",
 }
-"""PyYAML's messages, and words for them that a reader understands."""
+"""Plain wording for PyYAML's messages."""
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
@@ -358,10 +357,10 @@ def _syntax_message(error: yaml.MarkedYAMLError) -> str:
 
 
 def read_with_overrides(text: str, source: str, overrides: Sequence[str]) -> Document:
-    """Return one file's document, a mapping, with the overrides in it.
+    """Parse one file's document, a mapping, and apply the overrides.
 
     Raises:
-        ConfigError: it is not YAML, or its root is not a mapping. Lesser mistakes are in the
+        ConfigError: the text is not YAML, or its root is not a mapping. Lesser mistakes are in the
             document's `problems`.
     """
     document = read_document(text, source)
@@ -373,11 +372,11 @@ def read_with_overrides(text: str, source: str, overrides: Sequence[str]) -> Doc
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
-    """Change `document` by each override in turn; what cannot be placed becomes a problem of it.
+    """Apply each override in turn; one that cannot be placed becomes a problem.
 
-    An override's value is YAML, so `--set failure.min_sites=2` sets a number and
-    `--set "sites.0.location={lat: 1, lon: 2}"` a mapping. Mappings on the way that are not there
-    yet are made; list positions count from 0 and must exist.
+    An override's value is YAML, so `--set failure.min_sites=2` sets a number and `--set
+    "sites.0.location={lat: 1, lon: 2}"` a mapping. Missing mappings on the path are created; list
+    positions count from 0 and must exist.
     """
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -394,7 +393,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
 
 
 def _value(document: Document, place: Place, name: str, text: str) -> object:
-    """Return the parsed value, or None after telling what is wrong with it."""
+    """Return the parsed value, or None after reporting a problem."""
     try:
         parsed = read_document(text, place.source)
         parsed.raise_problems()
@@ -407,7 +406,7 @@ def _value(document: Document, place: Place, name: str, text: str) -> object:
 
 
 def _put(document: Document, place: Place, parts: Sequence[str], value: object) -> None:
-    """Put `value` where `parts` lead, or tell why it cannot be there."""
+    """Put `value` at the path `parts`, or report why that is impossible."""
     container: Any = document.value
     path: Path = ()
     for part in parts:
@@ -426,7 +425,7 @@ def _put(document: Document, place: Place, parts: Sequence[str], value: object) 
 
 
 def _key(container: object, part: str) -> str | int | None:
-    """Return what `part` means in that container, None if it means nothing there."""
+    """Return the key or position for `part` in a container; None: not valid there."""
     if isinstance(container, dict):
         return part
     if isinstance(container, list) and part in map(str, range(len(container))):
@@ -442,7 +441,7 @@ def _misplaced(container: object, path: Path, part: str) -> str:
 
 
 def _relocate(document: Document, place: Place, path: Path) -> None:
-    """Make the override the place of the value, of all that is in it, and of its key."""
+    """Set the override as the place of the value, its content, and its key."""
     for places in (document.places, document.key_places):
         for old in [each for each in places if each[: len(path)] == path]:
             del places[old]
