@@ -119,7 +119,7 @@ class Epochs:
 
     def dead_links(self, now_s: float) -> frozenset[Pair]:
         """Return the links between members that are not to be used."""
-        return self._presence.dead_links(now_s, among=self.epoch.members)
+        return self._presence.dead_links(now_s, self.epoch.members)
 
     @property
     def being_let_in(self) -> frozenset[str]:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.orchestrator.core.epoch_record import EpochRecord
+from isthmus.orchestrator.core.failures import Failures
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import Progress
-from isthmus.orchestrator.core.run_end import LOSES_SITE, Ending
+from isthmus.orchestrator.core.run_end import LOSES_SITE
 from isthmus.orchestrator.core.run_events import (
     STORAGE_NOTES,
     Endpoint,
@@ -151,7 +152,7 @@ class JournaledRun:
     """What people should know of it beside its state."""
     epochs: EpochRecord = field(init=False)
     progress: Progress = field(default_factory=Progress)
-    ending: Ending = field(default_factory=Ending)
+    failures: Failures = field(init=False)
     active_s: float | None = None
     """When it became active."""
     is_rolling_back: bool = False
@@ -167,6 +168,7 @@ class JournaledRun:
         self.epochs = EpochRecord(epoch, epoch.number)
         self.sites = {name: SiteView() for name in names}
         self.members = begin_members(names, epoch.members)
+        self.failures = Failures(self.members, self.progress, self.losable)
 
     # ------------------------------------------------------------ what people see
 
@@ -278,6 +280,7 @@ class JournaledRun:
                 self.is_rolling_back = False
             case "run.active":
                 self.state, self.active_s = RunState.ACTIVE, at_s
+                self.failures.is_active = True
             case "run.state_offered":
                 progress.has_state = True
             case "run.first_step":
@@ -288,13 +291,13 @@ class JournaledRun:
                 failed = StorageFailed(kind, event.site, detail["step"], detail["reason"])
                 progress.note_unsaved(failed)
             case "failure.reported":
-                self._fail(replace(Failure.from_json(detail), at_s=at_s))
+                self.failures.take((replace(Failure.from_json(detail), at_s=at_s),), at_s)
             case "epoch.begun":
                 self._begin_epoch(detail)
             case "epoch.proposed" | "epoch.entering" | "epoch.cancelled":
                 self.epochs.apply(event.kind, detail, self.members)
             case "run.cancel_requested":
-                self.ending.cancel(detail["message"])
+                self.failures.ending.cancel(detail["message"])
             case "run.stopping":
                 self._stop(str(detail["reason"]), at_s)
             case "run.ended":
@@ -317,41 +320,16 @@ class JournaledRun:
         for name in self.epochs.epoch.members:
             self.members[name].gone = ""
 
-    def _fail(self, failure: Failure) -> None:
-        """Take a failure: of a site, where the run survives it, or else of the run."""
-        is_going_on = self.state is RunState.ACTIVE and not self.ending.has_begun
-        is_loss = failure.is_collateral or (failure.code in self.losable and bool(failure.site))
-        if is_going_on and self.progress.may_lose and is_loss:
-            site = self.members.get(failure.reported_by or failure.site)
-            if site is not None:
-                site.losses.append(failure)
-            return
-        if not self.ending.has_begun:
-            self._blame_losses(failure.at_s)
-        self.ending.fail(failure, failure.at_s)
-
-    def _blame_losses(self, at_s: float) -> None:
-        for site in self.members.values():
-            for failure in () if site.is_out else site.losses:
-                self.ending.fail(failure, at_s)
-
     def _stop(self, reason: str, at_s: float) -> None:
         """All sites were told to stop: perhaps for what had befallen some of them."""
-        self.state = RunState.STOPPING
-        if not self.ending.has_begun:
-            self._blame_losses(at_s)
-        if not self.ending.has_begun:
-            losses = self.losses
+        self.state, self.failures.is_active = RunState.STOPPING, False
+        ending, losses = self.failures.ending, self.failures.losses
+        if not ending.has_begun:
+            self.failures.blame_losses(at_s)
+        if not ending.has_begun:
             unknown = Failure(code="SITE_LOST", message=reason, at_s=at_s)
-            found = first_failure(losses) if losses else unknown
-            self.ending.fail(found, at_s, is_last=True)
-        self.ending.stopped_s = math.inf  # sites have time anew to say that nothing is left
-
-    @property
-    def losses(self) -> list[Failure]:
-        """What befell the sites that have taken part."""
-        sites = [site for site in self.members.values() if site.has_taken_part]
-        return [failure for site in sites for failure in site.losses]
+            ending.fail(first_failure(losses) if losses else unknown, at_s, is_last=True)
+        ending.stopped_s = math.inf  # sites have time anew to say that nothing is left
 
     def _show_site(self, site: SiteView, event: RecordedEvent) -> None:
         state = _SITE_STATES.get(event.kind)

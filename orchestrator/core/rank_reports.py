@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core import run_events
@@ -133,7 +133,33 @@ class RankReports:
 
     # ------------------------------------------------------------ what they report
 
-    def take_end(
+    def take(
+        self, event: run_events.RankReport, now_s: float, *, is_out: bool, is_ending: bool
+    ) -> Sequence[RecordEvent | Failure]:
+        """Take a report of a site that may be out, in a run that may be ending."""
+        match event:
+            case run_events.DigestReported() if not is_ending:
+                # Unlike steps explain unlike parameters.
+                differing = [] if is_out else self._take_end(event, now_s)
+                return differing or self._take_digest(event, now_s)
+            case run_events.StepEnded() if not (is_ending or is_out):
+                return self._take_end(event, now_s)
+            case run_events.GradientReported() if not is_ending:
+                return self._take_gradient(event, now_s)
+            case run_events.NonFiniteReported():
+                return self._take_non_finite(event, now_s)
+            case run_events.StateOffered():
+                is_first, self._progress.has_state = not self._progress.has_state, True
+                return [RecordEvent("run.state_offered")] if is_first else []
+            case run_events.CheckpointWritten():
+                return self._take_checkpoint(event)
+            case run_events.StorageFailed():
+                return self._take_storage(event)
+            case run_events.SiteNoted():
+                return [RecordEvent(event.kind, event.site, {"note": event.note})]
+        return []
+
+    def _take_end(
         self, event: run_events.StepEnded | run_events.DigestReported, now_s: float
     ) -> list[Failure]:
         """Fail the run where a step has taken other rounds at one site than at another."""
@@ -141,14 +167,14 @@ class RankReports:
         difference = None if event.round < 0 else self.steps.report(end)
         return [] if difference is None else [_failed("STEPS_DIFFER", str(difference), now_s)]
 
-    def take_digest(self, event: run_events.DigestReported, now_s: float) -> list[Failure]:
+    def _take_digest(self, event: run_events.DigestReported, now_s: float) -> list[Failure]:
         """Fail the run where parameters differ; it names a place only where that is certain."""
         difference = self._digests.report(
             event.site, event.rank, event.step, event.combined, event.tensors, event.names
         )
         return [] if difference is None else [_differing(difference, now_s)]
 
-    def take_gradient(
+    def _take_gradient(
         self, event: run_events.GradientReported, now_s: float
     ) -> list[RecordEvent | Failure]:
         """Warn of sites that train on the same data; end the run if they go on with it."""
@@ -159,7 +185,7 @@ class RankReports:
             return [_failed("SAME_DATA", str(found), now_s)]
         return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
 
-    def take_non_finite(
+    def _take_non_finite(
         self, event: run_events.NonFiniteReported, now_s: float
     ) -> list[RecordEvent]:
         """Note a NaN or an infinity, with the one that explains it."""
@@ -204,7 +230,7 @@ class RankReports:
             found.append((RecordEvent("rank.stalled", site, detail), failure))
         return found
 
-    def take_checkpoint(self, event: run_events.CheckpointWritten) -> list[RecordEvent]:
+    def _take_checkpoint(self, event: run_events.CheckpointWritten) -> list[RecordEvent]:
         """Note a checkpoint that is written, once."""
         if event.step <= self._progress.saved_step:
             return []
@@ -213,7 +239,7 @@ class RankReports:
         detail = {"step": event.step, "note": note}
         return [RecordEvent("checkpoint.written", event.site, detail)]
 
-    def take_storage(self, event: StorageFailed) -> list[RecordEvent]:
+    def _take_storage(self, event: StorageFailed) -> list[RecordEvent]:
         """Note what was not written, or not removed, of each kind once; nothing ends for it."""
         if not self._progress.note_unsaved(event):
             return []

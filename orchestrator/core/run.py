@@ -25,13 +25,13 @@ from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.members import GONE, Absence, Member, Stage, Standing, Wish
-from isthmus.orchestrator.core.rank_reports import NO_STATE, RankReports
+from isthmus.orchestrator.core.rank_reports import RankReports
+from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_end import (
     LOSES_SITE,
     SCRIPT_FAILED,
     Verdict,
     note_of_missing,
-    reported,
     success,
 )
 from isthmus.orchestrator.core.run_events import (
@@ -44,7 +44,6 @@ from isthmus.orchestrator.core.run_events import (
     RecordEvent,
     RunState,
 )
-from isthmus.protos.failure import Failure
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Topology
@@ -90,10 +89,11 @@ class Run:
         """
         self._topology, self._rules, self._settings = topology, rules, settings
         self._timeouts = Timeouts.derive(topology.failure)
-        self._losable = losable_failures(topology)
         self.state = record.state
         self.members, self._epoch_record = record.members, record.epochs
-        self._progress, self._ending = record.progress, record.ending
+        self._progress, self._failures = record.progress, record.failures
+        self._failures.losable = losable_failures(topology)
+        self._ending = record.failures.ending
         self._ending.collect_s = self._timeouts.collect_s
         if self._ending.stopped_s is not None:
             self._ending.stopped_s = now_s
@@ -102,6 +102,13 @@ class Run:
         self._forming = Forming(topology, self.members, self._timeouts.start_s, now_s)
         self._forming.is_rolling_back = record.is_rolling_back
         self._forming.has_begun_again = record.has_begun_again
+        self._returns = Returns(
+            topology,
+            self.members,
+            self._progress,
+            self._forming,
+            may_return=settings.may_return,
+        )
         self._reports = RankReports(
             topology,
             self._progress,
@@ -133,7 +140,7 @@ class Run:
     @property
     def is_going_on(self) -> bool:
         """Whether the run is active, and nothing is known that will end it."""
-        return self.state is RunState.ACTIVE and not self._ending.has_begun
+        return self._failures.is_going_on
 
     @property
     def has_done_sites(self) -> bool:
@@ -144,7 +151,7 @@ class Run:
     def brings_back(self) -> bool:
         """Whether the run goes on, and a site that is lost now may come back."""
         is_open = self.is_going_on and not self._is_released
-        return is_open and self._progress.has_state and not self._return_problem
+        return is_open and self._progress.has_state and not self._returns.problem
 
     @property
     def restarts_agents(self) -> bool:
@@ -195,45 +202,9 @@ class Run:
 
     def add_problem(self, name: str) -> str:
         """Return why a site cannot be started while the run goes on; nothing if it can."""
-        site = self.members[name]
         if not self.is_going_on:
             return f"the run is {self.state.lower()}"
-        if site.is_new:
-            return self._new_problem(site)
-        if site.standing is Standing.LEAVING:
-            return f"site {name} is about to leave"
-        if not site.is_out:
-            return f"site {name} takes part"
-        if site.is_returning:
-            return f"site {name} is coming back already"
-        return self._return_problem
-
-    def _new_problem(self, site: Member) -> str:
-        """Return why a site that the run did not begin with cannot be added; nothing if it can."""
-        topology = self._topology
-        present = [each.name for each in self._present()]
-        if not any(topology.link(site.name, at) and topology.link(at, site.name) for at in present):
-            return (
-                f"the topology has no link, both ways, between site {site.name} and any that takes "
-                f"part ({', '.join(present)}): add a site first to which it has one, or write one "
-                "into `links` and go on with `isthmus launch --resume`"
-            )
-        if not site.has_agent:
-            place = topology.coordinator_told or topology.coordinator
-            at = f"{place.host}:{place.port}" if place.port else "HOST:PORT"
-            return (
-                f"site {site.name} has no agent: start one there, by `isthmus up` or `isthmus agent "
-                f"--site {site.name} --coordinator {at} --topology FILE --state FOLDER`, and add "
-                "the site again"
-            )
-        return self._return_problem
-
-    @property
-    def _return_problem(self) -> str:
-        """Why no site comes back; empty: it may, or that is not known yet."""
-        if not self._settings.may_return:
-            return "no site comes back where `exchange.schedule: off`"
-        return f"no site comes back: {NO_STATE}" if self._progress.lacks_state else ""
+        return self._returns.add_problem(self.members[name])
 
     # ------------------------------------------------------------ events
 
@@ -365,7 +336,7 @@ class Run:
                 return self._forming.wan.relay_opened(event.ways)
             case run_events.EmulatorEnded():
                 message = f"the WAN emulator is gone: {event.message}"
-                return self._fail("LAUNCH_FAILED", message, now_s, log_path=event.log_path)
+                return self._failures.fail("LAUNCH_FAILED", message, now_s, log_path=event.log_path)
             case run_events.CancelRequested():
                 return self._ending.cancel(event.message)
             case run_events.DropRequested():
@@ -379,33 +350,16 @@ class Run:
 
     def _report(self, event: Event, now_s: float) -> list[Action]:
         """Take what ranks report."""
-        reports, is_ending = self._reports, self._ending.has_begun
         match event:
-            case run_events.DigestReported() if not is_ending:
-                # Unlike steps explain unlike parameters.
-                actions = self._end_step(event, now_s)
-                if self._ending.has_begun:
-                    return actions
-                return [*actions, *self._take_all(reports.take_digest(event, now_s), now_s)]
-            case run_events.StepEnded() if not is_ending:
-                return self._end_step(event, now_s)
-            case run_events.GradientReported() if not is_ending:
-                return self._take_all(reports.take_gradient(event, now_s), now_s)
-            case run_events.StallReported() if not is_ending:
-                return self._stalled(event, now_s)
-            case run_events.NonFiniteReported():
-                return [*reports.take_non_finite(event, now_s)]
-            case run_events.StateOffered():
-                is_first, self._progress.has_state = not self._progress.has_state, True
-                return [RecordEvent("run.state_offered")] if is_first else []
+            case run_events.StallReported():
+                return [] if self._ending.has_begun else self._stalled(event, now_s)
             case run_events.StepTaken():
                 return self._step_taken(event)
-            case run_events.CheckpointWritten():
-                return [*reports.take_checkpoint(event)]
-            case run_events.StorageFailed():
-                return [*reports.take_storage(event)]
-            case run_events.SiteNoted():
-                return [RecordEvent(event.kind, event.site, {"note": event.note})]
+            case _ if isinstance(event, run_events.RankReport):
+                is_out = self.members[event.site].is_out
+                is_ending = self._ending.has_begun
+                found = self._reports.take(event, now_s, is_out=is_out, is_ending=is_ending)
+                return self._failures.take_found(found, now_s)
         return []
 
     def _follow(self, event: Event, now_s: float) -> list[Action]:
@@ -422,7 +376,7 @@ class Run:
             case run_events.SiteRejoined():
                 return self._rejoined(event)
             case run_events.CannotGoOn():
-                return self._cannot_go_on(event, now_s)
+                return self._failures.cannot_go_on(event, now_s) if self.is_going_on else []
         return []
 
     def _joined(self, event: run_events.SiteJoined) -> list[Action]:
@@ -464,7 +418,7 @@ class Run:
             why, grace_s = "is anything left here?", self._timeouts.stop_grace_s
             return [recorded, run_events.SendStop(site.name, why, grace_s)]
         if site.stage is Stage.PREPARING and site.is_returning:
-            return [recorded, self._prepare_return(site)]
+            return [recorded, self._returns.prepare(site)]
         if site.stage in {Stage.JOINED, Stage.PREPARING}:
             return [recorded, run_events.SendPrepare(site.name)]
         if site.stage is Stage.STARTING:
@@ -496,7 +450,7 @@ class Run:
         else:
             site.stage = Stage.LOST
         # The failure is as old as the silence.
-        failed = self._fail(
+        failed = self._failures.fail(
             "SITE_LOST", event.message, now_s, site=site.name, at_s=now_s - event.silent_s
         )
         kind = "site.lost" if is_decided else "site.silent" if is_silent else "site.gone"
@@ -508,7 +462,7 @@ class Run:
             site.is_done or site.is_successful for site in self._present()
         )
         is_forming = self.state is RunState.FORMING and not self._ending.has_begun
-        return is_forming and not is_begun and self._may_restart(lost, now_s)
+        return is_forming and not is_begun and self._returns.may_restart(lost, now_s)
 
     def _roll_back(self, lost: Member, why: str, now_s: float) -> list[Action]:
         """Stop what has begun of a run that is forming; all begin again once the site is back."""
@@ -521,7 +475,7 @@ class Run:
         site = self.members[event.site]
         if site.stage is not Stage.ABSENT or site.is_new or self._ending.has_begun:
             return []  # its session told, or will tell; or nobody waits for it
-        return self._fail(
+        return self._failures.fail(
             "LAUNCH_FAILED", event.message, now_s, site=event.site, log_path=event.log_path
         )
 
@@ -568,7 +522,7 @@ class Run:
         else:
             detail = {"round": event.round, "note": f"{ended}; the others go on without it"}
             return [RecordEvent("site.ended_early", site.name, detail)]
-        return self._fail("SITE_ENDED_EARLY", why, now_s, site=site.name, is_last=True)
+        return self._failures.fail("SITE_ENDED_EARLY", why, now_s, site=site.name, is_last=True)
 
     def _ended(self, event: run_events.SiteEnded, now_s: float) -> list[Action]:
         site, before = self.members[event.site], self.members[event.site].stage
@@ -591,7 +545,9 @@ class Run:
             first = first_failure(event.failures)
             detail["message"] = first.message
             if was_returning:
-                detail["note"] = self._no_return_note(site, first.reason, now_s)
+                detail["note"] = self._returns.note_in_vain(
+                    site, first.reason, now_s, brings_back=self.brings_back
+                )
             elif not first.is_collateral:  # others saw it go, and could not say why
                 detail["note"] = f"site {site.name} ended: {first.reason}"
         ended = RecordEvent("site.ended", site.name, detail)
@@ -600,34 +556,14 @@ class Run:
         if site.standing is Standing.LEAVING and site.is_successful:
             return [ended, *self._go_on_without(site, "it has left", now_s)]
         # The next coordinator takes the end for known, and hears of no failure any more.
-        failed = self._take(event.failures, now_s)
+        failed = self._failures.take(event.failures, now_s)
         is_explained = event.failures or was_lost or site.is_told_to_stop
         was_started = before not in {Stage.PREPARING, Stage.PREPARED}
         if not is_explained and not (site.is_successful and was_started):
             site.is_successful = False
             message = "its agent ended the site's processes without being asked to"
-            failed += self._fail("SITE_LOST", message, now_s, site=site.name)
+            failed += self._failures.fail("SITE_LOST", message, now_s, site=site.name)
         return [*failed, ended]
-
-    def _no_return_note(self, site: Member, why: str, now_s: float) -> str:
-        """Say why a site did not come back, and when it is started again."""
-        note = f"site {site.name} did not come back: {why}"
-        if not self.brings_back or site.is_dropped:
-            return note
-        if not self._may_restart(site, now_s):
-            return (
-                f"{note}; it is not started again: `failure.max_restarts` are used up, "
-                f"{len(site.restarts.lately(now_s))} within an hour (`isthmus sites add` starts it)"
-            )
-        next_s = site.restarts.next_s(self._topology.failure.detect_within_s) - now_s
-        return f"{note}; it is started again in {max(0.0, next_s):.0f} s"
-
-    def _end_step(
-        self, event: run_events.StepEnded | run_events.DigestReported, now_s: float
-    ) -> list[Action]:
-        if self.members[event.site].is_out:
-            return []
-        return self._take_all(self._reports.take_end(event, now_s), now_s)
 
     def _note_first_step(self) -> list[Action]:
         """Note once that all who take part have taken a step."""
@@ -648,7 +584,7 @@ class Run:
         awaited += [each.name for each in self._all() if each.is_new and each.wish is Wish.IN]
         if not is_first or not progress.lacks_state or not awaited:
             return []
-        note = f"not started: {', '.join(awaited)}: {self._return_problem}"
+        note = f"not started: {', '.join(awaited)}: {self._returns.problem}"
         return [RecordEvent("run.state_missing", detail={"note": note})]
 
     def _stalled(self, event: run_events.StallReported, now_s: float) -> list[Action]:
@@ -656,7 +592,7 @@ class Run:
         actions: list[Action] = []
         for recorded, failure in self._reports.take_stall(event, now_s):
             site = self.members[failure.site]
-            actions += [recorded, *self._take((failure,), now_s)]
+            actions += [recorded, *self._failures.take((failure,), now_s)]
             if self.is_going_on and not site.is_told_to_stop:
                 actions.append(self._stop(site, failure.message))
         return actions
@@ -671,77 +607,7 @@ class Run:
         if wan.may_fall_back:
             return wan.fall_back(event.why)
         message = f"emulator: netns was asked for, and cannot be here: {event.why}"
-        return self._fail("LAUNCH_FAILED", message, now_s)
-
-    # ------------------------------------------------------------ failures
-
-    def _fail(
-        self,
-        code: str,
-        message: str,
-        now_s: float,
-        *,
-        at_s: float | None = None,
-        site: str = "",
-        log_path: str = "",
-        is_last: bool = False,
-    ) -> list[Action]:
-        """Note a failure that the coordinator itself found: now, unless it says `at_s`."""
-        at_s = now_s if at_s is None else at_s
-        failure = Failure(code=code, message=message, at_s=at_s, site=site, log_path=log_path)
-        return self._take((failure,), now_s, is_last=is_last)
-
-    def _take_all(self, found: Sequence[RecordEvent | Failure], now_s: float) -> list[Action]:
-        actions: list[Action] = []
-        for each in found:
-            actions += self._take((each,), now_s) if isinstance(each, Failure) else [each]
-        return actions
-
-    def _take(
-        self, failures: Sequence[Failure], now_s: float, *, is_last: bool = False
-    ) -> list[Action]:
-        """Note failures that came together: of a site, where the run may survive them all."""
-        real = [each for each in failures if not each.is_collateral]
-        sites = {each.reported_by or each.site for each in failures}
-        is_loss = all(each.code in self._losable and each.site for each in real)
-        if self.is_going_on and self._progress.may_lose and is_loss:
-            for site in sites & self.members.keys():
-                self.members[site].losses += failures
-            return [reported(each) for each in failures]
-        actions: list[Action] = []
-        if failures and not self._ending.has_begun:
-            actions += self._blame_losses(now_s)
-        for each in failures:
-            actions += self._ending.fail(each, now_s, is_last=is_last)
-        return actions
-
-    def _blame_losses(self, now_s: float) -> list[Action]:
-        """What befell sites that are not out yet may explain what ends the run."""
-        actions: list[Action] = []
-        for site in self._present():
-            for failure in site.losses:
-                self._ending.fail(failure, now_s)
-            if site.losses and (site.silent or site.stage is Stage.LOST):
-                site.stage = Stage.LOST
-                message = site.losses[0].message
-                actions.append(RecordEvent("site.lost", site.name, {"message": message}))
-        return actions
-
-    def _cannot_go_on(self, event: run_events.CannotGoOn, now_s: float) -> list[Action]:
-        """End the run, for the first of what befell its sites."""
-        if not self.is_going_on:
-            return []
-        # Sites with unlike results are not explained by one that is silent.
-        explains = event.code != "PARAMETERS_DIFFER"
-        actions = self._blame_losses(now_s) if explains else []
-        if self._ending.has_begun:
-            return actions
-        begun = [site for site in self._all() if site.has_taken_part]
-        losses = [failure for site in begun for failure in site.losses]
-        if losses and event.code == "SITE_LOST":
-            return self._ending.fail(first_failure(losses), now_s, is_last=True)
-        failure = Failure(code=event.code, message=event.why, at_s=now_s)
-        return self._ending.fail(failure, now_s, is_last=True)
+        return self._failures.fail("LAUNCH_FAILED", message, now_s)
 
     # ------------------------------------------------------------ who comes and goes
 
@@ -775,7 +641,7 @@ class Run:
         if site.is_out:
             return self._give_return_up(site, event.why)
         if not (self._progress.may_lose or site.is_dropped or site.has_ended_early):
-            return self._fail("PEER_LOST", event.why, now_s, site=site.name)
+            return self._failures.fail("PEER_LOST", event.why, now_s, site=site.name)
         return self._go_on_without(site, event.why, now_s)
 
     def _go_on_without(self, site: Member, why: str, now_s: float) -> list[Action]:
@@ -787,15 +653,19 @@ class Run:
             site.stage = Stage.LOST
         site.why_out = first_failure(site.losses).message if site.losses else why
         note = f"the run goes on without site {site.name}: {site.why_out}"
-        if self._topology.failure.max_restarts and self._return_problem:
-            note += f"; {self._return_problem}"
+        if self._topology.failure.max_restarts and self._returns.problem:
+            note += f"; {self._returns.problem}"
         if site.is_dropped:
             note = f"site {site.name} was dropped, and the run goes on without it"
         detail: dict[str, object] = {"message": site.why_out, "note": note, "is_out": True}
         if site.has_ended_early and not site.is_dropped:  # that was said at once
             del detail["note"]
         gone = self._gone(site, detail)
-        return [gone, *stop, *self._take_all(self._reports.drop(site.name, now_s), now_s)]
+        return [
+            gone,
+            *stop,
+            *self._failures.take_found(self._reports.drop(site.name, now_s), now_s),
+        ]
 
     def _let_go(self, site: Member, why: str) -> Action:
         """End what is left of a site; where its ranks are done, only gateways are."""
@@ -830,49 +700,8 @@ class Run:
         actions = [each for site in dropped for each in self._give_return_up(site, DROPPED)]
         if not self.brings_back:
             return actions
-        # A refusal of one that is being let in would end what was started since.
         being_let_in = () if self._epochs is None else self._epochs.being_let_in
-        for site in self._all():
-            is_prepared = site.is_returning and site.stage is Stage.PREPARED
-            if is_prepared and self._forming.wan.leads_to(site.endpoints):
-                actions += self._start_return(site)
-            if site.name not in being_let_in and self._is_return_due(site, now_s):
-                note = f"site {site.name} is started{' again' if site.has_taken_part else ''}"
-                site.become_returning(now_s)
-                actions.append(RecordEvent("site.returning", site.name, {"note": note}))
-                actions.append(self._prepare_return(site))
-        return actions
-
-    def _is_return_due(self, site: Member, now_s: float) -> bool:
-        """Whether a site is to be started now: its agent has nothing left of the run."""
-        is_free = site.stage is (Stage.JOINED if site.is_new else Stage.ENDED)
-        if not (site.is_out and site.has_agent and is_free):
-            return False
-        if site.is_dropped or site.is_new or site.has_ended_early or site.wish is Wish.IN:
-            return site.wish is Wish.IN
-        lately = site.restarts.lately(now_s)
-        has_paused = not lately or now_s >= site.restarts.next_s(
-            self._topology.failure.detect_within_s
-        )
-        return has_paused and self._may_restart(site, now_s)
-
-    def _may_restart(self, site: Member, now_s: float) -> bool:
-        """Whether a site was not started again too often lately."""
-        return len(site.restarts.lately(now_s)) < self._topology.failure.max_restarts
-
-    def _prepare_return(self, site: Member) -> Action:
-        namespace = (self._forming.wan.namespaces or {}).get(site.name)
-        return run_events.SendPrepare(site.name, namespace, returns=True)
-
-    def _start_return(self, site: Member) -> list[Action]:
-        """Start the ranks of a site that comes back, and lead others to it that do so as well."""
-        started = {Stage.STARTING, Stage.RUNNING}
-        others = [each for each in self._all() if each.is_returning and each.stage in started]
-        site.stage = Stage.STARTING
-        book = self._forming.address_book()
-        # Who comes back as well may be about to take over what lies at this site.
-        starts = [run_events.SendStart(each.name, book[each.name]) for each in (site, *others)]
-        return [RecordEvent("site.starting", site.name), *starts]
+        return [*actions, *self._returns.next(now_s, being_let_in)]
 
     # ------------------------------------------------------------ decisions
 
@@ -889,6 +718,7 @@ class Run:
         if actions or not self._forming.is_up:
             return actions
         self.state, self._active_s = RunState.ACTIVE, now_s
+        self._failures.is_active = True
         return [RecordEvent("run.active")]
 
     def _release_if_done(self) -> list[Action]:
@@ -914,12 +744,14 @@ class Run:
         is_late = self.state is RunState.FORMING and self._forming.is_late(now_s)
         if is_late and not self._ending.has_begun:
             site, message = self._forming.why_late()
-            actions += self._fail("START_TIMED_OUT", message, now_s, site=site, is_last=True)
+            actions += self._failures.fail(
+                "START_TIMED_OUT", message, now_s, site=site, is_last=True
+            )
         if not self._ending.is_stop_due(now_s):
             return actions
         reason = self._ending.verdict.reason
         self._ending.stopped_s = now_s
-        self.state = RunState.STOPPING
+        self.state, self._failures.is_active = RunState.STOPPING, False
         actions.append(RecordEvent("run.stopping", detail={"reason": reason}))
         actions += [self._stop(site, reason) for site in self._all() if site.may_have_processes]
         return actions
@@ -942,7 +774,7 @@ class Run:
                 late = [site for site in self._all() if site.is_returning]
                 stops = [self._stop(site, "the run has ended") for site in late]
                 return [*stops, *self._finish(self._success(), now_s)]
-            actions += self._take_all(differing, now_s)
+            actions += self._failures.take_found(differing, now_s)
         if not self._ending.has_begun:
             return actions
         remaining = [site for site in self._all() if site.may_have_processes]
@@ -975,7 +807,7 @@ class Run:
             detail["note"] = note
         if self._ending.stopped_s is None:
             self._ending.stopped_s = now_s
-        self.state = verdict.state
+        self.state, self._failures.is_active = verdict.state, False
         recorded = RecordEvent("run.ended", detail=detail)
         finish = run_events.FinishRun(verdict.state, verdict.code, verdict.reason, failure)
         return [recorded, finish]

@@ -53,7 +53,7 @@ class _GoesOnWithoutScript(Run):
     """Takes a script's error for an outage of its site."""
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        self._losable = LOSES_SITE | {SCRIPT_FAILED}
+        self._failures.losable = LOSES_SITE | {SCRIPT_FAILED}
         return super().handle(event, now_s)
 
 

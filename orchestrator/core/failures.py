@@ -1,0 +1,102 @@
+"""What has failed in a run: what befell one site, which may be survived, and what ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.members import Member, Stage
+from isthmus.orchestrator.core.rank_reports import Progress
+from isthmus.orchestrator.core.run_end import LOSES_SITE, Ending, reported
+from isthmus.orchestrator.core.run_events import Action, CannotGoOn, RecordEvent
+from isthmus.protos.failure import Failure
+
+
+@dataclass(slots=True)
+class Failures:
+    """Tells losses of sites from the end of the run."""
+
+    members: Mapping[str, Member]
+    progress: Progress
+    losable: frozenset[str] = LOSES_SITE
+    """Codes of what the run survives where all sites have taken a step."""
+    ending: Ending = field(default_factory=Ending)
+    is_active: bool = False
+    """All sites have come up, and none were told to stop."""
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the run is active, and nothing is known that will end it."""
+        return self.is_active and not self.ending.has_begun
+
+    @property
+    def losses(self) -> list[Failure]:
+        """What befell the sites that have taken part."""
+        begun = [site for site in self.members.values() if site.has_taken_part]
+        return [failure for site in begun for failure in site.losses]
+
+    def fail(
+        self,
+        code: str,
+        message: str,
+        now_s: float,
+        *,
+        at_s: float | None = None,
+        site: str = "",
+        log_path: str = "",
+        is_last: bool = False,
+    ) -> list[Action]:
+        """Note a failure that the coordinator itself found: now, unless it says `at_s`."""
+        at_s = now_s if at_s is None else at_s
+        failure = Failure(code=code, message=message, at_s=at_s, site=site, log_path=log_path)
+        return self.take((failure,), now_s, is_last=is_last)
+
+    def take(
+        self, failures: Sequence[Failure], now_s: float, *, is_last: bool = False
+    ) -> list[Action]:
+        """Note failures that came together: of a site, where the run may survive them all."""
+        real = [each for each in failures if not each.is_collateral]
+        sites = {each.reported_by or each.site for each in failures}
+        is_loss = all(each.code in self.losable and each.site for each in real)
+        if self.is_going_on and self.progress.may_lose and is_loss:
+            for site in sites & self.members.keys():
+                self.members[site].losses += failures
+            return [reported(each) for each in failures]
+        actions: list[Action] = []
+        if failures and not self.ending.has_begun:
+            actions += self.blame_losses(now_s)
+        for each in failures:
+            actions += self.ending.fail(each, now_s, is_last=is_last)
+        return actions
+
+    def take_found(self, found: Sequence[RecordEvent | Failure], now_s: float) -> list[Action]:
+        """Note failures among records, one by one."""
+        actions: list[Action] = []
+        for each in found:
+            actions += self.take((each,), now_s) if isinstance(each, Failure) else [each]
+        return actions
+
+    def blame_losses(self, now_s: float) -> list[Action]:
+        """What befell sites that are not out yet may explain what ends the run."""
+        actions: list[Action] = []
+        for site in [each for each in self.members.values() if not each.is_out]:
+            for failure in site.losses:
+                self.ending.fail(failure, now_s)
+            if site.losses and (site.silent or site.stage is Stage.LOST):
+                site.stage = Stage.LOST
+                message = site.losses[0].message
+                actions.append(RecordEvent("site.lost", site.name, {"message": message}))
+        return actions
+
+    def cannot_go_on(self, event: CannotGoOn, now_s: float) -> list[Action]:
+        """End the run, for the first of what befell its sites."""
+        # Sites with unlike results are not explained by one that is silent.
+        explains = event.code != "PARAMETERS_DIFFER"
+        actions = self.blame_losses(now_s) if explains else []
+        if self.ending.has_begun:
+            return actions
+        failure = Failure(code=event.code, message=event.why, at_s=now_s)
+        if self.losses and event.code == "SITE_LOST":
+            failure = first_failure(self.losses)
+        return self.ending.fail(failure, now_s, is_last=True)
