@@ -163,13 +163,13 @@ class TlsSecurity:
                 changed_at = self._changed_at()
                 if changed_at == read_at:
                     return None
-                found = _configured(self.read())
+                newest_config = _configured(self.read())
             except (CertificateError, UnsafeFileError) as error:
                 log.warning("%s: keeping the previous certificate", error)
                 return None
             read_at = changed_at
             log.info("%s: reloaded", self.files.cert)
-            return found
+            return newest_config
 
         credentials = grpc.dynamic_ssl_server_credentials(
             first,
@@ -310,11 +310,11 @@ class TlsSecurity:
         clock = f"by this machine's clock it is {now:%Y-%m-%d %H:%M}"
         left_s = (ends - now).total_seconds()
         if left_s <= 0:
-            told = f"{self.files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC; {clock})"
-            raise CertificateError(told)
+            problem = f"{self.files.cert}: has expired ({ends:%Y-%m-%d %H:%M} UTC; {clock})"
+            raise CertificateError(problem)
         if now < begins:
-            told = f"{self.files.cert}: counts from {begins:%Y-%m-%d %H:%M} UTC on, and {clock}"
-            raise NotYetValidError(told)
+            problem = f"{self.files.cert}: counts from {begins:%Y-%m-%d %H:%M} UTC on, and {clock}"
+            raise NotYetValidError(problem)
         now_s = time.monotonic()
         if left_s < WARN_DAYS * _DAY_S and now_s - self._warned_s >= _DAY_S:
             self._warned_s = now_s

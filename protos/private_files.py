@@ -65,13 +65,13 @@ def read_secret(path: Path) -> bytes:
             raise UnsafeFileError(f"{path}: a symbolic link is not followed here") from error
         raise
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise UnsafeFileError(f"{path}: want a file, and nothing else")
-        if found.st_uid not in (os.geteuid(), 0):
-            raise UnsafeFileError(f"{path}: belongs to user {found.st_uid}")
-        if found.st_mode & OTHERS:
-            mode = stat.S_IMODE(found.st_mode)
+        if status.st_uid not in (os.geteuid(), 0):
+            raise UnsafeFileError(f"{path}: belongs to user {status.st_uid}")
+        if status.st_mode & OTHERS:
+            mode = stat.S_IMODE(status.st_mode)
             raise UnsafeFileError(f"{path}: others may read or write it (mode {mode:o})")
         return file.read(SECRET_BYTES_MAX)
 

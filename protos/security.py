@@ -212,13 +212,13 @@ def tls_files() -> TlsFiles | None:
     Raises:
         CertificateError: only some of the variables are set.
     """
-    found = {key: os.environ.get(variable, "") for key, variable in TLS_VARIABLES.items()}
-    if not any(found.values()):
+    paths = {key: os.environ.get(variable, "") for key, variable in TLS_VARIABLES.items()}
+    if not any(paths.values()):
         return None
-    missing = [TLS_VARIABLES[key] for key, value in found.items() if not value]
+    missing = [TLS_VARIABLES[key] for key, value in paths.items() if not value]
     if missing:
         raise CertificateError(f"{', '.join(missing)}: not set, and the others are")
-    return TlsFiles(**found)
+    return TlsFiles(**paths)
 
 
 def use_tls(files: TlsFiles) -> None:

@@ -107,7 +107,7 @@ def clean(home: Path) -> list[Leftover]:
 
     Emulators that outlived their owner are ended.
     """
-    found = []
+    leftovers = []
     for folder in folders(home):
         try:
             lock = _lock(folder)
@@ -116,11 +116,11 @@ def clean(home: Path) -> list[Leftover]:
         if lock is None:
             continue
         try:
-            found.append(Leftover(folder.name, _end_emulator(read_object(folder / STATE))))
+            leftovers.append(Leftover(folder.name, _end_emulator(read_object(folder / STATE))))
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
-    return found
+    return leftovers
 
 
 def _lock(folder: Path) -> int | None:

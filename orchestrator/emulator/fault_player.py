@@ -96,14 +96,14 @@ class FaultPlayer:
         begun = tuple(dataclasses.replace(fault, at_s=now) for fault in faults)
         self._script = dataclasses.replace(self._script, faults=(*self._script.faults, *begun))
         self._pending = self._after(expand(self._script, self._seed))
-        made = tuple(timed.change for timed in self._pending if timed.at_s == now_s)
+        changes = tuple(timed.change for timed in self._pending if timed.at_s == now_s)
         self._added.set()
         while self._why_ended is None and self._pending and self._pending[0].at_s <= now_s:
             self._moved.clear()
             await self._moved.wait()
         if self._why_ended is not None:
             raise EmulatorError(self._why_ended)
-        return made
+        return changes
 
     def _after(self, timeline: Sequence[TimedChange]) -> list[TimedChange]:
         """Return the changes that were not played yet."""

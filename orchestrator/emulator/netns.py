@@ -240,7 +240,7 @@ def _make_sites(
     """
     own = f"/proc/{os.getpid()}"
     user = f"{own}/ns/user" if own_user_namespace() else ""
-    sites, told = [], []
+    sites, namespaces = [], []
     for index, name in enumerate(config.sites):
         namespace = enter_new_network()
         stack.callback(os.close, namespace)
@@ -251,8 +251,8 @@ def _make_sites(
         address = address_of(index)
         sites.append(Site(name, address, device))
         net = f"{own}/fd/{namespace}"
-        told.append(SiteNamespace(site=name, address=address, net=net, user=user))
-    return sites, tuple(told)
+        namespaces.append(SiteNamespace(site=name, address=address, net=net, user=user))
+    return sites, tuple(namespaces)
 
 
 @contextlib.contextmanager

@@ -132,12 +132,12 @@ class Relay:
         """
         check_endpoints(endpoints, self._links)
         opened: list[tuple[RelayEndpoint, Listener]] = []
-        told = []
+        endpoints_here = []
         try:
             for endpoint in endpoints:
                 listeners, port = self._listen(endpoint)
                 opened += [(endpoint, listener) for listener in listeners]
-                told.append(replace(endpoint, host=self._config.bind_host, port=port))
+                endpoints_here.append(replace(endpoint, host=self._config.bind_host, port=port))
         except BaseException:
             _close_all(opened)
             raise
@@ -145,7 +145,7 @@ class Relay:
         _close_all(each for each in self._listeners if _gateway(each[0]) in renewed)
         kept = [each for each in self._listeners if _gateway(each[0]) not in renewed]
         self._listeners = [*kept, *opened]
-        return tuple(told)
+        return tuple(endpoints_here)
 
     def _make(self, change: Change) -> None:
         link = self._links[change.source, change.target]

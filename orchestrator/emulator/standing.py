@@ -320,7 +320,7 @@ async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any
     try:
         async with asyncio.timeout(REQUEST_S):
             request = json.loads(await reader.readline())
-            made = await apply(as_script(request["apply"]))
+            changes = await apply(as_script(request["apply"]))
     except ConfigError as error:
         return {"wrong": "; ".join(_located(problem) for problem in error.problems)}
     except TimeoutError:
@@ -329,7 +329,7 @@ async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any
         return {"failed": f"not a request: {error}"}
     except EmulatorError as error:
         return {"failed": str(error)}
-    return {"changes": [str(change) for change in made]}
+    return {"changes": [str(change) for change in changes]}
 
 
 @contextlib.contextmanager

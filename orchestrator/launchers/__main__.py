@@ -77,23 +77,23 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
     logs = folder / "logs"
     private_folder(logs)
     documents = options.topology.absolute().parent
-    bind, told = str(topology.coordinator), topology.coordinator_told
+    bind, dialled = str(topology.coordinator), topology.coordinator_told
     listening = asyncio.Event()
     ends_s = [save_s(site.launcher) + LEAVE_S + TETHER_S for site in topology.sites]
 
     def listens(found: re.Match[str]) -> None:
         nonlocal bind
         bind = found[1]  # the same port when it is started again
-        standing.address = bind if told is None else str(told)
+        standing.address = bind if dialled is None else str(dialled)
         listening.set()
 
-    def kept(name: str, how: Launcher, nodes: int, **rest: object) -> Kept:
+    def kept(name: str, how: Launcher, nodes: int, **settings: object) -> Kept:
         return Kept(
             name=name,
             launcher=launcher_of(how, name.replace(" ", "-"), documents, nodes),
             greet_s=greet_s(how),
             log_path=logs / f"{name.removeprefix('site ')}.log",
-            **rest,  # type: ignore[arg-type]
+            **settings,  # type: ignore[arg-type]
         )
 
     with first_signal() as signalled:

@@ -91,14 +91,14 @@ def is_up(folder: Path) -> bool:
 
 def read(folder: Path) -> Standing | None:
     """Return the state that the keeper wrote last; None: no valid one."""
-    found = read_object(folder / STATE)
+    state = read_object(folder / STATE)
     try:
-        parts = found["parts"]
+        parts = state["parts"]
         assert isinstance(parts, Mapping)
         return Standing(
-            pid=_number(found["pid"]),
-            topology_hash=str(found["topology_hash"]),
-            address=str(found["address"]),
+            pid=_number(state["pid"]),
+            topology_hash=str(state["topology_hash"]),
+            address=str(state["address"]),
             parts={str(name): Part(**_mapping(part)) for name, part in parts.items()},
         )
     except (KeyError, TypeError, ValueError, AssertionError):

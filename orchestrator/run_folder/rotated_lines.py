@@ -92,11 +92,11 @@ def parts_of(path: Path) -> list[Part]:
 
     For a missing file, its first part.
     """
-    found = []
+    parts = []
     for each in path.parent.glob(f"{path.name}.*"):
         number = each.name.removeprefix(f"{path.name}.")
         if number.isascii() and number.isdecimal():
-            found.append(Part(int(number), each))
-    if path.is_file() or not found:
-        found.append(Part(0, path))
-    return sorted(found, key=lambda part: part.first)
+            parts.append(Part(int(number), each))
+    if path.is_file() or not parts:
+        parts.append(Part(0, path))
+    return sorted(parts, key=lambda part: part.first)

@@ -122,12 +122,12 @@ class StoredCheckpoint:
                         f"{self.name}: {stored.path} has {num_bytes} bytes, want {stored.num_bytes}"
                     )
                 with files.open(path, "rb") as file:
-                    found = digest_of(file)
+                    digest = digest_of(file)
         except FileNotFoundError as error:
             raise BadCheckpointError(f"{self.name}: {stored.path} is missing") from error
-        if found != stored.digest:
+        if digest != stored.digest:
             raise BadCheckpointError(
-                f"{self.name}: {stored.path} has changed: its digest is {found[:12]}, "
+                f"{self.name}: {stored.path} has changed: its digest is {digest[:12]}, "
                 f"want {stored.digest[:12]}"
             )
 

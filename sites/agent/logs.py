@@ -128,11 +128,11 @@ class LogShipper:
                 self._add(source, lines)
 
     async def _collect_ends(self, first: set[str]) -> None:
-        found = await asyncio.gather(
+        of_nodes = await asyncio.gather(
             *(reader.read_log_ends(sorted(first)) for reader in self._readers())
         )
         waiting, self._pending = self._pending, deque()
-        ends = [end for of_node in found for end in of_node]
+        ends = [end for of_node in of_nodes for end in of_node]
         for source, lines in sorted(ends, key=lambda each: each[0] not in first):
             earlier = [line for line in waiting if line.source == source]
             waiting = deque(line for line in waiting if line.source != source)

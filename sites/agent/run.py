@@ -440,12 +440,12 @@ class SiteRun:
 
     def _on_opinion(self, message: Mapping[str, Any]) -> None:
         """Pass on a gateway's suspicion of another site; the coordinator decides what follows."""
-        told = self._opinions.take(message)
-        if isinstance(told, Reached):
-            self._put(reached=Reached(**self._name, site=told.site))
-        elif told is not None:
-            told.run_id, told.generation = self.run_id, self.generation
-            self._put(suspect=told)
+        opinion = self._opinions.take(message)
+        if isinstance(opinion, Reached):
+            self._put(reached=Reached(**self._name, site=opinion.site))
+        elif opinion is not None:
+            opinion.run_id, opinion.generation = self.run_id, self.generation
+            self._put(suspect=opinion)
 
     def _put_epoch(self, message: Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation

@@ -171,7 +171,7 @@ class Dialler:
             RefusedError: the coordinator refused it for good.
         """
         backoff_s = _BACKOFF_FIRST_S
-        reason, told = "no answer", ""
+        reason, logged = "no answer", ""
         while (left_s := deadline_s - time.monotonic()) > 0:
             await self._channel.refresh()
             call = self.stub.Session()
@@ -190,9 +190,9 @@ class Dialler:
             else:
                 return call, welcome
             call.cancel()
-            if reason != told:
+            if reason != logged:
                 log.info("coordinator not joined yet: %s", reason)
-            told = reason
+            logged = reason
             left_s = max(0.0, deadline_s - time.monotonic())
             await asyncio.sleep(min(left_s, backoff_s * random.uniform(0.5, 1.0)))  # noqa: S311
             backoff_s = min(2 * backoff_s, self._backoff_max_s)

@@ -43,17 +43,17 @@ def order_failures(
         ]
         if killed is None:
             marked = [*_early_ends(marked, site, left_s or {}), *marked]
-    rest = sorted(marked, key=lambda failure: (failure.is_collateral, failure.at_s))
-    if not rest:
+    ordered = sorted(marked, key=lambda failure: (failure.is_collateral, failure.at_s))
+    if not ordered:
         return []
     near = [
         failure
-        for failure in rest
-        if not failure.is_collateral and failure.at_s - rest[0].at_s < SIMULTANEOUS_S
+        for failure in ordered
+        if not failure.is_collateral and failure.at_s - ordered[0].at_s < SIMULTANEOUS_S
     ]
-    first = min(near, key=lambda failure: (_kind(failure), failure.at_s), default=rest[0])
-    rest.remove(first)
-    return [first, *(dataclasses.replace(failure, is_collateral=True) for failure in rest)]
+    first = min(near, key=lambda failure: (_kind(failure), failure.at_s), default=ordered[0])
+    ordered.remove(first)
+    return [first, *(dataclasses.replace(failure, is_collateral=True) for failure in ordered)]
 
 
 def awaits_cause(failures: Sequence[Failure], left_s: Mapping[int, float]) -> bool:

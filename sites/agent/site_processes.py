@@ -110,7 +110,7 @@ class SiteProcesses:
             0,
             self._place.sockets,
             bind_host=self._place.bind_host or self._bound(places[0]),
-            told_host=self._told(places[0]),
+            told_host=self._dialled_host(places[0]),
             inside_host=places[0].host,
             namespace=prepare.namespace if prepare.HasField("namespace") else None,
             listener=self._listener,
@@ -132,13 +132,13 @@ class SiteProcesses:
             files, secrets = carried_secrets([f"{order.site.name}.{GATEWAY}"], "{folder}")
             env |= secrets
         binds_alike = place.host is None or self._place.dialled
-        told = NodeOrder(
+        node_order = NodeOrder(
             site=order.site.name,
             node=node,
             prepare=base64.b64encode(self._prepare.SerializeToString()).decode(),
             state=str(self._place.state.resolve()),
             bind_host=self._place.bind_host if binds_alike else self._bound(place),
-            told_host=self._told(place),
+            told_host=self._dialled_host(place),
             inside_host=place.host,
             cwd=str(Path.cwd()),
             files={name: base64.b64encode(content).decode() for name, content in files.items()},
@@ -149,19 +149,19 @@ class SiteProcesses:
         )
         log_path = order.node_folder(node) / SUPERVISOR_LOG
         supervisor = await RemoteNode.start(
-            told, place.command, self._listener, log_path, timeouts.start_s
+            node_order, place.command, self._listener, log_path, timeouts.start_s
         )
         self._others.append(supervisor)
         self._tasks.create_task(supervisor.read(), name=f"node{node}")
         return await supervisor.start_gateways()
 
-    def _told(self, place: NodePlace) -> str | None:
+    def _dialled_host(self, place: NodePlace) -> str | None:
         """Return the host that other sites dial; None: the site's in the topology."""
         return None if self._order.site.listening.interfaces else place.told
 
     def _bound(self, place: NodePlace) -> str | None:
         """Return the host that a node's gateways bind; None: the site's in the topology."""
-        return None if self._order.site.listening.bind else self._told(place)
+        return None if self._order.site.listening.bind else self._dialled_host(place)
 
     async def connect(self, endpoints: Sequence[GatewayEndpoint]) -> None:
         """Have all gateways dial the other sites', and wait until Hello was answered.

@@ -25,7 +25,7 @@ class Stalls:
         self._look = look
         self._put = put
         self._said: dict[int, Mapping[str, Any]] = {}
-        self._told = Stall()
+        self._reported = Stall()
         self._left: dict[int, tuple[int, float]] = {}
         """By finished rank: the gateway's latest round at that time, and when the rank left."""
 
@@ -50,8 +50,8 @@ class Stalls:
             absent=[*(each for each in looked if each is not None), *self._ended(said)],
             waiting=any(said["waiting"] for said in self._said.values()),
         )
-        if stall != self._told:
-            self._told = stall
+        if stall != self._reported:
+            self._reported = stall
             told = Stall()
             told.CopyFrom(stall)
             self._put(told)
@@ -73,15 +73,15 @@ class Stalls:
         ]
 
     async def _absent(self, said: Mapping[str, Any], only_stopped: bool) -> AbsentRank | None:
-        found = await self._look(said["rank"], only_stopped)
-        if found is None:
+        stack = await self._look(said["rank"], only_stopped)
+        if stack is None:
             return None
         return AbsentRank(
             rank=said["rank"],
             for_s=said["for_s"],
             round=said["round"],
-            stopped=found.is_stopped,
-            in_collective=found.is_in_collective,
-            doing=found.doing[:_DOING_CHARS],
-            stack_path=str(found.path),
+            stopped=stack.is_stopped,
+            in_collective=stack.is_in_collective,
+            doing=stack.doing[:_DOING_CHARS],
+            stack_path=str(stack.path),
         )

@@ -92,11 +92,11 @@ def _superseded(place: Place, step: int) -> list[StoredCheckpoint]:
 
 def _half_written(place: Place, through_step: int) -> list[Path]:
     """Return unfinished folders of steps up to `through_step`, and of earlier generations."""
-    found = []
+    folders = []
     with suppress(OSError):
         for folder in place.staging_root.glob(".step-*"):
             if match := _HALF_WRITTEN.fullmatch(folder.name):
                 step, generation = map(int, match.groups())
                 if (generation, step) <= (place.generation, through_step):
-                    found.append(folder)
-    return found
+                    folders.append(folder)
+    return folders

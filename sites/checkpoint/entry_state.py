@@ -135,12 +135,13 @@ class EntryState:
         forms = {path: (each.shape, each.dtype) for path, each in common.items()}
         holders = {path: [*range(dist.get_world_size())] for path in forms}
         if self._state.is_split:
-            told = self._all((forms, buffers, other_state))
-            for part_forms, part_buffers, part_state in reversed(told):
+            of_ranks = self._all((forms, buffers, other_state))
+            for part_forms, part_buffers, part_state in reversed(of_ranks):
                 forms, buffers = forms | part_forms, buffers | part_buffers
                 other_state = other_state | part_state
             holders = {
-                path: [at for at, (part, *_) in enumerate(told) if path in part] for path in forms
+                path: [at for at, (part, *_) in enumerate(of_ranks) if path in part]
+                for path in forms
             }
         extents, num_bytes = laid_out(forms)
         live: Tensors = {}

@@ -197,20 +197,20 @@ class EntryWriter:
             OSError: some rank failed.
             _UnwantedError: the state is no longer wanted.
         """
-        problem, made = "", None
+        problem, result = "", None
         try:
-            made = work()
+            result = work()
         except _UnwantedError:
             problem = _UNWANTED
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
             problem = f"rank {self._part.rank}: {self._written.folder}: {_reason(error)}"
-        told = self._part.tell_all((problem, made))
-        problems = [each for each, _ in told if each]
+        reports = self._part.tell_all((problem, result))
+        problems = [each for each, _ in reports if each]
         if _UNWANTED in problems:
             raise _UnwantedError
         if problems:
             raise OSError(problems[0])
-        return [each for _, each in told]
+        return [each for _, each in reports]
 
     def _fail(self, error: Exception) -> None:
         """Report to the ranks and the log that there is no state of this step."""
@@ -275,7 +275,7 @@ class EntryWriter:
         objects = folder / OBJECTS
         objects.write_bytes(self._objects)
         digests = {piece: each for part in parts for piece, each in part.items()}
-        found = Index(
+        index = Index(
             {TENSORS: self._written.num_bytes, OBJECTS: size},
             {
                 TENSORS: tuple(digests[piece] for piece in sorted(digests)),
@@ -283,7 +283,7 @@ class EntryWriter:
             },
         )
         part = (folder / INDEX).with_suffix(".part")
-        part.write_bytes(found.to_bytes())
+        part.write_bytes(index.to_bytes())
         part.rename(folder / INDEX)
 
 

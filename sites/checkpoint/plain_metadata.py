@@ -88,15 +88,15 @@ class PlainReader(FileSystemReader):
         path = self.fs.concat_path(self.path, ".metadata")
         try:
             with self.fs.create_stream(path, "rb") as stream:
-                found = _Unpickler(stream).load()
+                tensors = _Unpickler(stream).load()
         except _DAMAGED as error:
             raise BadCheckpointError(f"{path} cannot be read: {error}") from error
-        if not isinstance(found, metadata.Metadata):
+        if not isinstance(tensors, metadata.Metadata):
             raise BadCheckpointError(f"{path} cannot be read: it is no list of tensors")
-        if found.storage_meta is None:
-            found.storage_meta = metadata.StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+        if tensors.storage_meta is None:
+            tensors.storage_meta = metadata.StorageMeta()
+        tensors.storage_meta.load_id = self.load_id
+        return tensors
 
 
 class PlainUrlReader(PlainReader, FsspecReader):

@@ -49,13 +49,13 @@ def _of_all(group: SiteGroup, make: Callable[[], Made]) -> list[Made]:
     Raises:
         OSError: a rank failed; raised at all ranks.
     """
-    made, problem = None, ""
+    result, problem = None, ""
     try:
-        made = make()
+        result = make()
     except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
         why = str(error) if isinstance(error, OSError) else reason_of(error)
         problem = f"rank {group.rank}: {why}"
-    parts = group.gather((made, problem))
+    parts = group.gather((result, problem))
     if problems := [each for _, each in parts if each]:
         raise OSError(problems[0])
     return [each for each, _ in parts]  # type: ignore[misc]

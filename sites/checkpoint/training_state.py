@@ -144,19 +144,19 @@ class TrainingState:
         settings_here = [repr(each) for each in self._group_settings()]
         own = (self._groups, settings_here, self._all_names())
         assert self._group is not None, "the model is split"
-        told = self._group.gather(own)
-        for rank, (_, settings, _) in enumerate(told):
-            if settings != told[0][1]:
+        of_ranks = self._group.gather(own)
+        for rank, (_, settings, _) in enumerate(of_ranks):
+            if settings != of_ranks[0][1]:
                 raise TypeError(
                     f"site.checkpoint: the optimizer of rank {rank} has groups {settings}, that of "
-                    f"rank 0 {told[0][1]}: each stage of a pipeline needs as many groups, with the "
+                    f"rank 0 {of_ranks[0][1]}: each stage of a pipeline needs as many groups, with the "
                     "same settings, in the same order, if need be empty ones"
                 )
         groups_of_site = [
-            list(dict.fromkeys(name for groups, *_ in told for name in groups[index]))
+            list(dict.fromkeys(name for groups, *_ in of_ranks for name in groups[index]))
             for index in range(len(self._groups))
         ]
-        return groups_of_site, set().union(*(names for *_, names in told))
+        return groups_of_site, set().union(*(names for *_, names in of_ranks))
 
     def _group_settings(self) -> list[dict[str, Any]]:
         return [
@@ -277,12 +277,12 @@ class TrainingState:
     def adopt(self, tensors: Tensors, settings: Mapping[str, Any]) -> None:
         """Install loaded tensors and settings; the optimizer's groups may differ."""
         for prefix, model in zip(self._prefixes, self._models, strict=True):
-            found = {
+            values = {
                 name: tensors.get(f"{MODEL}{prefix}{bare_name(name)}")
                 for name in model.state_dict()
             }
             model.load_state_dict(
-                {name: each for name, each in found.items() if each is not None}, strict=False
+                {name: each for name, each in values.items() if each is not None}, strict=False
             )
         for path, value in tensors.items():
             if path.startswith(_OPTIMIZER):

@@ -272,7 +272,7 @@ class CheckpointWriter:
     def _other_lists(self, step: int, absent: frozenset[str]) -> dict[str, list[StoredFile] | None]:
         """Wait for the other sites' lists; None: it did not come in time, or the site is lost."""
         place = self._place
-        found: dict[str, list[StoredFile] | None] = {
+        lists: dict[str, list[StoredFile] | None] = {
             site: None for site in place.ranks if site != place.site and site not in absent
         }
         where = (
@@ -283,11 +283,11 @@ class CheckpointWriter:
         deadline_s = time.monotonic() + PARTS_S
         while True:
             lost = self._absent()  # ask first: files of a lost site are then complete
-            for site in [each for each, known in found.items() if known is None]:
-                found[site] = _list_at(joined(where, OWN, site, LIST))
-            awaited = {site for site, known in found.items() if known is None} - lost
+            for site in [each for each, known in lists.items() if known is None]:
+                lists[site] = _list_at(joined(where, OWN, site, LIST))
+            awaited = {site for site, known in lists.items() if known is None} - lost
             if not awaited or time.monotonic() >= deadline_s:
-                return found
+                return lists
             time.sleep(_LOOK_S)
 
 
@@ -308,13 +308,13 @@ def agree_on_step(
     Raises:
         OSError: other ranks save only a later step, or some rank cannot save.
     """
-    told = tell_all((step, problem))
-    while len(steps := {each for each, _ in told}) > 1:
+    reports = tell_all((step, problem))
+    while len(steps := {each for each, _ in reports}) > 1:
         if step < max(steps):
-            late = ", ".join(str(rank) for rank, (each, _) in enumerate(told) if each > step)
+            late = ", ".join(str(rank) for rank, (each, _) in enumerate(reports) if each > step)
             raise OSError(f"rank {late} had passed step {step} when it heard of it")
-        told = tell_all((step, problem))
-    if problems := [each for _, each in told if each]:
+        reports = tell_all((step, problem))
+    if problems := [each for _, each in reports if each]:
         raise OSError(problems[0])
 
 

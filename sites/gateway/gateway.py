@@ -135,8 +135,8 @@ class Gateway(EndingGateway):
         """Listen for ranks and peers, and report the addresses to the agent."""
         self._pool.start()
         self._local.start()
-        told = self._server.start()
-        self._write({"op": "listening", "host": told.host, "port": told.port})
+        address = self._server.start()
+        self._write({"op": "listening", "host": address.host, "port": address.port})
 
     def connect(self, peers: tuple[Peer, ...], sites: Collection[str] | None = None) -> None:
         """Begin to dial the neighbouring gateways; report to the agent when all have answered.
@@ -257,7 +257,7 @@ class Gateway(EndingGateway):
         if not config.listens:  # donors cannot dial
             wanted |= {each.donor for each in gifts if each.receiver == config.site_index}
         added = self._links.add({*command.plan.neighbours(config.site_index), *wanted})
-        told = Members(
+        announced = Members(
             epoch=command.epoch,
             from_round=command.from_round,
             sites=command.members,
@@ -268,9 +268,9 @@ class Gateway(EndingGateway):
         follows = config.site in command.follows
         if follows and config.site in command.enters:
             if self._fetch is None:
-                self._take_state(told)
+                self._take_state(announced)
         else:  # Ranks must know the members before any round can begin.
-            self._local.tell_members(told)
+            self._local.tell_members(announced)
         executor = self._executor
         awaits_entry = bool(command.enters) and not follows
         ruling = command.epoch, command.from_round, command.plan, command.codecs
@@ -288,22 +288,24 @@ class Gateway(EndingGateway):
         if begun is not None:
             self._tell_resumed(command.epoch, begun)
 
-    def _take_state(self, told: Members) -> None:
+    def _take_state(self, members: Members) -> None:
         """Fetch the training state for a rejoin in the background, then tell the ranks."""
         config = self._config
         donors = [
             donor(config, peer, functools.partial(self._links.peer, at))
             for at, peer in self._links.peers.items()
-            if peer.site in told.sites and peer.site != config.site
+            if peer.site in members.sites and peer.site != config.site
         ]
         timeout_s = 2 * config.peer_lost_s
-        fetch = self._fetch = StateFetch(donors, told.epoch, Path(told.state), timeout_s=timeout_s)
+        fetch = self._fetch = StateFetch(
+            donors, members.epoch, Path(members.state), timeout_s=timeout_s
+        )
 
         def take() -> None:
             begun_s = time.monotonic()
             try:
                 if config.fetches_state:
-                    remove_states(Path(config.state_folder), but=Path(told.state))
+                    remove_states(Path(config.state_folder), but=Path(members.state))
                     fetch.run()
                 else:
                     fetch.wait_for_other()
@@ -318,7 +320,7 @@ class Gateway(EndingGateway):
             }
             _log.info("fetched the training state of the other sites: %s", values)
             self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
-            self._local.tell_members(told)
+            self._local.tell_members(members)
 
         threading.Thread(target=take, name="take-state", daemon=True).start()
 
@@ -394,9 +396,9 @@ class Gateway(EndingGateway):
             with self._watching:
                 self._stalls.saving(rank, time.monotonic())
 
-    def state_progress(self, rank: int, told: StateProgress) -> None:
+    def state_progress(self, rank: int, progress: StateProgress) -> None:
         """A rank reports progress or failure in writing its part of the state for others."""
-        self._state.note(rank, told)
+        self._state.note(rank, progress)
 
     def rank_left(self, rank: int) -> None:
         """A rank has left."""

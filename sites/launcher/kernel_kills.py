@@ -36,14 +36,14 @@ class KernelKills:
 
     def _counts(self) -> dict[Path, int]:
         """Return the value of each existing counter, the nearest cgroup's first."""
-        found = {}
+        counts = {}
         for path in self._paths():
             try:
                 words = [line.split() for line in path.read_text().splitlines()]
-                found[path] = next(int(line[1]) for line in words if line[:1] == ["oom_kill"])
+                counts[path] = next(int(line[1]) for line in words if line[:1] == ["oom_kill"])
             except (OSError, ValueError, IndexError, StopIteration):
                 continue
-        return found
+        return counts
 
     def _paths(self) -> Iterator[Path]:
         try:

@@ -82,15 +82,15 @@ class Watch:
         """Begin to watch this process's children."""
         self._thread.start()
 
-    def finish(self, told: dict[int, int]) -> None:
+    def finish(self, exit_codes: dict[int, int]) -> None:
         """Stop, and report failures that torchrun saw and this thread did not.
 
         Args:
-            told: exit code of each failed rank, by rank inside the site.
+            exit_codes: exit code of each failed rank, by rank inside the site.
         """
         self._stopped.set()
         self._thread.join(1.0)  # the thread may hang in waitid if a rank cannot be killed
-        added = [self._describe(rank - self._first_rank, code) for rank, code in told.items()]
+        added = [self._describe(rank - self._first_rank, code) for rank, code in exit_codes.items()]
         if all(each.exit_code == -signal.SIGTERM for each in added):
             self._add(self._unexplained)
         self._add(added)

@@ -126,9 +126,9 @@ def digests_in(
     if not path.stat().st_size:
         return {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        found = {}
+        digests = {}
         for piece in pieces:
             with memoryview(mapped)[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES] as view:
-                found[piece] = digest_of(view)
+                digests[piece] = digest_of(view)
                 on_hashed(len(view))
-        return found
+        return digests

@@ -58,11 +58,11 @@ async def _join(name: str, host: str, port: int) -> int:
         lambda: asyncio.streams.FlowControlMixin(loop=loop), sys.stdout
     )
     stdout = asyncio.StreamWriter(transport, protocol, None, loop)
-    told = asyncio.create_task(copy(stdin, writer), name="to the supervisor")
-    heard = asyncio.create_task(copy(reader, stdout), name="from the supervisor")
-    await asyncio.wait({told, heard}, return_when=asyncio.FIRST_COMPLETED)
+    sending = asyncio.create_task(copy(stdin, writer), name="to the supervisor")
+    receiving = asyncio.create_task(copy(reader, stdout), name="from the supervisor")
+    await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
     writer.close()
-    if told.done():
+    if sending.done():
         return 0
     print("has closed its stream: see the log of its pod", file=sys.stderr)  # noqa: T201
     return 1

@@ -21,13 +21,13 @@ class SiteError(Exception):
         self.log_path = log_path
 
 
-def rank_failure(found: Failure, site: str, node: int) -> Failure:
+def rank_failure(failure: Failure, site: str, node: int) -> Failure:
     """Return a launcher's report of a rank with its place, in a whole sentence."""
-    gave_up = found.exit_code == COLLATERAL_EXIT_CODE and found.is_collateral
-    said = f": {found.message}" if found.message else ""
-    end = f"gave up{said}" if gave_up else describe_end(found.exit_code, found.message)
-    message = f"rank {found.rank} of site {site} {end}"
-    return dataclasses.replace(found, message=one_line(message), site=site, node=node)
+    gave_up = failure.exit_code == COLLATERAL_EXIT_CODE and failure.is_collateral
+    said = f": {failure.message}" if failure.message else ""
+    end = f"gave up{said}" if gave_up else describe_end(failure.exit_code, failure.message)
+    message = f"rank {failure.rank} of site {site} {end}"
+    return dataclasses.replace(failure, message=one_line(message), site=site, node=node)
 
 
 def describe_end(exit_code: int, why: str = "") -> str:

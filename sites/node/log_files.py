@@ -34,7 +34,7 @@ class LogFiles:
     def read(self, budget_bytes: int) -> tuple[Lines, int]:
         """Return new lines, a fair share of each source, and the number of bytes read."""
         self._discover()
-        found: Lines = []
+        new_lines: Lines = []
         left_bytes = budget_bytes
         for place, (source, tail) in enumerate(self._tails.values()):
             share = left_bytes // (len(self._tails) - place)
@@ -42,8 +42,8 @@ class LogFiles:
                 tail.free()  # earlier lines have been shipped
                 lines, read_bytes = tail.read(share)
                 left_bytes -= read_bytes
-                found.append((source, lines))
-        return found, budget_bytes - left_bytes
+                new_lines.append((source, lines))
+        return new_lines, budget_bytes - left_bytes
 
     def read_ends(self, first: Collection[str]) -> Lines:
         """Return the last lines of every source, sources in `first` before others."""

@@ -88,11 +88,11 @@ def stage_memories(
     check_fit(workload, degrees)
     all_of_layer = layer_activations(workload, degrees, "none")
     kept = layer_activations(workload, degrees, degrees.recompute)
-    layers, found = layers_of_stages(workload, degrees), {}
+    layers, memories = layers_of_stages(workload, degrees), {}
     for stage in full_stages(workload, degrees):
         parameters, gradients, optimizer = _states(workload, degrees, stage)
         in_flight = min(degrees.micro_batches(num_sequences), most_in_flight(degrees, stage))
-        found[stage] = Memory(
+        memories[stage] = Memory(
             parameters=parameters,
             gradients=gradients,
             optimizer=optimizer,
@@ -103,7 +103,7 @@ def stage_memories(
             exchange=exchange,
             runtime=workload.runtime_bytes,
         )
-    return found
+    return memories
 
 
 def most_in_flight(degrees: Degrees, stage: int) -> float:

@@ -123,14 +123,14 @@ def _link(root: yaml.Node | None, index: int, source: str) -> yaml.MappingNode:
 
 def _below(node: yaml.Node) -> list[yaml.Node]:
     """Return a node and all its descendants."""
-    found = [node]
+    nodes = [node]
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            found += [key, *_below(value)]
+            nodes += [key, *_below(value)]
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            found += _below(item)
-    return found
+            nodes += _below(item)
+    return nodes
 
 
 def _uses(root: yaml.Node | None) -> dict[int, int]:

@@ -54,12 +54,12 @@ def ancestry(document: Document, index: int) -> list[int]:
     """
     # Of two sites with one name the first counts; the other is reported as a duplicate.
     positions = {document.text("sites", each, "name"): each for each in reversed(_sites(document))}
-    found = [index]
-    while (like := document.text("sites", found[-1], "like")) is not None:
-        if positions.get(like, index) in found:
+    chain = [index]
+    while (like := document.text("sites", chain[-1], "like")) is not None:
+        if positions.get(like, index) in chain:
             break
-        found.append(positions[like])
-    return found
+        chain.append(positions[like])
+    return chain
 
 
 def _sites(document: Document) -> range:

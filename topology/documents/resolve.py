@@ -175,10 +175,10 @@ def _emulation(written: EmulationModel) -> Emulation:
     )
 
 
-def _link(written: LinkModel, sites: tuple[Site, ...], told: float) -> Link:
+def _link(written: LinkModel, sites: tuple[Site, ...], stated: float) -> Link:
     """Return the direction from the first site to the second; measured figures win.
 
-    A run is given `told` times its bandwidth.
+    A run is given `stated` times its bandwidth.
     """
     source, target = written.between
     measured = written.measured or MeasuredModel()
@@ -191,7 +191,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...], told: float) -> Link:
     return Link(
         source=source,
         target=target,
-        bytes_per_s=bandwidth * written.share * told,
+        bytes_per_s=bandwidth * written.share * stated,
         rtt_s=rtt_s,
         rtt_origin=rtt_origin,
         jitter_s=written.jitter if measured.jitter is None else measured.jitter,
@@ -207,7 +207,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...], told: float) -> Link:
             for each in written.schedule
         ),
         bandwidth_origin="measured" if is_measured else "bandwidth",
-        described_bytes_per_s=None if described is None else described * written.share * told,
+        described_bytes_per_s=None if described is None else described * written.share * stated,
         described_rtt_s=_described_rtt_s(written, distance_km),
         measured_at=measured.at,
     )

@@ -148,11 +148,11 @@ def _graphml(text: str, source: str) -> tuple[str, list[Node], list[Edge]]:
     names = {key.get("id", ""): key.get("attr.name", "") for key in root.iterfind(".//{*}key")}
 
     def attributes(element: ET.Element) -> dict[str, str]:
-        found = {}
+        values = {}
         for value in element.iterfind("{*}data"):
             key = value.get("key", "")
-            found[names.get(key, key)] = (value.text or "").strip()[:_VALUE_CHARACTERS]
-        return found
+            values[names.get(key, key)] = (value.text or "").strip()[:_VALUE_CHARACTERS]
+        return values
 
     nodes = []
     for element in graph.iterfind(".//{*}node"):

@@ -67,18 +67,18 @@ def import_topology(text: str, source: str, wishes: Wishes) -> Imported:
     Raises:
         ConfigError: The map cannot be read, or lacks data that a topology needs; with the remedy.
     """
-    found = read_map(text, source)
+    network = read_map(text, source)
     warnings: list[str] = []
-    names = dict(zip((each.key for each in found.nodes), _names(found), strict=True))
-    places = {each.key: _place(each, names[each.key], warnings) for each in found.nodes}
-    lines = _with_speeds(_lines(found.edges, places, warnings), wishes, source, warnings)
+    names = dict(zip((each.key for each in network.nodes), _names(network), strict=True))
+    places = {each.key: _place(each, names[each.key], warnings) for each in network.nodes}
+    lines = _with_speeds(_lines(network.edges, places, warnings), wishes, source, warnings)
     chosen = _chosen(names, wishes, source)
     if wishes.sites:
         lines = _paths_between(lines, chosen)
     _check(chosen, lines, names, source)
     links = _links(chosen, lines, names)
     file = source.rpartition("/")[2]
-    title = plain(found.name) or plain(file.partition(".")[0]) or "imported"
+    title = plain(network.name) or plain(file.partition(".")[0]) or "imported"
     sites = {names[key]: places[key] for key in chosen}
     written = _topology_text(title[:63].strip("-"), file, sites, links, wishes)
     world = load_topology(written, f"the topology of {source}")
@@ -221,13 +221,13 @@ def _check(
     graph.add_edges_from(pair for pair in lines if pair[::-1] in lines)
     parts = sorted(nx.connected_components(graph), key=len, reverse=True)
     if len(parts) > 1:
-        told = "; ".join(
+        listed = "; ".join(
             _listed([names[key] for key in chosen if key in part]) for part in parts[:4]
         )
         raise wrong(
             source,
             f"the sites are in {len(parts)} parts that nothing connects both ways: choose those of "
-            f"one with --sites. {told}",
+            f"one with --sites. {listed}",
         )
     lost = dict.fromkeys(
         names[key] for pair, line in lines.items() if line.distance_km is None for key in pair

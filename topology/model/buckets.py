@@ -39,17 +39,17 @@ def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
         model: its shape.
         bucket_bytes: float32 bytes that close a bucket.
     """
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     raw_bytes = 0
     for layer, each in reversed([*enumerate(layers(model))]):
         for numel in reversed(each.numels):
             raw_bytes += FLOAT32_BYTES * numel
             if raw_bytes >= bucket_bytes:
-                found.append(Bucket(raw_bytes, layer))
+                buckets.append(Bucket(raw_bytes, layer))
                 raw_bytes = 0
     if raw_bytes:
-        found.append(Bucket(raw_bytes, 0))
-    return tuple(found)
+        buckets.append(Bucket(raw_bytes, 0))
+    return tuple(buckets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
     flops = [layer.flops_per_token for layer in layers(model)]
     buckets = buckets_of(model, bucket_bytes)
     left_bytes = sum(each.raw_bytes for each in buckets)
-    found = []
+    releases = []
     for bucket in buckets:
         # Backward is two thirds of the compute, and ends at the first layer.
         after = 2 / 3 * math.fsum(flops[: bucket.last_layer]) / math.fsum(flops)
-        found.append(Release(bucket.raw_bytes, left_bytes, after))
+        releases.append(Release(bucket.raw_bytes, left_bytes, after))
         left_bytes -= bucket.raw_bytes
-    return tuple(found)
+    return tuple(releases)

@@ -164,10 +164,10 @@ class Alternatives:
         taken = dict(
             zip(choice.sites, zip(choice.sequences, choice.timings, strict=True), strict=True)
         )
-        found = []
+        rows = []
         for site in self.search.topology.sites:
             mine, otherwise = taken.get(site.name), self.by_site[site.name]
-            found.append(
+            rows.append(
                 {
                     "site": site.name,
                     "sequences": 0 if mine is None else mine[0],
@@ -175,7 +175,7 @@ class Alternatives:
                     "step_s_otherwise": None if otherwise is None else self.told_s(otherwise),
                 }
             )
-        return found
+        return rows
 
     def links(self, model: StepModel) -> list[dict[str, Any]]:
         """Return the links between sites that take part: utilisation, and the step if wider.
@@ -185,10 +185,10 @@ class Alternatives:
         choice, search = self.choice, self.search
         job, topology = choice.job(search.job), choice.topology(search.topology)
         index = {site.name: site.index for site in topology.sites}
-        found: dict[frozenset[str], dict[str, Any]] = {}
+        rows: dict[frozenset[str], dict[str, Any]] = {}
         for link in topology.links:
             pair = frozenset((link.source, link.target))
-            if pair in found:
+            if pair in rows:
                 continue
             one, other = index[link.source], index[link.target]
             busy_s = max(model.link_s.get(hop, 0.0) for hop in ((one, other), (other, one)))
@@ -196,14 +196,14 @@ class Alternatives:
                 job, widened(topology, pair, more=GBIT_BYTES_PER_S), choice.candidate.plan
             )
             wider_s = wider.step_s(choice.timings) * choice.step_s / choice.modelled_s
-            found[pair] = {
+            rows[pair] = {
                 "between": [link.source, link.target],
                 "busy": busy_s / choice.step_s,
                 # A wider link can be used as if it were not.
                 "step_s_with_one_more_gbit_s": min(choice.step_s, wider_s),
                 **_crossing(job, topology, choice.candidate.plan, link),
             }
-        return list(found.values())
+        return list(rows.values())
 
 
 def even_split(job: Job, topology: Topology) -> Split:

@@ -64,19 +64,19 @@ def _growth(link: Link, count: int, most: int) -> str:
 
 def held_back(topology: Topology) -> list[str]:
     """Return a warning for each link whose losses reduce it below what the plan assumes."""
-    found = []
+    warnings = []
     for link in topology.links:
         most = link.max_flows or FLOWS_MAX
         path = _path(link)
         carried = link_bytes_per_s(path, most, congestion=_congestion(link))
         if carried < _CARRIED * WIRE_SHARE * link.bytes_per_s:
-            found.append(
+            warnings.append(
                 f"{link.source} → {link.target}: with {format_fraction(link.loss)} of packets lost, "
                 f"{most} connections of {_congestion(link)} carry {format_rate(carried)} of "
                 f"{format_rate(link.bytes_per_s)}, and the plan counts on all of it: allow more "
                 "connections (max_flows), or use BBR at both ends"
             )
-    return found
+    return warnings
 
 
 def _path(link: Link) -> Path:

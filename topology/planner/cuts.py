@@ -185,11 +185,11 @@ def why_not(workload: Workload, degrees: Degrees, site: Site, num_sequences: int
     has = site.accelerator.memory_bytes
     if needed <= has:
         return None
-    told = f"{in_words(degrees)} does not fit: needs {_gib(needed)} of {format_size(has)}"
+    reason = f"{in_words(degrees)} does not fit: needs {_gib(needed)} of {format_size(has)}"
     if degrees.recompute == "full":
-        return told
+        return reason
     full = dataclasses.replace(degrees, recompute="full")
-    return f"{told}; with full recompute {_gib(memory(workload, full, num_sequences).total)}"
+    return f"{reason}; with full recompute {_gib(memory(workload, full, num_sequences).total)}"
 
 
 def _gib(num_bytes: float) -> str:
@@ -288,11 +288,11 @@ class SiteCuts:
             key = (each.tensor, each.pipeline, each.context, each.data)
             if step_s < than_s and (key not in faster or step_s < faster[key][0]):
                 faster[key] = (step_s, index, each)
-        told = [
+        reasons = [
             why_not(self._workload, each, self.site, num_sequences)
             for _, _, each in sorted(faster.values())[:most]
         ]
-        return [each for each in told if each is not None]
+        return [each for each in reasons if each is not None]
 
     def closest(self) -> str:
         """Return the cut that lacks least memory, for a site where none fits."""
@@ -385,7 +385,7 @@ def placed_timings(job: Job, topology: Topology) -> list[SiteTiming]:
             for site in topology.sites
         ]
     placed = {each.site: each for each in job.placement}
-    workload, found = workload_described(job.workload), []
+    workload, timings = workload_described(job.workload), []
     for site in topology.sites:
         mine = placed.get(site.name)
         even = -(-job.global_batch * site.num_ranks // topology.num_ranks)
@@ -395,8 +395,8 @@ def placed_timings(job: Job, topology: Topology) -> list[SiteTiming]:
         able = cuts.timings(sequences, together)
         if not able:
             raise ConfigError(f"site {site.name}: {cuts.closest()}")
-        found.append(able[0])
-    return found
+        timings.append(able[0])
+    return timings
 
 
 def site_cuts(job: Job, site: Site, placed: Placed | None) -> SiteCuts:

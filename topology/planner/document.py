@@ -74,15 +74,15 @@ class PlanFile:
 
     def blamed(self, error: ConfigError) -> ConfigError:
         """Return an error of the combined job, with problems at the plan's lines."""
-        told = Document(self.source, "")
+        own = Document(self.source, "")
         for problem in error.problems:
             path = _path_in_plan(problem)
             if path is None:
-                told.problems.append(problem)
+                own.problems.append(problem)
             else:
                 place = self._document.place(path)
                 self._document.add_at(place, problem.message, path)
-        return ConfigError([*self._document.problems, *told.problems])
+        return ConfigError([*self._document.problems, *own.problems])
 
 
 def _path_in_plan(problem: Problem) -> tuple[str | int, ...] | None:

@@ -46,15 +46,15 @@ def by_themselves(search: Search, choice: Choice) -> tuple[list[tuple[SiteTiming
     The spread of the batch is the one that is fastest then.
     """
     job, here = choice.job(search.job), choice.topology(search.topology)
-    found = []
+    splits = []
     for split in (*search.options.splits(here), choice.sequences):
         fronts = [
             search.options.timings(job, site, count)
             for site, count in zip(here.sites, split, strict=True)
         ]
         if all(fronts):
-            found.append((fronts, max(front[0].alone_s for front in fronts)))
-    return min(found, key=lambda each: each[1])
+            splits.append((fronts, max(front[0].alone_s for front in fronts)))
+    return min(splits, key=lambda each: each[1])
 
 
 def efficiency(search: Search, choice: Choice) -> float:
@@ -93,12 +93,12 @@ def binding(search: Search, choice: Choice, model: StepModel) -> str:
         busy.append((each_s[index], f"the {what} of {node}{sites[index].name}"))
     busy_s, what = max(busy)
     waits = f"for {_share(1 - alone_s / choice.step_s)} of a step"
-    rest = f"{slowest.name} computes longest, and {waits} it waits"
+    waiting = f"{slowest.name} computes longest, and {waits} it waits"
     if is_equal:
-        rest = f"all sites compute equally long, and {waits} they wait"
+        waiting = f"all sites compute equally long, and {waits} they wait"
     if busy_s < _PACED * model.exchange_s(choice.timings):
-        return f"round trips: {what}, busiest of all, works for {_seconds(busy_s)}; {rest}"
-    return f"{what}, busy for {_share(busy_s / choice.step_s)} of a step; {rest}"
+        return f"round trips: {what}, busiest of all, works for {_seconds(busy_s)}; {waiting}"
+    return f"{what}, busy for {_share(busy_s / choice.step_s)} of a step; {waiting}"
 
 
 def sentences(
@@ -112,22 +112,22 @@ def sentences(
         inside: What happens inside sites, where a job describes its model.
     """
     search, choice = others.search, others.choice
-    told = [summary(choice, len(search.topology.sites))]
-    told += [f"What limits a step: {binding(search, choice, model)}."]
-    told += [_left_out(others, each) for each in others.sites() if not each["sequences"]]
-    told += _cuts(search, choice, inside)
+    texts = [summary(choice, len(search.topology.sites))]
+    texts += [f"What limits a step: {binding(search, choice, model)}."]
+    texts += [_left_out(others, each) for each in others.sites() if not each["sequences"]]
+    texts += _cuts(search, choice, inside)
     if len(choice.coding.codecs) > 1 and not search.job.exchange.codecs:
-        told.append(
+        texts.append(
             "A link's own codec is that of every tree that crosses it; trees that do not cross one stay "
             f"{choice.coding.codec}, for that is as fast."
         )
-    told += _micro_batch(search, choice)
+    texts += _micro_batch(search, choice)
     if len(choice.sites) > 1:
-        told += _hidden(choice, model)
+        texts += _hidden(choice, model)
         if search.job.workload is not None:
-            told.append(_needed(search, choice))
-    told += _regime(others)
-    return told
+            texts.append(_needed(search, choice))
+    texts += _regime(others)
+    return texts
 
 
 def summary(choice: Choice, num_sites: int) -> str:

@@ -24,17 +24,17 @@ def too_large(job: Job, topology: Topology) -> list[str]:
     """
     if job.entrypoint is not None:
         return []
-    found = []
+    warnings = []
     for each in job.placement:
         site = topology.site(each.site)
         most = min(job.trainer.micro_batch, -(-each.sequences // site.num_ranks))
         needed_bytes, has = rank_bytes(job, site, most), site.accelerator.memory_bytes
         if needed_bytes > has:
-            found.append(
+            warnings.append(
                 f"{each.site}: a rank needs {format_size(needed_bytes)} of memory for {most} sequences at "
                 f"once, and its accelerator has {format_size(has)}: lower trainer.micro_batch or the model"
             )
-    return found
+    return warnings
 
 
 def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:

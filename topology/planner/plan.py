@@ -186,19 +186,21 @@ def _impossible(search: Search) -> ConfigError:
     job, topology = search.job, search.topology
     section, model = ("trainer", "trainer.model") if job.entrypoint is None else ("workload",) * 2
     if job.workload is not None:
-        told = [
+        reasons = [
             f"{name}: {cuts.closest()}"
             for name, cuts in search.options.cuts.items()
             if not cuts.cuts
         ]
-        if not told and search.wishes.sites == "all":
+        if not reasons and search.wishes.sites == "all":
             least = {
                 name: min(cut.degrees.data for cut in cuts.cuts)
                 for name, cuts in search.options.cuts.items()
             }
             if job.workload.global_batch < sum(least.values()):
                 return _too_few(section, least, job.workload.global_batch)
-        why = "; ".join(told) or "no sites are joined, or the batch has too few sequences for them"
+        why = (
+            "; ".join(reasons) or "no sites are joined, or the batch has too few sequences for them"
+        )
         return _refused(model, f"no set of sites can train this model. {why}")
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     if search.wishes.sites == "all" and batch < ranks:

@@ -80,11 +80,11 @@ def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Candidate
             return []
         form = f"{len(plan.trees)} trees" if job.reduction.trees else plan.why.partition(":")[0]
         return [candidate_of(pairs.names, plan.trees, f"{form}, as the job says")]
-    found: dict[object, Candidate] = {}
+    candidates: dict[object, Candidate] = {}
     for form, trees in _forms(pairs, packed=packed):
         shapes = tuple(sorted((*shape_of(tree), tree.weight) for tree in trees))
-        found.setdefault(shapes, candidate_of(pairs.names, trees, form))
-    return list(found.values())
+        candidates.setdefault(shapes, candidate_of(pairs.names, trees, form))
+    return list(candidates.values())
 
 
 def candidate_of(names: Sequence[str], trees: tuple[Tree, ...], form: str = "") -> Candidate:

@@ -38,11 +38,11 @@ def regime(
     """
     if most == 1 or not asked:
         return []
-    found = {
+    by_sites = {
         who: rounds(compute_s, there_s, most) for who, (compute_s, there_s, _) in asked.items()
     }
     who, (plain, streamed) = min(
-        found.items(), key=lambda each: min(one.step_s for one, _ in each[1])
+        by_sites.items(), key=lambda each: min(one.step_s for one, _ in each[1])
     )
     best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))
     if best[0].step_s > (1 - _GAIN) * step_s:
@@ -50,7 +50,7 @@ def regime(
             f"plan.max_sync_period permits {most} steps between exchanges; longer rounds than one step "
             "would gain less than 1 % here."
         ]
-    told = [
+    texts = [
         f"{name}: {format_duration(significant(each.step_s, 4))} a step in the mean, "
         f"{format_fraction(round(each.utilisation, 3))} of it compute"
         for name, (each, _) in (
@@ -63,7 +63,7 @@ def regime(
     parameters = asked[who][2]
     return [
         f"plan.max_sync_period permits {most} steps between exchanges. "
-        f"{told[0]}. {told[1]}. Every step: "
+        f"{texts[0]}. {texts[1]}. Every step: "
         f"{format_duration(significant(step_s, 4))}. Recommended is {name}{over}, if your training tolerates "
         f"it; its outer optimizer takes {format_size(outer_optimizer_bytes(parameters, best[1]))} more an "
         "accelerator.",
@@ -84,11 +84,11 @@ def rounds(
     def shortest(fragments: int, overlap_steps: int) -> Round:
         each_s = exchange_s / fragments
         between = max(1, overlap_steps)
-        found = [
+        longer = [
             local_round(fragments * count, step_s, each_s, fragments, overlap_steps)
             for count in range(between, most // fragments + 1)
         ]
-        return next((each for each in found if each.utilisation >= _UTILISED), found[-1])
+        return next((each for each in longer if each.utilisation >= _UTILISED), longer[-1])
 
     fragments = min(_FRAGMENTS, most)
     return (shortest(1, 0), 1), (shortest(fragments, 1), fragments)

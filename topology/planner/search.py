@@ -216,13 +216,13 @@ class Search:
 
         From the best of the first sets, sites are added and removed while that helps.
         """
-        found: dict[Names, Choice | None] = {}
+        guesses: dict[Names, Choice | None] = {}
 
         def guess(sets: Iterable[Names]) -> Choice | None:
             for names in sets:
-                if names not in found:
-                    found[names] = self.set_of(names).quick if self._is_possible(names) else None
-            return min(filter(None, found.values()), key=by_rank, default=None)
+                if names not in guesses:
+                    guesses[names] = self.set_of(names).quick if self._is_possible(names) else None
+            return min(filter(None, guesses.values()), key=by_rank, default=None)
 
         everybody = tuple(site.name for site in self.topology.sites)
         if self.job.placement:
@@ -239,7 +239,7 @@ class Search:
             while best is not None and best is not before:
                 before, now = best, set(best.sites)
                 best = guess(self._ordered(now ^ {*names}) for names in changes)
-        return sorted(filter(None, found.values()), key=by_rank)
+        return sorted(filter(None, guesses.values()), key=by_rank)
 
     def _first_sets(self, names: Names) -> Iterator[Names]:
         """Yield single sites, sets joined by near or by wide links, and the fastest sites."""
@@ -410,16 +410,16 @@ class SiteSet:
             for index, candidate in enumerate(self._menu(packed=packed))
             for place, coding in enumerate(self._codings)
         )
-        found: list[Choice] = []
+        choices: list[Choice] = []
         best = math.inf
         for least_s, index, place in order[:most]:
             if rank_of(self._objective, least_s, self._usd_per_s * least_s)[0] > best:
                 break
             candidate, coding = self._menu(packed=packed)[index], self._codings[place]
             for split in self._splits[: most and 1]:
-                found += self.choices(candidate, coding, self._search.sizes[0], split)
-            best = min((_NEAR_ENOUGH * each.rank[0] for each in found), default=best)
-        return found
+                choices += self.choices(candidate, coding, self._search.sizes[0], split)
+            best = min((_NEAR_ENOUGH * each.rank[0] for each in choices), default=best)
+        return choices
 
     def _least_s(self, candidate: Candidate, coding: Coding) -> float:
         """Return a lower bound of the step: the busy time of its busiest link."""
@@ -584,13 +584,13 @@ def sizings(job: Job) -> tuple[Sizing, ...]:
     pairs = itertools.product(
         dict.fromkeys((own.bucket_bytes, *buckets)), dict.fromkeys((own.chunk_bytes, *CHUNKS))
     )
-    found = [
+    others = [
         Sizing(chunk_bytes=chunk_bytes, bucket_bytes=bucket_bytes)
         for bucket_bytes, chunk_bytes in pairs
         if chunk_bytes <= min(bucket_bytes, job.exchange.window_bytes or bucket_bytes)
         and bucket_bytes < 4 * largest
     ]
-    return tuple(dict.fromkeys((own, *found)))
+    return tuple(dict.fromkeys((own, *others)))
 
 
 def _with_micro_batch(job: Job, topology: Topology) -> Job:

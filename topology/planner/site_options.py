@@ -76,11 +76,11 @@ class SiteOptions:
         fastest_s = [self.site_sequence_s(site) for site in sites]
         if not self.cuts:
             per_rank_s = [each * count for each, count in zip(fastest_s, ranks, strict=True)]
-            found = [balanced(ranks, per_rank_s, batch)]
+            spreads = [balanced(ranks, per_rank_s, batch)]
         else:
-            found = [
+            spreads = [
                 balanced([unit] * len(sites), each_s, batch)
                 for each_s in (fastest_s, [1 / count for count in ranks])
                 for unit in _UNITS
             ]
-        return list(dict.fromkeys(each for each in found if each is not None))
+        return list(dict.fromkeys(each for each in spreads if each is not None))

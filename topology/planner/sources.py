@@ -33,19 +33,19 @@ Figure = tuple[str, str, str]
 def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
     """Return every input figure of the plan, with its origin."""
     job, topology = search.job, search.topology
-    found = [*_of_model(job), *_of_codecs(job, choice.coding)]
+    figures = [*_of_model(job), *_of_codecs(job, choice.coding)]
     for site in topology.sites:
-        found += _of_site(site, is_described=job.workload is not None)
+        figures += _of_site(site, is_described=job.workload is not None)
     if job.workload is not None and search.wishes.gateways == "measured":
         rate = format_rate(GATEWAY_BYTES_PER_S)
-        found.append(
+        figures.append(
             ("a gateway", rate, "measured on loopback, docs/measurements/loopback.md; hosts differ")
         )
     elif job.workload is not None:
-        found.append(("gateways and codecs", "no time", "plan.gateways: unlimited"))
+        figures.append(("gateways and codecs", "no time", "plan.gateways: unlimited"))
     for link in topology.links:
-        found += _of_link(link)
-    return [{"what": what, "value": value, "origin": origin} for what, value, origin in found]
+        figures += _of_link(link)
+    return [{"what": what, "value": value, "origin": origin} for what, value, origin in figures]
 
 
 def _of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
@@ -109,9 +109,9 @@ def _of_link(link: Link) -> Iterator[Figure]:
 
 def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
     """Return warnings on doubtful figures of the plan."""
-    found = [str(drift) for drift in drifts(topology)]
+    texts = [str(drift) for drift in drifts(topology)]
     if job.entrypoint is not None and job.workload is None:
-        found.append(
+        texts.append(
             "the model of a script of your own is not known: figures are those of trainer.model; "
             "describe yours as `workload`"
         )
@@ -119,19 +119,19 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
         chips = (site.accelerator for site in topology.sites)
         free = sorted({chip.name for chip in chips if chip.price_usd_per_h is None})
         if free:
-            found.append(
+            texts.append(
                 f"plan.objective is cost, and {', '.join(free)} has no price: it counts as free"
             )
-    found += held_back(topology)
+    texts += held_back(topology)
     scheduled = [f"{link.source} → {link.target}" for link in topology.links if link.schedule]
     if scheduled:
-        found.append(
+        texts.append(
             f"{', '.join(scheduled)}: the bandwidth is that outside of the periods in schedule"
         )
     cuts = [timing.cut for timing in choice.timings if timing.cut is not None]
-    found += _written_cuts(job, topology, choice)
+    texts += _written_cuts(job, topology, choice)
     if any(cut.degrees.zero_stage == 3 for cut in cuts):
-        found.append(
+        texts.append(
             "ZeRO 3 is taken to be well made; measured ones were up to 3 times as slow "
             "(docs/cost-model.md). workload.at_most: {zero_stage: 1} plans without it"
         )
@@ -139,10 +139,10 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
         site.name for site in topology.sites if site.fabric is None and site.num_ranks > 1
     ]
     if cuts and free_sites:
-        found.append(
+        texts.append(
             f"{', '.join(free_sites)}: without a fabric, nothing inside the site takes time to cross"
         )
-    return found
+    return texts
 
 
 def _written_cuts(job: Job, topology: Topology, choice: Choice) -> Iterator[str]:

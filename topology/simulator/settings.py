@@ -200,11 +200,11 @@ class RoundWork:
 
     def due(self) -> dict[int, tuple[int, ...]]:
         """Return the buckets that leave at the end of a step, by its number in a round, from 0."""
-        found: dict[int, tuple[int, ...]] = {}
+        by_step: dict[int, tuple[int, ...]] = {}
         for bucket, fragment in enumerate(self.owners):
             step = self.rounds.sent_after(fragment) - 1
-            found[step] = (*found.get(step, ()), bucket)
-        return found
+            by_step[step] = (*by_step.get(step, ()), bucket)
+        return by_step
 
     def exchanged(self, buckets: Sequence[Bucket], steps: int) -> float:
         """Return the traffic of the first `steps` steps, in units of a mean step."""

@@ -93,8 +93,8 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
     settings = settings or Settings()
     require_simulated(settings.changes, is_fair=settings.sharing == "fair")
     work = step_work(job, topology, settings)
-    made = _Made(job, work, settings)
-    steps, outages = made.run()
+    maker = _Made(job, work, settings)
+    steps, outages = maker.run()
     ended_s = max(site.end_s for site in steps[-1])
     return SimulatedRun(
         work=work,
@@ -102,7 +102,7 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
         links=link_loads(work),
         outages=tuple(outages),
         changes=tuple(each for each in settings.changes if each.at_s <= ended_s),
-        num_actions=made.num_actions,
+        num_actions=maker.num_actions,
     )
 
 
@@ -127,7 +127,7 @@ def coding_s(work: StepWork) -> list[tuple[float, float]]:
     """Return the mean CPU seconds that one gateway of each site encodes and decodes in a step."""
     if work.schedule == "off":
         return [(0.0, 0.0) for _ in work.sites]
-    found = []
+    seconds = []
     for index, site in enumerate(work.sites):
         encode_s = decode_s = 0.0
         for segment in (each for segments in work.segments for each in segments):
@@ -136,8 +136,8 @@ def coding_s(work: StepWork) -> list[tuple[float, float]]:
                 num_parts = 1 + len(work.plan.trees[segment.tree].children(index))
             coding = site.gateway.coding_s(segment, 1, num_parts)
             encode_s, decode_s = encode_s + coding[0], decode_s + coding[1]
-        found.append((encode_s / work.round_steps, decode_s / work.round_steps))
-    return found
+        seconds.append((encode_s / work.round_steps, decode_s / work.round_steps))
+    return seconds
 
 
 def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
@@ -151,14 +151,14 @@ def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
             wire[hop] = wire.get(hop, 0.0) + segment.wire_bytes
             raw[hop] = raw.get(hop, 0.0) + segment.raw_bytes
     index = {site.name: site.index for site in work.topology.sites}
-    found = []
+    loads = []
     for link in work.topology.links:
         hop = (index[link.source], index[link.target])
         if hop in wire:
             on_wire, raw_bytes = wire[hop] / work.round_steps, raw[hop] / work.round_steps
             sent_bytes, busy_s = on_wire * work.frame_share, on_wire / link.bytes_per_s
-            found.append(LinkLoad(link.source, link.target, sent_bytes, raw_bytes, busy_s))
-    return tuple(found)
+            loads.append(LinkLoad(link.source, link.target, sent_bytes, raw_bytes, busy_s))
+    return tuple(loads)
 
 
 class _Made:

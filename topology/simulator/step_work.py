@@ -88,7 +88,7 @@ def segments_of(
     num_chunks = sum(each.num_chunks for each in loads)
     turn_chunks = max(1.0, num_chunks * max(1, hops) / FLOWS_PER_STEP)
     turns = (plan.tree_index(turn) for turn in itertools.count())
-    found = []
+    segments = []
     for bucket, load in zip(buckets, loads, strict=True):
         # Flows that share a link leave as a whole, so each chunk is a flow.
         in_flight = 1 if is_fair else load.num_in_flight
@@ -96,7 +96,7 @@ def segments_of(
         num_turns = max(1, round(load.num_chunks / turn_chunks))
         cuts = [load.num_chunks * turn // num_turns for turn in range(num_turns + 1)]
         sizes = [end - begin for begin, end in itertools.pairwise(cuts)]
-        found.append(
+        segments.append(
             tuple(
                 Segment(
                     tree,
@@ -108,7 +108,7 @@ def segments_of(
                 for tree, count in _flows(zip(sizes, turns, strict=False), most)
             )
         )
-    return tuple(found)
+    return tuple(segments)
 
 
 def _flows(turns: Iterable[tuple[int, int]], in_flight: int) -> Iterator[tuple[int, int]]:
@@ -247,13 +247,13 @@ def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ..
     layer = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
     numels = [workload.embedding_parameters, *([layer] * workload.layers), workload.head_parameters]
     least_bytes = max(bucket_bytes, FLOAT32_BYTES * sum(numels) / BUCKETS_MAX)
-    found, raw_bytes = [], 0
+    buckets, raw_bytes = [], 0
     for index in reversed(range(len(numels))):
         raw_bytes += FLOAT32_BYTES * numels[index]
         if raw_bytes >= least_bytes or index == 0:
-            found.append(Bucket(raw_bytes, index))
+            buckets.append(Bucket(raw_bytes, index))
             raw_bytes = 0
-    return tuple(found)
+    return tuple(buckets)
 
 
 def described_sites(
@@ -268,11 +268,11 @@ def described_sites(
         # Equal sites with equal parts do the same: one is simulated.
         hardware = (site.accelerator, site.fabric, site.nodes, site.accelerators_per_node)
         key = (mine.parallel, mine.sequences, *hardware)
-        found = next((inside for other, inside in known if other == key), None)
-        if found is None:
-            found = inside_of(job, site)
-            known.append((key, found))
-        inside = dataclasses.replace(found, site=site.name)
+        cut = next((inside for other, inside in known if other == key), None)
+        if cut is None:
+            cut = inside_of(job, site)
+            known.append((key, cut))
+        inside = dataclasses.replace(cut, site=site.name)
         gateways = 0.0
         if gateways_take_time and (job.plan is None or job.plan.gateways == "measured"):
             workload = _workload(job)
@@ -340,12 +340,12 @@ def _reductions_s(
     in_turn = overlap(ready_s, layer_s)
     slowed_s = max(0.0, gradients.exposed_s - in_turn.exposed_s)
     last = {lane: index for index, lane in enumerate(lanes)}
-    found, above = [], workload.layers + 1
+    reductions_s, above = [], workload.layers + 1
     for index, (bucket, lane) in enumerate(zip(buckets, lanes, strict=True)):
         num_layers = above - max(1, bucket.last_layer)
-        found.append(layer_s * num_layers + (slowed_s if last[lane] == index else 0.0))
+        reductions_s.append(layer_s * num_layers + (slowed_s if last[lane] == index else 0.0))
         above = min(above, max(1, bucket.last_layer))
-    return tuple(found)
+    return tuple(reductions_s)
 
 
 def _layers_done(

@@ -472,27 +472,27 @@ class LocalTraining(_Simulated):
         """Report ended steps, in order, once all their buckets are back."""
         state = self._sites[site]
         while state.closed and all(step > state.closed[0].step for step in state.missing):
-            made = state.closed.popleft()
-            self._ended.setdefault(made.step, {})[site] = self._site_step(site, made)
+            ended = state.closed.popleft()
+            self._ended.setdefault(ended.step, {})[site] = self._site_step(site, ended)
             gone = [
                 step
                 for step, sent in state.sent.items()
-                if step not in state.missing and max(sent.finished_s.values()) <= made.end_s
+                if step not in state.missing and max(sent.finished_s.values()) <= ended.end_s
             ]
             for step in gone:
                 del state.sent[step]
 
-    def _site_step(self, site: int, made: _Made) -> SiteStep:
+    def _site_step(self, site: int, ended: _Made) -> SiteStep:
         """Divide a step into its parts; its own work after backward is no wait for the WAN."""
         sent = self._sites[site].sent
         away = [each for one in sent.values() for each in one.times()]
-        own = sent[made.step].times() if made.step in sent else ()
-        parts = parts_of(made.begin_s, made.done_s, made.end_s, away)
-        intra_s = made.done_s - made.computed_s - self._work.sites[site].tail_s
+        own = sent[ended.step].times() if ended.step in sent else ()
+        parts = parts_of(ended.begin_s, ended.done_s, ended.end_s, away)
+        intra_s = ended.done_s - ended.computed_s - self._work.sites[site].tail_s
         parts = dataclasses.replace(
             parts,
             compute_s=parts.compute_s - intra_s,
             intra_s=parts.intra_s + intra_s,
             inter_s=max((each.reduced_s - each.posted_s for each in own), default=0.0),
         )
-        return SiteStep(made.begin_s, made.computed_s, made.end_s, parts, own)
+        return SiteStep(ended.begin_s, ended.computed_s, ended.end_s, parts, own)

@@ -99,13 +99,13 @@ def handovers_from_bytes(written: bytes) -> tuple[Handover, ...]:
 
 def runs_of(numbers: Iterable[int]) -> Runs:
     """Return chunk numbers, given in any order, as runs."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = runs[-1][0], number
         else:
-            found.append((number, number))
-    return tuple(found)
+            runs.append((number, number))
+    return tuple(runs)
 
 
 def numbers_of(runs: Iterable[Sequence[int]]) -> Iterator[int]:

@@ -49,15 +49,15 @@ def drifts(topology: Topology) -> tuple[Drift, ...]:
 
     Where both directions of a link differ alike, the first stands for both.
     """
-    found: list[Drift] = []
+    differences: list[Drift] = []
     seen: set[tuple[str, str, str, float, float]] = set()
     for link in topology.links:
         for drift in _of(link):
             figures = (drift.what, drift.described, drift.measured)
             if (link.target, link.source, *figures) not in seen:
-                found.append(drift)
+                differences.append(drift)
             seen.add((link.source, link.target, *figures))
-    return tuple(found)
+    return tuple(differences)
 
 
 def _of(link: Link) -> list[Drift]:

@@ -19,7 +19,7 @@ JOB_PATHS = {
 
 def overrides_of(decisions: dict[str, Any]) -> list[str]:
     """Return a plan file's decisions as overrides of a job (`path=value`)."""
-    found = []
+    overrides = []
     for path, in_job in JOB_PATHS.items():
         value: Any = decisions
         for key in path.split("."):
@@ -27,5 +27,5 @@ def overrides_of(decisions: dict[str, Any]) -> list[str]:
         if value is None:
             continue
         # In JSON, unlike YAML, a text cannot be mistaken for another type.
-        found.append(f"{in_job}={json.dumps(value, ensure_ascii=False)}")
-    return found
+        overrides.append(f"{in_job}={json.dumps(value, ensure_ascii=False)}")
+    return overrides

@@ -260,15 +260,15 @@ def _keys(model: type[BaseModel], path: Path) -> Iterable[str]:
 
 def _annotation(model: type[BaseModel], path: Path) -> object:
     """Return the type of the value at `path`: a model, dict[...], list[...] or a leaf's."""
-    found: object = model
+    annotation: object = model
     for part in path:
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            by_key = {field.alias or name: field for name, field in found.model_fields.items()}
-            found = by_key[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
+            annotation = by_key[str(part)].annotation
         else:
-            found = typing.get_args(found)[-1]
-        found = _bare(found)
-    return found
+            annotation = typing.get_args(annotation)[-1]
+        annotation = _bare(annotation)
+    return annotation
 
 
 def _bare(annotation: object) -> object:

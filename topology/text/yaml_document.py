@@ -260,21 +260,21 @@ class _Conversion:
         return self._convert_scalar(node, path)
 
     def _convert_mapping(self, node: yaml.Node, path: Path, depth: int) -> dict[str, object]:
-        found: dict[str, object] = {}
+        mapping: dict[str, object] = {}
         for key_node, value_node in node.value:
             self._num_nodes += 1
             place = self._place(key_node)
             key = self._key(key_node, path)
             if key is None:
                 continue
-            if key in found:
+            if key in mapping:
                 first = self._document.key_places[*path, key].line
                 message = f"duplicate key {key!r} (first at line {first})"
                 self._document.add_at(place, message, (*path, key))
                 continue
             self._document.key_places[*path, key] = place
-            found[key] = self._convert(value_node, (*path, key), depth + 1)
-        return found
+            mapping[key] = self._convert(value_node, (*path, key), depth + 1)
+        return mapping
 
     def _key(self, node: yaml.Node, path: Path) -> str | None:
         """Return a key, or None after reporting a problem."""

@@ -43,15 +43,15 @@ def plan_for(
     if found is None:
         return None
     tree, is_complete = found
-    told = ", ".join(names[site] for site in sites)
-    why = f"the widest tree of {told}, its root at {names[tree.root]}"
+    listed = ", ".join(names[site] for site in sites)
+    why = f"the widest tree of {listed}, its root at {names[tree.root]}"
     if len(sites) == 1:
-        why = f"{told} alone: nothing crosses"
+        why = f"{listed} alone: nothing crosses"
     if len(set(own.codecs)) > 1:
         trees = tuple(dataclasses.replace(tree, weight=each.weight) for each in own.plan.trees)
         return CodedPlan(ReductionPlan(len(names), trees, why, tuple(sites)), own.codecs)
     if is_complete and (own.plan.is_gather or len(sites) <= 2):
-        why = why if len(sites) == 1 else f"gather of {told}"
+        why = why if len(sites) == 1 else f"gather of {listed}"
         return CodedPlan(ReductionPlan(len(names), (), why, tuple(sites)), own.codecs[:1])
     return CodedPlan(ReductionPlan(len(names), (tree,), why, tuple(sites)), own.codecs[:1])
 

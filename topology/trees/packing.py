@@ -195,25 +195,25 @@ def _widest_edges(pairs: Pairs) -> list[Edge]:
     This way every site keeps several edges, even if they are narrow.
     """
     kept: list[Edge] = []
-    rest = {each: -float(pairs.speed([each])) for each in pairs.bytes_per_s}
-    while rest:
-        forest = _forest(pairs.num_sites, rest)
+    unused = {each: -float(pairs.speed([each])) for each in pairs.bytes_per_s}
+    while unused:
+        forest = _forest(pairs.num_sites, unused)
         if kept and len(kept) + len(forest) > EDGES_MAX:
             break
         kept += forest
         for each in forest:
-            del rest[each]
+            del unused[each]
     return sorted(kept)
 
 
 def _star_or_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | None:
     """Return the cheapest tree, preferring a star, which has the least delay."""
     tree = _cheapest_tree(num_sites, prices, loads)
-    found = _cheapest_star(num_sites, prices, loads)
-    if found is None or tree is None:
+    star = _cheapest_star(num_sites, prices, loads)
+    if star is None or tree is None:
         return tree
     nearly = _cost(tree, prices, loads) + 1e-9
-    return found if _cost(found, prices, loads) <= nearly else tree
+    return star if _cost(star, prices, loads) <= nearly else tree
 
 
 def _load(tree: EdgeSet, loads: _Loads) -> int:

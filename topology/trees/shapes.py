@@ -192,7 +192,7 @@ def hierarchy(pairs: Pairs, groups: Groups) -> Tree | None:
     The root is the head of its own group; each other group's head is the member whose slowest link
     to its members and to the root is fastest. Ties: the least sum of round trips.
     """
-    found = []
+    scored = []
     for root in range(pairs.num_sites):
         parent: dict[int, int] = {}
         for group in groups:
@@ -205,8 +205,8 @@ def hierarchy(pairs: Pairs, groups: Groups) -> Tree | None:
         else:
             score = _score(pairs, list(parent.items()))
             if score[0] > 0:
-                found.append((*score, -root, Tree(root, parent)))
-    return max(found, key=lambda each: each[:3])[-1] if found else None
+                scored.append((*score, -root, Tree(root, parent)))
+    return max(scored, key=lambda each: each[:3])[-1] if scored else None
 
 
 def _head(pairs: Pairs, group: tuple[int, ...], root: int) -> int | None:

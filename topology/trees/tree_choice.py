@@ -162,13 +162,13 @@ def _hierarchy(job: Job, pairs: Pairs) -> ReductionPlan:
     if problems:
         raise ConfigError(problems)
     tree = hierarchy(pairs, groups)
-    told = _groups_told(groups, pairs)
+    listed = _groups_told(groups, pairs)
     if tree is None:
         key = "groups" if job.reduction.groups else "tree"
         raise _refuse(
-            key, f"no members with links to their groups reach each other, of the groups {told}"
+            key, f"no members with links to their groups reach each other, of the groups {listed}"
         )
-    why = f"two levels, {told}: within each to its head, then to {pairs.names[tree.root]}"
+    why = f"two levels, {listed}: within each to its head, then to {pairs.names[tree.root]}"
     return ReductionPlan(pairs.num_sites, (tree,), why)
 
 
@@ -222,16 +222,16 @@ def _two_way_packings(pairs: Pairs) -> list[TwoWayPacking]:
         return []
     widest = widest_two_way_tree(pairs)
     slowest = min(pairs.one_way[hop] for hop in uses_of(widest, pairs))
-    found: list[TwoWayPacking] = []
+    packings: list[TwoWayPacking] = []
     for part in _PARTS_OF_WIDTH:
         packing = pack_two_ways(pairs, slowest // part if part else 0)
-        if packing is not None and packing not in found:
-            found.append(packing)
-    return found
+        if packing is not None and packing not in packings:
+            packings.append(packing)
+    return packings
 
 
 def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
-    found = [] if (stars := pack_stars(pairs)) is None else [stars]
+    packings = [] if (stars := pack_stars(pairs)) is None else [stars]
     packed: list[Pairs] = []
     for part in _PARTS_OF_WIDTH:
         wide = pairs.at_least(width_bytes_per_s // part) if part else pairs
@@ -239,9 +239,9 @@ def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
             continue
         packed.append(wide)
         packing = pack_trees(wide)
-        if packing not in found:
-            found.append(packing)
-    return found
+        if packing not in packings:
+            packings.append(packing)
+    return packings
 
 
 def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:

@@ -58,11 +58,11 @@ def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) 
         return _trees_s(plan, topology, loads)
     import numpy as np
 
-    found = np.full((len(loads), plan.num_sites, plan.num_sites), -math.inf)
+    times_s = np.full((len(loads), plan.num_sites, plan.num_sites), -math.inf)
     for index, load in enumerate(loads):
         for pair, each_s in _gather_times_s(plan, topology, load).items():
-            found[(index, *pair)] = each_s
-    return found
+            times_s[(index, *pair)] = each_s
+    return times_s
 
 
 def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
@@ -96,12 +96,12 @@ def carried(plan: ReductionPlan, sizes: Sequence[float] = (1.0,)) -> dict[Hop, f
     """
     weights = [tree.weight for tree in plan.trees] or [1]
     total = sum(weights)
-    found: dict[Hop, float] = {}
+    shares: dict[Hop, float] = {}
     for tree, weight in enumerate(weights):
         part = sizes[tree if len(sizes) > 1 else 0] * weight / total
         for hop in plan.hops(tree):
-            found[hop] = found.get(hop, 0.0) + part
-    return found
+            shares[hop] = shares.get(hop, 0.0) + part
+    return shares
 
 
 def rate_of(topology: Topology, hop: Hop) -> float:

@@ -46,14 +46,14 @@ def pack_two_ways(pairs: Pairs, slowest_bytes_per_s: int = 0) -> TwoWayPacking |
     rates = {hop: rate for hop, rate in pairs.one_way.items() if rate >= slowest_bytes_per_s}
     if pairs.num_sites > SITES_MAX:
         return None
-    found = generated(
+    packed = generated(
         rates,
         lambda prices: _cheapest(pairs.num_sites, prices),
         lambda tree: uses_of(tree, pairs),
     )
-    if found is None:
+    if packed is None:
         return None
-    bytes_per_s, carried = found
+    bytes_per_s, carried = packed
     kept = sorted(carried, key=lambda each: shape_of(each[0]))
     return TwoWayPacking(bytes_per_s, tuple(kept))
 
@@ -118,12 +118,12 @@ def _widest(root: int, sites: range, rates: Mapping[Hop, int]) -> dict[int, int]
 def _cheapest(num_sites: int, prices: Mapping[Hop, float]) -> list[Tree]:
     """Return the cheapest tree of each root from which all sites are reached."""
     turned = {(target, source): price for (source, target), price in prices.items()}
-    found = []
+    trees = []
     for root in range(num_sites):
         down, up = (_cheapest_way(num_sites, root, each) for each in (prices, turned))
         if down is not None and up is not None:
-            found.append(Tree(root, up, down=down))
-    return found
+            trees.append(Tree(root, up, down=down))
+    return trees
 
 
 def _cheapest_way(num_sites: int, root: int, prices: Mapping[Hop, float]) -> dict[int, int] | None:

@@ -269,13 +269,13 @@ def tree_ratios(
     """
     usual = job.exchange.codec
     own = RATIOS.get(usual) if ratio is None else ratio
-    found = []
+    ratios = []
     for codec in plan_codecs(job, topology, plan):
         known = own if codec == usual else usual_ratio(codec)
         if known is None:
             raise ValueError(f"codec {codec} compresses by what gradients hold: measure its ratio")
-        found.append(known)
-    return tuple(found)
+        ratios.append(known)
+    return tuple(ratios)
 
 
 def gateways_s_per_byte(
@@ -300,13 +300,13 @@ def gateways_s_per_byte(
             below = [children[site] for site in range(plan.num_sites)]
             sent = [receivers[site] + (tree.root != site) for site in range(plan.num_sites)]
             parts.append((tree.weight / total, below, sent))
-    found = [0.0] * plan.num_sites
+    seconds = [0.0] * plan.num_sites
     for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):
         cost = COSTS[codec]
         for site in range(plan.num_sites):
             coding_s = 1 / cost.encode_bytes_per_s + (below[site] + 1) / cost.decode_bytes_per_s
-            found[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
-    return found
+            seconds[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
+    return seconds
 
 
 def card_s(site: Site, link_bytes: Mapping[Hop, float]) -> float:

@@ -232,14 +232,14 @@ def read_kept(path: Path) -> bytes | None:
         if not _is_ours(path.parent.stat()):
             return None
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            data = file.read() if _is_ours(found) else b""
+            status = os.fstat(file.fileno())
+            data = file.read() if _is_ours(status) else b""
     except OSError:
         return None
     digest, machine_code = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if _digest(path, machine_code) != digest:
         return None
-    if time.time() - found.st_mtime > NOTED_S:
+    if time.time() - status.st_mtime > NOTED_S:
         with contextlib.suppress(OSError):  # a read-only disk
             os.utime(path)
     return machine_code

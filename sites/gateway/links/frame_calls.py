@@ -484,12 +484,12 @@ class FrameCall:
                     self.fields = fields
                     if not self._is_client:
                         self._messages_max = 0  # until it is answered
-                told = dict(fields)
+                headers = dict(fields)
                 if not self._is_client:
                     if is_last:
                         self.over.set()
-                elif is_last or told.get(":status") != "200":
-                    self._refused(told)
+                elif is_last or headers.get(":status") != "200":
+                    self._refused(headers)
             case Ended(error):
                 if error != NO_ERROR or self._is_client:  # a server's call ends by trailers
                     status = _RESETS.get(error, grpc.StatusCode.INTERNAL)

@@ -504,12 +504,12 @@ class Http2:
             return ()
         block, self._block = bytes(self._block), None
         try:
-            found = self._decoder.decode(block)
+            decoded = self._decoder.decode(block)
         except hpack.HPACKError as error:
             raise RemoteProtocolError(f"an HTTP/2 header cannot be read: {error}") from error
         if self._block_stream != self._stream:
             return ()
-        fields = tuple((str(name), str(value)) for name, value in found)
+        fields = tuple((str(name), str(value)) for name, value in decoded)
         is_first, self._has_header = not self._has_header, True
         if not fields or self._is_ended or not (is_first or self._block_is_last):
             raise RemoteProtocolError("an HTTP/2 header that is empty, or in the wrong place")

@@ -173,18 +173,18 @@ class SendQueue:
         padding = self._unacknowledged_padding.pop(name, None)
         if padding is not None:
             self.unacknowledged_bytes -= len(padding.item.data)
-        found = self.unacknowledged.pop(name, None)
-        if found is None:
+        in_flight = self.unacknowledged.pop(name, None)
+        if in_flight is None:
             return
-        size = len(found.item.data)
+        size = len(in_flight.item.data)
         self.unacknowledged_bytes -= size
-        self._limited.arrive(size, found.left_s, now_s, self.round_trip.shortest_s)
+        self._limited.arrive(size, in_flight.left_s, now_s, self.round_trip.shortest_s)
         totals = self._totals
         totals.sent_bytes += size
-        totals.raw_bytes += found.item.raw_bytes
+        totals.raw_bytes += in_flight.item.raw_bytes
         totals.sent_frames += 1
         totals.longest_bytes = max(totals.longest_bytes, size)
-        totals.rtt_s = min(totals.rtt_s, now_s - found.left_s)
+        totals.rtt_s = min(totals.rtt_s, now_s - in_flight.left_s)
         if not self.unacknowledged:
             self._end_busy(now_s)
 

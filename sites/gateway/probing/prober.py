@@ -342,11 +342,11 @@ class Prober:
         )
 
         def answer() -> probe_pb2.TurnResponse:
-            found = next(call, None)
-            if found is None:
+            response = next(call, None)
+            if response is None:
                 site = self.peer.site
                 raise PeerLostError(f"site {site} ended a measurement early", site)
-            return found
+            return response
 
         def ask() -> probe_pb2.TurnResponse:
             requests.put(probe_pb2.TurnRequest())

@@ -194,7 +194,7 @@ class Ranks(Protocol):
     def saving(self, rank: int) -> None:
         """A rank waits for a checkpoint that is being saved."""
 
-    def state_progress(self, rank: int, told: StateProgress) -> None:
+    def state_progress(self, rank: int, progress: StateProgress) -> None:
         """A rank reports progress or failure in writing its part of the state for others."""
 
     def keep_residuals(self, rank: int, path: Path) -> None:

@@ -56,7 +56,7 @@ class StallWatch:
         self._limits = limits
         self._standstills = Standstills(now_s, lease_s)
         self._rounds_s: deque[float] = deque(maxlen=_ROUNDS)
-        self._told = StalledRanks((), ())
+        self._reported = StalledRanks((), ())
 
     def handed(self, rank: int, round_: int, now_s: float) -> None:
         """A rank's script has submitted a bucket."""
@@ -127,6 +127,6 @@ class StallWatch:
             ),
             tuple(rank for rank, each in late.items() if each.num_open > 0),
         )
-        is_new = stalled != self._told
-        self._told = stalled
+        is_new = stalled != self._reported
+        self._reported = stalled
         return stalled if is_new else None

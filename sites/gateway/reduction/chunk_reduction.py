@@ -69,13 +69,13 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
         everyone = plan.members
         others = tuple(other for other in everyone if other != site)
         return (Role(site, 0, everyone, others, None, None, (), None),)
-    found = []
+    roles_here = []
     for index, tree in enumerate(plan.trees):
         members = tuple(sorted((*tree.children(site), site)))
         up = members, (), tree.parent.get(site)
         down = tree.giver.get(site), tree.receivers(site), tree.root
-        found.append(Role(site, index, *up, *down, site in tree.followers))
-    return tuple(found)
+        roles_here.append(Role(site, index, *up, *down, site in tree.followers))
+    return tuple(roles_here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,16 +81,16 @@ def credit_of_peers(config: GatewayConfig) -> dict[GatewayId, int]:
     least = max(_LEAST_CHUNKS * (config.chunk_bytes + FRAME_OVERHEAD_BYTES), config.pipeline_bytes)
     stray = _STRAY_CHUNKS * FRAME_OVERHEAD_BYTES + _LEAST_CHUNKS * 4 * max(config.ranks_per_site)
     own_share = config.held_bytes // (2 * max(1, _num_partners(counts, own)))
-    found = {}
+    credit = {}
     for site, num_gateways in enumerate(counts):
         for gateway in range(num_gateways) if site != own[0] else ():
             peer = site, gateway
             if gateway not in _partners(counts, own, site):
-                found[peer] = stray
+                credit[peer] = stray
                 continue
             share = config.held_bytes // (2 * _num_partners(counts, peer))
-            found[peer] = max(min(share, own_share), least)
-    return found
+            credit[peer] = max(min(share, own_share), least)
+    return credit
 
 
 def _num_partners(counts: tuple[int, ...], gateway: GatewayId) -> int:

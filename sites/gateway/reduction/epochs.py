@@ -339,12 +339,12 @@ class Epochs:
 
         A handover is returned once. A chunk not finished here yet comes from another donor first.
         """
-        found = []
+        handovers = []
         for key, gifts in self._gifts.items():
             done = self._finished.get(key, {})
             for at, gift in enumerate(gifts):
                 ready = [chunk for chunk in numbers_of(gift.runs) if chunk in done]
-                found += [((*key, chunk), gift.receiver, done[chunk]) for chunk in ready]
+                handovers += [((*key, chunk), gift.receiver, done[chunk]) for chunk in ready]
                 left = runs_of(set(numbers_of(gift.runs)).difference(ready))
                 gifts[at] = Gift(gift.donor, gift.receiver, *key, left)
-        return found
+        return handovers

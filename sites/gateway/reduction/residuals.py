@@ -82,13 +82,13 @@ class Residuals:
         If `layout` or `numel` differs from the previous round, the model has been cut into other
         buckets, and all residuals are dropped.
         """
-        found = self._buckets.get(index)
-        if found is not None and (found.layout, found.numel) != (layout, numel):
+        residuals = self._buckets.get(index)
+        if residuals is not None and (residuals.layout, residuals.numel) != (layout, numel):
             self._buckets.clear()
-            found = None
-        if found is None:
-            found = self._buckets[index] = BucketResiduals(layout, numel)
-        return found
+            residuals = None
+        if residuals is None:
+            residuals = self._buckets[index] = BucketResiduals(layout, numel)
+        return residuals
 
     def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> KeptResiduals:
         """Return the residuals of the chunks in `chunks(numel, layout)` of each bucket.

@@ -249,22 +249,22 @@ class StateFetch:
         while asked and not self._ended.is_set():
             for donor in [*asked]:
                 try:
-                    found = self._ask(donor)
+                    answer = self._ask(donor)
                 except grpc.RpcError as error:
                     said[donor.name] = details(error)
                     continue
                 except RemoteProtocolError as error:
                     said[donor.name] = str(error)
                     continue
-                if isinstance(found, Index):
-                    return found
-                written = format_size(found.done_bytes)
+                if isinstance(answer, Index):
+                    return answer
+                written = format_size(answer.done_bytes)
                 said[donor.name] = f"it is being written, {written} so far"
-                if found.problem:
-                    said[donor.name] = one_line(found.problem)
+                if answer.problem:
+                    said[donor.name] = one_line(answer.problem)
                     asked.remove(donor)
-                if found.done_bytes > done_bytes.get(donor.name, -1):
-                    done_bytes[donor.name] = found.done_bytes
+                if answer.done_bytes > done_bytes.get(donor.name, -1):
+                    done_bytes[donor.name] = answer.done_bytes
                     self._note_come(0)
             self._ended.wait(again_s)
             again_s = min(2 * again_s, _AGAIN_MAX_S)

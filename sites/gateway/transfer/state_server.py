@@ -52,14 +52,14 @@ class StateServer(state_pb2_grpc.StateServicer):
         """Add the methods to a server that has not been started."""
         state_pb2_grpc.add_StateServicer_to_server(self, server)
 
-    def note(self, rank: int, told: StateProgress) -> None:
+    def note(self, rank: int, progress: StateProgress) -> None:
         """Record a rank's progress or failure in writing its part. From any thread."""
         with self._lock:
             latest = max((each.epoch for each in self._progress.values()), default=0)
-            if told.epoch > latest:
+            if progress.epoch > latest:
                 self._progress.clear()
-            if told.epoch >= latest:
-                self._progress[rank] = told
+            if progress.epoch >= latest:
+                self._progress[rank] = progress
 
     @property
     def methods(self) -> tuple[tuple[str, Callable[..., Any], Callable[[bytes], Any]], ...]:
@@ -79,12 +79,12 @@ class StateServer(state_pb2_grpc.StateServicer):
             written = await asyncio.to_thread(path.read_bytes)
         except FileNotFoundError:
             with self._lock:
-                told = [each for each in self._progress.values() if each.epoch == request.epoch]
-            if not told:
+                reports = [each for each in self._progress.values() if each.epoch == request.epoch]
+            if not reports:
                 await abort(context, NotFoundError(f"no state of epoch {request.epoch} is here"))
             return state_pb2.IndexResponse(
-                done_bytes=sum(each.done_bytes for each in told),
-                problem=next((each.problem for each in told if each.problem), ""),
+                done_bytes=sum(each.done_bytes for each in reports),
+                problem=next((each.problem for each in reports if each.problem), ""),
             )
         return state_pb2.IndexResponse(index=written)
 

@@ -157,22 +157,22 @@ class ChannelGrowth:
 
     def _follow_path(self, connections: tuple[socket.socket, ...]) -> None:
         """Set window and pace: the link is full, and competing flows get their part."""
-        found = segments_of(connections)
-        if found.is_local or not found.rtt_s:
+        sample = segments_of(connections)
+        if sample.is_local or not sample.rtt_s:
             return  # the kernel sees nothing of an emulated link on this host
         now_s, totals = time.monotonic(), self._outbox.totals()
-        is_other_pace = found.delivered > 0 and self._pace.follow(
-            found.delivered, found.segment_bytes, now_s, found.rtt_s
+        is_other_pace = sample.delivered > 0 and self._pace.follow(
+            sample.delivered, sample.segment_bytes, now_s, sample.rtt_s
         )
-        longer_s = max(0.0, found.rtt_s - found.shortest_rtt_s)
+        longer_s = max(0.0, sample.rtt_s - sample.shortest_rtt_s)
         back_s = min(longer_s, self._outbox.waited_back_s(longer_s))
         window_bytes = self._window.follow(
             Path(
-                rtt_s=found.rtt_s - back_s,
-                shortest_rtt_s=found.shortest_rtt_s,
-                sent_again=found.sent_again,
+                rtt_s=sample.rtt_s - back_s,
+                shortest_rtt_s=sample.shortest_rtt_s,
+                sent_again=sample.sent_again,
                 carried=self._pace.carried,
-                sent=found.sent,
+                sent=sample.sent,
                 back_s=back_s,
             ),
             self._pace.believed_bytes_per_s,
@@ -184,9 +184,9 @@ class ChannelGrowth:
             self._outbox.limit(window_bytes)
         if is_other_pace:
             self._grow_for(self._pace.most_bytes_per_s)
-        self._follow_losses(found.congestion_control, now_s)
+        self._follow_losses(sample.congestion_control, now_s)
         self._tell_pace()
-        self._advise_idle(found.congestion_control, totals)
+        self._advise_idle(sample.congestion_control, totals)
         if is_other_pace and self._pace.is_searching:
             # By itself BBR sends a quarter faster in one of eight round trips: that takes seconds.
             begin_bbr_anew(connections, totals.idle_rtt_s or self._link.rtt_s)

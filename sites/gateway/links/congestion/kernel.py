@@ -98,16 +98,16 @@ class Segments:
 
 def segments_of(connections: Connections) -> Segments:
     """Sum the kernel's counters over `connections`."""
-    found = _ask(connections, _segments)
+    samples = _ask(connections, _segments)
     return Segments(
-        sum(each.sent for each in found),
-        sum(each.sent_again for each in found),
-        found[-1].congestion_control if found else "",
-        max((each.rtt_s for each in found), default=0.0),
-        min((each.shortest_rtt_s for each in found), default=math.inf),
-        any(each.is_local for each in found),
-        sum(each.delivered for each in found),
-        max((each.segment_bytes for each in found), default=0),
+        sum(each.sent for each in samples),
+        sum(each.sent_again for each in samples),
+        samples[-1].congestion_control if samples else "",
+        max((each.rtt_s for each in samples), default=0.0),
+        min((each.shortest_rtt_s for each in samples), default=math.inf),
+        any(each.is_local for each in samples),
+        sum(each.delivered for each in samples),
+        max((each.segment_bytes for each in samples), default=0),
     )
 
 
