@@ -1,4 +1,4 @@
-"""A site that enters takes over the very bits that the others have."""
+"""A site that rejoins takes over the very bits that the others have."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from isthmus.sites.worker.exchange.member_history import (
     MemberHistory,
 )
 
-ENTERS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",))
-FOLLOWS = dataclasses.replace(ENTERS, follows=("b",), state="state")
+REJOINS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",))
+CATCHES_UP = dataclasses.replace(REJOINS, follows=("b",), state="state")
 LOSS = Members(epoch=3, from_round=11, sites=("a", "c"))
 
 
@@ -25,10 +25,10 @@ def ends(history: MemberHistory, rounds: range, notice_steps: int = 3) -> list[l
     return [history.end_step(each, lambda _: notice_steps) for each in rounds]
 
 
-def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
+def test_a_site_rejoins_some_steps_after_all_ranks_have_heard_of_it() -> None:
     history = MemberHistory("a")
     assert ends(history, range(6, 8)) == [[], []]
-    history.tell(ENTERS)
+    history.tell(REJOINS)
     found = ends(history, range(8, 15))
     assert found == [
         [],
@@ -41,18 +41,18 @@ def test_a_site_enters_some_steps_after_all_ranks_have_heard_of_it() -> None:
     ]
 
 
-def test_a_site_follows_from_the_next_gradients_on_and_enters_like_any_other() -> None:
+def test_a_site_catches_up_from_the_next_gradients_on_and_rejoins_like_any_other() -> None:
     history = MemberHistory("a")
-    history.tell(FOLLOWS)
+    history.tell(CATCHES_UP)
     assert ends(history, range(9, 12)) == [[], [CatchingUp(("b",), 2, Path("state"))], []]
-    history.tell(FOLLOWS)
+    history.tell(CATCHES_UP)
     assert ends(history, range(12, 13)) == [[]], "told again"
     own = MemberHistory("b", rejoins=True)
-    own.tell(FOLLOWS)
+    own.tell(CATCHES_UP)
     assert ends(own, range(11, 13)) == [[], []]
     assert (own.is_catching_up, history.is_catching_up) == (True, False)
     for each in (history, own):
-        each.tell(dataclasses.replace(ENTERS, epoch=3, from_round=14))
+        each.tell(dataclasses.replace(REJOINS, epoch=3, from_round=14))
         assert ends(each, range(13, 16), 1) == [
             [],
             [Announced(("b",), each._step)],
@@ -61,9 +61,9 @@ def test_a_site_follows_from_the_next_gradients_on_and_enters_like_any_other() -
         assert not each.is_catching_up
 
 
-def test_without_data_loaders_it_enters_with_the_next_step() -> None:
+def test_without_data_loaders_it_rejoins_with_the_next_step() -> None:
     history = MemberHistory("a")
-    history.tell(ENTERS)
+    history.tell(REJOINS)
     assert ends(history, range(10, 12), 0) == [
         [Announced(("b",), 1), CaughtUp(("b",), 2)],
         [],
@@ -80,7 +80,7 @@ def test_ranks_that_hear_sooner_or_later_do_the_same(seed: int) -> None:
         enters_at, loss_at = draw.randint(5, 10), draw.randint(11, 13)
         for num_rounds in range(5, 20):
             if num_rounds == enters_at:
-                history.tell(ENTERS)
+                history.tell(REJOINS)
             if num_rounds == loss_at:
                 history.tell(LOSS)
             changes.append(history.end_step(num_rounds, lambda _: 3))
@@ -91,7 +91,7 @@ def test_ranks_that_hear_sooner_or_later_do_the_same(seed: int) -> None:
 
 def test_a_loss_meanwhile_gives_it_up_and_later_it_is_announced_anew() -> None:
     history = MemberHistory("a")
-    history.tell(ENTERS)
+    history.tell(REJOINS)
     assert ends(history, range(10, 12)) == [[Announced(("b",), 4)], []]
     history.tell(LOSS)
     assert ends(history, range(12, 14)) == [[], [GivenUp(("b",), 4)]]
@@ -104,8 +104,8 @@ def test_a_site_that_comes_back_averages_gradients_first() -> None:
     with pytest.raises(RuntimeError, match=r"site\.checkpoint"):
         history.check_may_begin(0, is_gradient=True)
     assert history.own_entry(0.0) is None
-    history.tell(FOLLOWS)
-    assert history.own_entry(0.0) == FOLLOWS
+    history.tell(CATCHES_UP)
+    assert history.own_entry(0.0) == CATCHES_UP
     history.note_state()
     with pytest.raises(RuntimeError, match="gradients"):
         history.check_may_begin(10, is_gradient=False)

@@ -72,7 +72,7 @@ def chunk_payloads(name: str, form: Form, region: Floats, numel: int) -> list[Pa
 
 
 @EACH
-def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
+def test_what_is_lost_is_the_residual_that_a_gateway_has(name: str) -> None:
     """Ten rounds: one has a NaN, one numbers that bfloat16 rounds to infinity, one a new layout."""
     chance, numel, codec = np.random.default_rng(7), 1111, body_codec(name)
     encoder, cut = make_encoder(name, (1, 3), 0, 0), grid(numel, 256, (1, 3))

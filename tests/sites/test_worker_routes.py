@@ -268,7 +268,7 @@ def test_what_no_rank_or_two_hold_is_named() -> None:
     assert problem_of([upper, lower, whole]) == "element 0 is held by ranks of unlike shards"
 
 
-def test_what_is_owed_in_rank_major_order_belongs_to_who_holds_what() -> None:
+def test_residuals_in_rank_major_order_belong_to_who_holds_what() -> None:
     """A run that goes on with columns in place of rows has no residual of rows."""
     entry = Entry("weight", (8, 8), "torch.float32", 4, "trained", exact=False)
     found = set()

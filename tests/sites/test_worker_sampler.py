@@ -206,35 +206,35 @@ def test_a_site_that_comes_back_takes_its_part_again(seed: int) -> None:
 @pytest.mark.parametrize("rule", ["keep", "shrink"])
 @pytest.mark.parametrize("sequences", [(), (2, 6, 4)])
 @pytest.mark.parametrize(
-    ("follows", "enters"),
+    ("catches_up", "rejoins"),
     [(4, 5), (10, 20), (10, 3 + NOTICE_STEPS), (10, 90), (2 + NOTICE_STEPS, 70), (69, 90)],
 )
-def test_a_site_that_follows_soon_after_its_loss_has_the_others_ledger(
-    follows: int, enters: int, sequences: tuple[int, ...], rule: str
+def test_a_site_that_catches_up_soon_after_its_loss_has_the_others_ledger(
+    catches_up: int, rejoins: int, sequences: tuple[int, ...], rule: str
 ) -> None:
     """Holes are handed out, and rates are scaled, in the same step at it as at the others."""
     divided = BatchShares(full=FullBatch(12, 3), rule=rule, ranks=(1, 1, 1), sequences=sequences)
     made = [Sampler(num_samples=999, shares=divided, site=at, rank=0, seed=1) for at in range(3)]
     heard = [MissingSites() for _ in made]
     lost, used = 3, list[int]()
-    for step in range(enters + 90):
-        if step == follows:
+    for step in range(rejoins + 90):
+        if step == catches_up:
             told = made[0].handed_out()
             made[2] = Sampler(num_samples=999, shares=divided, site=2, rank=0, seed=1)
             made[2].resume(DataPositions.from_json(told), lambda: None, told["absences"])  # type: ignore[arg-type]
             heard[2] = MissingSites()
             heard[2].begin_without([2])
             heard[2].begin_amid(heard[0].absent_before())
-        present = [0, 1, *([2] if not lost <= step < follows else [])]
-        if step == enters:
+        present = [0, 1, *([2] if not lost <= step < catches_up else [])]
+        if step == rejoins:
             for at in present:
-                made[at].regain(2, step - (follows if at == 2 else 0))
+                made[at].regain(2, step - (catches_up if at == 2 else 0))
                 heard[at].rejoin(2)
         scales = set()
         for at in present:
             drawn = made[at].draw().tolist()
-            used += [] if at == 2 and lost <= step < enters else drawn
-            assert at != 2 or not lost <= step < enters or len(drawn) == 1
+            used += [] if at == 2 and lost <= step < rejoins else drawn
+            assert at != 2 or not lost <= step < rejoins or len(drawn) == 1
             heard[at].note(result(step, *([(2, lost)] if step == lost else [])))
             heard[at].end_step()
             made[at].lose(heard[at].absent())

@@ -126,7 +126,7 @@ def test_costs_of_the_gateway_are_told() -> None:
     assert values[metrics.RAW_BYTES] == 2 * 4 * (5 + 3 + 2)
 
 
-def test_a_site_that_follows_has_no_tokens_and_no_data_of_its_own() -> None:
+def test_a_site_that_catches_up_has_no_tokens_and_no_data_of_its_own() -> None:
     """The others have its samples: neither do these count twice, nor are they the same data."""
     link = Gateway()
     log = log_of(link, rejoins=True)
