@@ -118,7 +118,7 @@ def _journal(
         append("site.failed", outage.at_s, outage.site, lost_steps=outage.lost_steps)
         append("run.recovered", outage.until_s)
     for site in sites:
-        append("site.ended", run.wall_s, site)
+        append("site.ended", run.wall_s, site, succeeded=True)
     append("run.ended", run.wall_s, state="SUCCEEDED", reason_code="", reason="", failure=None)
 
 
