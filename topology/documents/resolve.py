@@ -233,7 +233,7 @@ def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
 
 
 def _described_rtt_s(written: LinkModel, distance_km: float | None) -> float | None:
-    """Return the described RTT beside a measured one; None: not both exist."""
+    """Return the described RTT of a link that also has a measured one; else None."""
     if written.measured is None or written.measured.rtt is None:
         return None
     if written.rtt is not None:

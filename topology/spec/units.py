@@ -124,7 +124,7 @@ def _meant(written: str, units: Iterable[str]) -> list[str]:
 
 
 def _decimal(prefixes: str, unit: str, base: Fraction = Fraction(1)) -> dict[str, Fraction]:
-    """Return `unit` under the decimal prefixes, a space standing for none."""
+    """Return `unit` with each decimal prefix, in base units; a space means no prefix."""
     powers = {" ": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
     return {f"{prefix.strip()}{unit}": base * 1000 ** powers[prefix] for prefix in prefixes}
 

@@ -307,6 +307,6 @@ def _roots(trees: Sequence[Tree], pairs: Pairs) -> str:
 
 
 def _first(words: Sequence[str]) -> str:
-    """Return the first few of them and how many more there are."""
+    """Return the first few words, with the number of further ones."""
     more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
     return ", ".join(words[:_LISTED]) + more
