@@ -1,4 +1,4 @@
-"""One training process, started by torchrun: runs the user's script or the built-in trainer.
+"""One training process, started by torchrun: runs the user's script or the shipped trainer.
 
 Usage: python -m isthmus.sites.launcher.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
 

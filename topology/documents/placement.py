@@ -132,7 +132,7 @@ def _without_device(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
-    """Return a problem if a rank has no sequence: the built-in trainer needs at least one."""
+    """Return a problem if a rank has no sequence: the shipped trainer needs at least one."""
     wanted = job.placement[index]
     if job.entrypoint is not None:
         return []

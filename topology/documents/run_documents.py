@@ -113,7 +113,7 @@ def _probe_problems(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _batch_problems(job: Job, topology: Topology) -> list[Misplaced]:
-    """Return problems of a batch with fewer sequences than the built-in trainer's ranks.
+    """Return problems of a batch with fewer sequences than the shipped trainer's ranks.
 
     With a placement, each site was checked already.
     """

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's buckets of the built-in model: gradients that cross together.
+"""DistributedDataParallel's buckets of the shipped model: gradients that cross together.
 
 Pure.
 

@@ -110,7 +110,7 @@ class RestedLinks:
         return Crossing(self._plan, self._topology, [self._load])
 
     def windows_after(self, window_bh: Floats, idle_bh: Floats) -> Floats:
-        """Return the windows of the next exchange, after pauses of so many seconds."""
+        """Return the windows of the next exchange, after pauses of `idle_bh` seconds."""
         opened_bh = _opened(self._bytes_h, window_bh, self.full_h)
         return _left(opened_bh, idle_bh, self._rto_h, self.first_h)
 

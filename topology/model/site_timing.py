@@ -1,6 +1,6 @@
 """The times at which a site's gradients leave in a step, and of its step without other sites. Pure.
 
-This is all that the step model (topology/model/step_model.py) uses of a site. The built-in trainer
+This is all that the step model (topology/model/step_model.py) uses of a site. The shipped trainer
 has data parallelism only, and one timing per number of sequences. A model that a job describes may
 be cut over a site's ranks in many ways, with different timings.
 
@@ -57,7 +57,7 @@ class SiteTiming:
 
 
 def trainer_timing(job: Job, site: Site, num_sequences: int) -> SiteTiming:
-    """Return the timing of the built-in trainer.
+    """Return the timing of the shipped trainer.
 
     Gradients leave during the last micro-batch's backward pass, after all have been summed.
 

@@ -333,7 +333,7 @@ def _between(known_s: Floats, at: Floats, wanted: Floats) -> Floats:
 
 
 def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanStep:
-    """Return the time of a step of the built-in trainer.
+    """Return the time of a step of the shipped trainer.
 
     Args:
         job: The job, with its placement, if any, and its own reduction.

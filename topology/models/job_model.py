@@ -1,6 +1,6 @@
 """Pydantic models of the job file as a user writes it.
 
-They cover the exchange, the reduction, the plan, the built-in trainer, and a user's own model with
+They cover the exchange, the reduction, the plan, the shipped trainer, and a user's own model with
 its cut. Defaults are those of topology/spec/job.py and topology/spec/plan_wishes.py.
 """
 
@@ -682,7 +682,7 @@ class JobModel(Strict):
     topology: Annotated[Text, Field(description="The topology file, relative to this one.")]
     entrypoint: Annotated[
         Text | None,
-        Field(description="Your own script, relative to this file; else the trainer that ships."),
+        Field(description="Your own script, relative to this file; else the shipped trainer."),
     ] = None
     arguments: list[Text] = Field(
         default_factory=list, description="For the entrypoint; `launch JOB -- …` adds more."

@@ -304,7 +304,7 @@ class SiteCuts:
         return told
 
     def _able(self, num_sequences: int) -> list[Cut]:
-        """Return the cuts that give every replica a sequence and fit with so many in flight."""
+        """Return the cuts that give every replica a sequence and fit memory."""
         has = self.site.accelerator.memory_bytes
         return [
             cut

@@ -1,4 +1,4 @@
-"""Checks the memory of the built-in trainer, and finds its largest micro-batch. Pure.
+"""Checks the memory of the shipped trainer, and finds its largest micro-batch. Pure.
 
 A plan may choose the micro-batch: the largest that fits. Only the last micro-batch's backward pass
 hides the exchange, because earlier gradients are summed first. The trainer has one micro-batch size
@@ -38,7 +38,7 @@ def too_large(job: Job, topology: Topology) -> list[str]:
 
 
 def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
-    """Return the bytes that a rank of the built-in trainer needs with a micro-batch.
+    """Return the bytes that a rank of the shipped trainer needs with a micro-batch.
 
     Every rank holds the whole model: parameters, gradients and Adam's moments in float32, the
     activations of a micro-batch, and buffers for other sites. The runtime's memory is left out,

@@ -1,4 +1,4 @@
-"""Searches the best plan, for the built-in trainer and for described models.
+"""Searches the best plan, for the shipped trainer and for described models.
 
 The first sets of sites are those joined by near or wide links. From each, sites are added or
 removed while that improves a guess: one at a time, or two if there are few sites. For the most

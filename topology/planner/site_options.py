@@ -23,7 +23,7 @@ class SiteOptions:
         self._placed = {each.site: each for each in job.placement}
         self._timings: dict[object, tuple[SiteTiming, ...]] = {}
         self.cuts: dict[str, SiteCuts] = {}
-        """Cuts by site name; one object for equal sites. Empty for the built-in trainer."""
+        """Cuts by site name; one object for equal sites. Empty for the shipped trainer."""
         known: list[tuple[object, SiteCuts]] = []
         for site in topology.sites if job.workload is not None else ():
             mine = self._placed.get(site.name)
@@ -39,7 +39,7 @@ class SiteOptions:
         Args:
             job: Buckets and the trainer's micro-batch.
             site: Which one.
-            num_sequences: Sequences of a step, at least one per rank for the built-in trainer.
+            num_sequences: Sequences of a step, at least one per rank for the shipped trainer.
         """
         if job.workload is not None:
             together = layers_together(workload_described(job.workload), job.exchange.bucket_bytes)

@@ -195,7 +195,7 @@ class SiteWork:
 def trainer_work(
     job: Job, topology: Topology, site: Site, buckets: Sequence[Bucket], gateway: GatewayCost
 ) -> SiteWork:
-    """Return a site's work in a step of the built-in trainer."""
+    """Return a site's work in a step of the shipped trainer."""
     shares = site_shares(job, topology, site)
     most, micro_batch = max(shares), job.trainer.micro_batch
     # Only the last micro-batch's backward pass submits buckets: earlier ones are summed first.

@@ -1,4 +1,4 @@
-"""Compute time of the built-in model on an accelerator. Pure.
+"""Compute time of the shipped model on an accelerator. Pure.
 
 FLOPs a token, after Chowdhery et al., "PaLM", appendix B, which also defines the MFU that a
 topology gives: 6 N + 12 L W T, with N parameters that multiply every token, L layers, width W and

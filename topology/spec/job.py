@@ -194,11 +194,11 @@ class Checkpoint:
     every_s: float = 600.0
     """Seconds between checkpoints, where there are no `every_steps`."""
     keep: int = 3
-    """The newest so many stay."""
+    """Number of newest checkpoints that are kept."""
     to: str = "checkpoints"
     """A folder or URL that all sites reach; a run has a folder of its own in it."""
     resume: str | None = None
-    """A checkpoint's folder or URL to go on from; None: begin anew."""
+    """Folder or URL of a checkpoint to resume from; None: start from scratch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Placed:
     sequences: int
     """Sequences of a step, over the site's ranks."""
     parallel: Parallel | None = None
-    """The site's cut of the model. The trainer that ships follows it; a script of the user's reads
+    """The site's cut of the model. The shipped trainer follows it; a script of the user's reads
     it here. None: replicas, or as the script decides."""
 
 
@@ -233,7 +233,7 @@ class Job:
     topology: str
     """Path of the topology file, relative to the job file."""
     entrypoint: str | None = None
-    """The user's own script, relative to the job file; None: the trainer that ships."""
+    """The user's own script, relative to the job file; None: the shipped trainer."""
     arguments: tuple[str, ...] = ()
     working_folder: str | None = field(default=None, metadata=REQUIRED)
     """The folder in which the script runs, relative to the job file; None: the job file's."""
@@ -265,7 +265,7 @@ class Job:
     plan: PlanWishes | None = None
     """What a plan may decide; None: a run takes the job as it is."""
     workload: DescribedModel | None = None
-    """The model that sites cut: the entrypoint's as it is described, or the shipped trainer's where
+    """The model that sites cut: the described one of the entrypoint, or the shipped trainer's where
     its sites share it; None: a plan knows nothing of it, or every rank has all of it."""
 
     @property

@@ -96,7 +96,7 @@ class Tcp:
     send_max_bytes: Count | None = None
     slow_start_after_idle: bool | None = None
     congestion: str | None = None
-    """The congestion control that connections have if nobody chooses."""
+    """Default congestion control of connections."""
     congestion_allowed: tuple[str, ...] | None = None
     """The congestion controls that a process of this user may choose."""
 
@@ -144,7 +144,7 @@ class Facts:
     folders: tuple[Folder, ...] = ()
     script: Script | None = None
     working_folder_error: str | None = None
-    """The reason why no process can run in the working folder; None: one can, or nobody asked."""
+    """Reason why no process can run in the working folder; None: it can, or it was not asked."""
     globs: tuple[Matches, ...] = ()
     gpus: tuple[str, ...] | None = None
     """GPUs listed by the kernel's drivers, by model; None: there are some of unknown model."""

@@ -94,7 +94,7 @@ class RunSpec:
     def working_folder_at(self, site: str) -> str | None:
         """Return the folder in which the script runs at a site; None: the run's, or unknown.
 
-        The trainer that ships needs no folder of the user's.
+        The shipped trainer needs no folder of the user's.
         """
         job = self.job_at(site)
         if job.working_folder is not None:

@@ -1,4 +1,4 @@
-"""The cuts of its model that the built-in trainer can run, and the cut of a site. Pure.
+"""The cuts of its model that the shipped trainer can run, and the cut of a site. Pure.
 
 The planner considers no others, and a placement with another is refused. The limits of a user's own
 script are in its `workload.at_most`.

@@ -248,5 +248,5 @@ def _number(value: float) -> str:
 
 
 def significant(value: float, num_digits: int) -> float:
-    """Return a figure rounded to so many significant digits, for people."""
+    """Return a figure rounded to `num_digits` significant digits, for people."""
     return float(f"{value:.{num_digits}g}")

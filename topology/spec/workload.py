@@ -85,5 +85,5 @@ class DescribedModel:
     """Whether scores are never written to memory (FlashAttention)."""
     at_most: Limits = Limits()
     is_trainers: bool = False
-    """Whether it is the built-in trainer's model, which can run only some cuts
+    """Whether it is the shipped trainer's model, which can run only some cuts
     (topology/spec/trainer_cuts.py)."""

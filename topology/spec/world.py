@@ -68,7 +68,7 @@ class Launcher:
     known_hosts: str | None = None
     """File of host keys; None: ~/.ssh/known_hosts."""
     jump: str | None = None
-    """A machine on the way: user@host:port, where user and port may lack."""
+    """Jump host, user@host:port; user and port are optional."""
     python: str | None = None
     """Python at the site; None: python3, and at a local site the one that runs."""
     folder: str | None = None

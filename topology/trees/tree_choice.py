@@ -4,7 +4,7 @@ Pure. The coordinator decides this once for a run, and every site reads the resu
 (topology/documents/run_decisions.py).
 
 `auto` compares the times of a step's gradients (topology/trees/tree_times.py) along the reductions
-below. It counts the gradients of the built-in model, or JUDGED_BYTES for a user's own script, whose
+below. It counts the gradients of the shipped model, or JUDGED_BYTES for a user's own script, whose
 model is unknown.
 
 - the star, or else the tree, whose slowest link is fastest;

@@ -255,7 +255,7 @@ def keep(path: Path | None, machine_code: bytes) -> None:
             raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME")
         _write(path, machine_code)
     except OSError as error:
-        _log.warning("cannot cache kernels, so the next start compiles them again: %s", error)
+        _log.warning("kernels are compiled again at the next start: cannot cache them: %s", error)
 
 
 def _write(path: Path, machine_code: bytes) -> None:

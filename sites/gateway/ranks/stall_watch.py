@@ -6,7 +6,7 @@ elsewhere wait. During an evaluation at all sites, all ranks are absent and none
 reaches the gateway once all ranks of the site have added it up. If it does not come, the rank waits
 for others of its site, or hangs on the way.
 
-Pure: times are arguments, of one monotonic clock. Whoever calls holds a lock.
+Pure: times are arguments, of one monotonic clock. Callers hold a lock.
 """
 
 from __future__ import annotations
