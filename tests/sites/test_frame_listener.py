@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import select
 import socket
 import ssl
 import struct
@@ -295,6 +296,19 @@ def test_who_was_let_in_before_is_not_kept_out(monkeypatch: pytest.MonkeyPatch) 
     run(story())
 
 
+def test_a_call_that_is_let_in_as_the_listener_closes_leaves_no_socket() -> None:
+    async def story() -> None:
+        async with listener() as (address, made), raw_client(address) as client:
+            await client.send(PREFACE + settings() + called())
+            await asyncio.to_thread(select.select, [made._poll], [], [], DEADLINE_S)
+            while not made._calls:
+                made._turn()
+            await made.close()  # before the call's first step
+            await client.end()
+
+    run(story())
+
+
 def test_refusals_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with listener() as (address, _):
@@ -333,8 +347,7 @@ def test_who_resets_a_connection_before_its_handshake_is_forgotten(
             for _ in range(3):
                 reset(socket.create_connection(address, DEADLINE_S))
             made._turn()
-            made._turn()
-            assert made._strangers == {}
+            await until(lambda: not made._strangers, "they are forgotten")
 
     run(story())
     assert "Exception" not in caplog.text

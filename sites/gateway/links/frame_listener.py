@@ -274,6 +274,8 @@ class FrameListener:
         task = self._loop.create_task(self._serve(call, method, serve), name="frame-call")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+        # `_serve` cannot: a task that is cancelled before its first step never gets to its end.
+        task.add_done_callback(lambda _: call.cancel())
 
     def _refuse(self, stranger: _Stranger, status: grpc.StatusCode, why: str) -> None:
         """Send the reason of a refusal; close when the other end does, or at the deadline."""
@@ -294,23 +296,20 @@ class FrameListener:
 
     async def _serve(self, call: FrameCall, method: str, serve: Serve) -> None:
         """Serve a call, and tell its client how it ended."""
+        call.answer()
+        call.keep_alive(self._patience)
         try:
-            call.answer()
-            call.keep_alive(self._patience)
-            try:
-                await serve(call)
-            except IsthmusError as error:
-                status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-                await call.end(status, str(error))
-            except CallError as error:
-                _log.debug("a call from %s ended: %s", call.peer(), error)
-            except Exception as error:  # noqa: BLE001 - a call's root: as gRPC's server has it
-                _log.exception("%s was not served", method)
-                await call.end(grpc.StatusCode.UNKNOWN, str(error))
-            else:
-                await call.end(grpc.StatusCode.OK, "")
-        finally:
-            call.cancel()
+            await serve(call)
+        except IsthmusError as error:
+            status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+            await call.end(status, str(error))
+        except CallError as error:
+            _log.debug("a call from %s ended: %s", call.peer(), error)
+        except Exception as error:  # noqa: BLE001 - a call's root: as gRPC's server has it
+            _log.exception("%s was not served", method)
+            await call.end(grpc.StatusCode.UNKNOWN, str(error))
+        else:
+            await call.end(grpc.StatusCode.OK, "")
 
 
 class _Stranger:
