@@ -75,7 +75,7 @@ class Proposal:
         return SendPause(site, self.number, self.lost, self.change is None, reduction)
 
     def why(self, presence: Presence) -> str:
-        """Say what it is for."""
+        """Return what the change of members or trees is for."""
         match self.change:
             case TreesWanted():
                 return self.change.why

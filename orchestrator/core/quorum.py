@@ -67,7 +67,7 @@ class Facts:
     """All that decides who goes on."""
 
     members: tuple[MemberFacts, ...]
-    """Of the epoch, in the run's order."""
+    """The members of the present epoch, in the run's order of sites."""
     parts: tuple[tuple[str, ...], ...]
     """The live members, by who is linked with whom."""
     any_reach: bool

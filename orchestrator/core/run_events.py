@@ -268,7 +268,7 @@ class SiteNoted:
     """Something that people should know of a site while the run goes on."""
 
     kind: str
-    """Of the event that is written down."""
+    """The kind of event that the journal gets."""
     site: str
     note: str
 
@@ -300,7 +300,7 @@ class StorageFailed:
     """A site could not write, or remove, something in storage. Training goes on."""
 
     kind: str
-    """Of the event that is written down: a key of `STORAGE_NOTES`."""
+    """The kind of event that the journal gets: a key of `STORAGE_NOTES`."""
     site: str
     step: int
     reason: str

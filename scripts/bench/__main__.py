@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 WHATS = (
-    *("checkpoints", "codecs", "convergence", "frame_calls", "gateways", "memory", "planner"),
+    *("checkpoint_stall", "codecs", "convergence", "frame_calls", "gateways", "memory", "planner"),
     *("predictions", "replan", "routes", "startup", "step_checks", "strangers"),
 )
 
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         for what in WHATS:  # without importing it: torch takes a second
             tree = ast.parse(Path(__file__).with_name(f"{what}.py").read_text())
-            print(f"{what:12} {(ast.get_docstring(tree) or '').partition(chr(10))[0]}")
+            print(f"{what:16} {(ast.get_docstring(tree) or '').partition(chr(10))[0]}")
         return 0 if arguments in ([], ["-h"], ["--help"]) else 2
     module = importlib.import_module(f"scripts.bench.{arguments[0]}")
     parser = argparse.ArgumentParser(

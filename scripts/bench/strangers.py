@@ -72,7 +72,7 @@ async def mutes(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
 
 
 async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say a byte, and another."""
+    """Send one byte after the other, slowly."""
     for byte in OPENING * 1000:
         writer.write(bytes([byte]))
         await writer.drain()
@@ -82,7 +82,7 @@ async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def frames(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say what costs little to say, for ever."""
+    """Send HTTP/2 frames that are cheap to make, without end."""
     writer.write(OPENING)
     draining = asyncio.create_task(reader.read())
     while not draining.done():

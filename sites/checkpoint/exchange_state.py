@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.sites.local.rank_messages import KeepResiduals, OweResiduals
+from isthmus.sites.local.rank_messages import KeepResiduals, RestoreResiduals
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
@@ -81,4 +81,4 @@ class ExchangeState:
         if self._encoder is not None:
             self._encoder.restore(saved["encoder"])
         if self._link is not None and residuals is not None:
-            self._link.send(OweResiduals(path=str(residuals)))
+            self._link.send(RestoreResiduals(path=str(residuals)))

@@ -167,10 +167,10 @@ class KeepResiduals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OweResiduals:
+class RestoreResiduals:
     """Request to load the residuals in such a file. Sent before the rank's first round."""
 
-    op: ClassVar[str] = "owe_residuals"
+    op: ClassVar[str] = "restore_residuals"
     path: str
 
 
@@ -316,7 +316,7 @@ FromRank = (
     | Saving
     | StateProgress
     | KeepResiduals
-    | OweResiduals
+    | RestoreResiduals
     | Metric
     | Digest
     | Leave

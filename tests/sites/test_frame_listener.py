@@ -10,6 +10,7 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -301,8 +302,10 @@ def test_a_call_that_is_let_in_as_the_listener_closes_leaves_no_socket() -> None
         async with listener() as (address, made), raw_client(address) as client:
             await client.send(PREFACE + settings() + called())
             await asyncio.to_thread(select.select, [made._poll], [], [], DEADLINE_S)
-            while not made._calls:
+            deadline_s = time.monotonic() + DEADLINE_S
+            while not made._calls and time.monotonic() < deadline_s:
                 made._turn()
+            assert made._calls
             await made.close()  # before the call's first step
             await client.end()
 

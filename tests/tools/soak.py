@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 
 from isthmus.protos.own_processes import leashed, own_command
+from tests.fakes.waiting import wait_for
 
 SITES = {"a": "127.0.0.2", "b": "127.0.0.3", "c": "127.0.0.4"}
 COORDINATOR = "127.0.0.5"
@@ -58,6 +59,10 @@ MODULES = {
     "torchrun": "isthmus.sites.launcher.node",
 }
 SAMPLE_S = 5.0
+LOOK_S = 0.2
+FIRST_RECORDS = 30
+BEGIN_S = 300.0
+"""The first steps have so long to come."""
 WANTED_GOODPUT = 0.85
 FLAT = 1.25
 """Figures of the last fifth are at most so many times those of the first, or `SLACK` more."""
@@ -151,11 +156,8 @@ class Deployment:
             dial = ("--site", site, "--coordinator", bind)
             self._commands[site] = ("agent", *dial, *topology, *state)
         self.keep_up()
-        deadline_s = time.monotonic() + 60
-        while not (self.state / "coordinator.json").exists():
-            if time.monotonic() > deadline_s:
-                raise SystemExit("the coordinator does not come up")
-            time.sleep(0.2)
+        announced = self.state / "coordinator.json"
+        wait_for(announced.exists, "the coordinator to come up", look_s=LOOK_S)
         self.isthmus("launch", str(self.folder / "job.yaml"), "--run-id", RUN, "--detach")
 
     def keep_up(self) -> None:
@@ -319,9 +321,12 @@ def main() -> int:
 def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     """Let things fail until the time is over; return the exit status."""
     rng = random.Random(options.seed)
-    while len(deployment.records()) < 30:
-        time.sleep(1.0)
+
+    def has_begun() -> bool:
         deployment.keep_up()
+        return len(deployment.records()) >= FIRST_RECORDS
+
+    wait_for(has_begun, "the first steps", BEGIN_S, look_s=1.0)
     begun_s = time.time()
     end_s = begun_s + 60 * options.minutes
     faults: list[Fault] = []
@@ -356,7 +361,12 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     end_s = now_s
     for each in ends:
         mend(deployment, *each[1:])
-    time.sleep(2.0)
+    num_records = len(deployment.records())
+    wait_for(
+        lambda: len(deployment.records()) > num_records,
+        "a step after the last fault",
+        look_s=LOOK_S,
+    )
     records = deployment.records()
     status = json.loads(deployment.isthmus("status", RUN, "--json").stdout)["data"]
     events = json.loads(deployment.isthmus("events", RUN, "--json").stdout)["data"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +65,7 @@ class Part:
 
 
 @dataclass(slots=True, kw_only=True)
-class Experiment(Generic[RecordT]):
+class Experiment(ABC, Generic[RecordT]):
     """One benchmark. Pure bookkeeping around `launch`."""
 
     folder: Path
@@ -103,9 +104,9 @@ class Experiment(Generic[RecordT]):
                 self.failed[run_id] = f"{run}{part.name}: {outcome.code}: {outcome.message}"
             self.watch.ended(outcome)
 
+    @abstractmethod
     def parts(self) -> Sequence[Part]:
         """Return what is to be measured."""
-        raise NotImplementedError
 
     def keep(self, **changes: object) -> None:
         """Change the record, and write it."""

@@ -33,10 +33,10 @@ from isthmus.sites.local.rank_messages import (
     Leave,
     Members,
     Metric,
-    OweResiduals,
     Reduce,
     Reduced,
     Region,
+    RestoreResiduals,
     Saving,
     StateProgress,
     Welcome,
@@ -406,7 +406,7 @@ class LocalServer:
                 self._ranks.state_progress(rank, message)
             case KeepResiduals():
                 self._ranks.keep_residuals(rank, Path(message.path))
-            case OweResiduals():
+            case RestoreResiduals():
                 self._ranks.restore_residuals(Path(message.path))
             case Metric(kind=metrics.NON_FINITE) if self._config.non_finite == "stop":
                 raise NonFiniteError(message.labels.get(metrics.REASON, ""))

@@ -105,7 +105,7 @@ class BucketQueue:
             self._submit(bucket)
 
     def submit_flags(self, unused: Iterable[str]) -> None:
-        """Say which gradients this rank has none of: in the round's last bucket."""
+        """Submit the round's last bucket: which gradients this rank has none of."""
         self._flags.submit(self._pipeline, unused)
 
     def wait(self) -> None:
