@@ -70,6 +70,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
                 window="window_bytes",
             ),
             reduction=_made(Reduction, model.reduction),
+            regime=model.regime.resolved(),
             verify_every=model.verify.parameters_every,
             same_data=model.verify.same_data,
             timeline_every=model.timeline.every,

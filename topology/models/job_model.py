@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from isthmus.topology.models.regime_model import RegimeModel, Regimes
 from isthmus.topology.spec.batch_rule import ON_FEWER_SITES
 from isthmus.topology.spec.job import (
     CODECS,
@@ -59,6 +60,7 @@ from isthmus.topology.spec.units import (
 from isthmus.topology.spec.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 from isthmus.topology.text.validation import (
     SIZE_SCHEMA,
+    BelowOne,
     Count,
     KeyedError,
     Name,
@@ -319,7 +321,6 @@ _MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
 
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
-Momentum = Annotated[Number, Field(ge=0, lt=1)]
 
 
 class ModelModel(Strict):
@@ -378,8 +379,8 @@ class OptimizerModel(Strict):
     min_learning_rate: NotNegative = _OPTIMIZER.min_learning_rate
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = _OPTIMIZER.warmup_steps
     weight_decay: NotNegative = _OPTIMIZER.weight_decay
-    beta1: Momentum = _OPTIMIZER.beta1
-    beta2: Momentum = _OPTIMIZER.beta2
+    beta1: BelowOne = _OPTIMIZER.beta1
+    beta2: BelowOne = _OPTIMIZER.beta2
     clip_norm: Positive = _OPTIMIZER.clip_norm
 
     @model_validator(mode="after")
@@ -707,6 +708,9 @@ class JobModel(Strict):
     )
     exchange: ExchangeModel = Field(default_factory=ExchangeModel)
     reduction: ReductionModel = Field(default_factory=ReductionModel)
+    regime: Annotated[
+        Regimes, Field(description="How often sites exchange, and what; absent: in every step.")
+    ] = Field(default_factory=lambda: RegimeModel(kind="sync"))
     verify: VerifyModel = Field(default_factory=VerifyModel)
     timeline: TimelineModel = Field(default_factory=TimelineModel)
     trainer: TrainerModel = Field(default_factory=TrainerModel)
@@ -750,6 +754,16 @@ class JobModel(Strict):
         for name in self.pass_env:
             if name in self.env:
                 raise KeyedError("pass_env", f"{name} has a value in env: want it in one of both")
+        return self
+
+    @model_validator(mode="after")
+    def _regime_is_exchanged(self) -> Self:
+        if self.exchange.schedule == "off" and self.regime.kind != "sync":
+            raise KeyedError(
+                "regime",
+                f"has no use with exchange.schedule: off, which exchanges nothing: want another "
+                f"schedule for {self.regime.kind}, or no regime",
+            )
         return self
 
     @model_validator(mode="after")

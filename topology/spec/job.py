@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from isthmus.topology.spec.job_environment import Variable
-from isthmus.topology.spec.json_fields import REQUIRED
+from isthmus.topology.spec.json_fields import IN_USE, REQUIRED
 from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.regime import Regime
 from isthmus.topology.spec.workload import DescribedModel, Parallel
 
 ON_SAME_DATA = ("refuse", "warn")
@@ -243,6 +244,7 @@ class Job:
     """Names of more, which ranks have as they are where the job is launched: in no document."""
     exchange: Exchange = Exchange()
     reduction: Reduction = Reduction()
+    regime: Regime = field(default=Regime(), metadata=IN_USE)
     verify_every: int = 10
     """Steps between comparisons of all parameters across sites; 0: never."""
     same_data: str = "refuse"

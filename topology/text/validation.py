@@ -159,6 +159,7 @@ Fraction = Annotated[float, PlainValidator(units.parse_fraction), _FRACTION_SCHE
 Loss = Annotated[float, PlainValidator(_loss), _FRACTION_SCHEMA]
 Share = Annotated[float, PlainValidator(_share), _FRACTION_SCHEMA]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+BelowOne = Annotated[Number, Field(ge=0, lt=1)]
 
 
 Root = TypeVar("Root", bound=BaseModel)

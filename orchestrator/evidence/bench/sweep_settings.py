@@ -294,6 +294,8 @@ def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pai
     if question.schedule == "off" or pair.job.exchange.schedule == "off":
         # Sites that exchange nothing have parameters of their own.
         off = ["exchange.schedule=off", "verify.parameters_every=0"]
+        if not pair.job.regime.is_sync:
+            off.append("regime=sync")  # no other regime goes with it
         decided = [*pair.topology_overrides, *pair.job_overrides]
         pair = load_pair(base.job_path, [*decided, *off], base.topology_path)
     return pair, plan

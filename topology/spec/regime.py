@@ -1,0 +1,152 @@
+"""The regime of a run: how often sites exchange, and what they exchange.
+
+In `sync` and `delayed` sites exchange gradients in every step. In the local kinds each site takes
+`sync_every` (H) steps with its own optimizer, the inner one. Then sites exchange how far their
+parameters have moved, the pseudo-gradient, and an outer optimizer (SGD with Nesterov momentum)
+applies the mean to the global parameters. That is a round.
+
+From: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512: fragments, delay, alpha), Scaling
+Laws for DiLoCo (2503.09799: the learning rate by sites and H). Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = ("sync", "delayed", "local_sgd", "diloco", "streaming")
+"""`sync`: the mean gradient of a step is applied in that step; `delayed`: in the next one;
+`local_sgd`: parameters are averaged every H steps; `diloco`: the same, through an outer optimizer;
+`streaming`: DiLoCo in fragments, whose results land while training goes on."""
+LOCAL = ("local_sgd", "diloco", "streaming")
+"""The kinds in which each site takes steps of its own between rounds."""
+RUNNABLE = ("sync", "delayed", "local_sgd", "diloco")
+"""The kinds that sites run so far; none runs `start_after` yet."""
+
+SYNC_EVERY = 30
+"""Default H: as good as gradients in every step at 1 B parameters (2501.18512, table 5)."""
+FRAGMENTS_MAX = 8
+"""Limit on the fragments where nothing is said: they are H's largest divisor up to it."""
+DELAY = 2
+"""Default steps from a fragment's sending to its landing; up to 10 cost less than 0.2 % of the loss
+(2501.18512, figure 8)."""
+ALPHA = 0.5
+"""Default share of the local value that stays at a landing (2501.18512)."""
+MOMENTUM = 0.9
+"""Default outer momentum (2311.08105)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterOptimizer:
+    """SGD with Nesterov momentum over rounds."""
+
+    lr: float | None = None
+    """None: by the number of sites and H (`outer_lr`)."""
+    momentum: float | None = None
+    """None: MOMENTUM."""
+    ramp_steps: int = 300
+    """Inner steps over which the learning rate goes from 1 to `lr`, and the momentum from 0 to
+    `momentum`: rounds begin as plain averaging."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """How often sites exchange, and what; `regime_of` has the defaults of each kind."""
+
+    kind: str = "sync"
+    """One of KINDS."""
+    sync_every: int = 1
+    """H, inner steps between two rounds; 1 in `sync` and `delayed`."""
+    outer: OuterOptimizer = OuterOptimizer()
+    """The outer optimizer of `diloco` and `streaming`."""
+    fragments: int = 1
+    """P, parts of the model that are exchanged in turn, one every H/P steps."""
+    delay: int = 0
+    """Inner steps from a fragment's sending to its landing."""
+    alpha: float = 0.0
+    """Share of the local value that stays when a result lands, 0 to less than 1."""
+    start_after: int = 0
+    """Steps of `sync` first."""
+    look: bool = True
+    """In `delayed`: whether gradients are computed at a look-ahead point, to which the site's own
+    last gradient leads."""
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether the mean gradient of each step is applied in that step."""
+        return self.kind == "sync"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each site takes steps of its own between rounds."""
+        return self.kind in LOCAL
+
+    def outer_rates(self, step: int, num_sites: int) -> tuple[float, float]:
+        """Return the outer learning rate and momentum of a round of a local kind.
+
+        Args:
+            step: Inner steps since the regime began, at the end of the round.
+            num_sites: Sites whose pseudo-gradients are in it.
+        """
+        if self.kind == "local_sgd":
+            return 1.0, 0.0
+        lr = outer_lr(num_sites, self.sync_every) if self.outer.lr is None else self.outer.lr
+        ramp = min(1.0, step / self.outer.ramp_steps) if self.outer.ramp_steps else 1.0
+        return lr * ramp + (1.0 - ramp), self.full_momentum * ramp
+
+    @property
+    def full_momentum(self) -> float:
+        """The outer momentum once it has been ramped up."""
+        if self.kind not in ("diloco", "streaming"):
+            return 0.0
+        return MOMENTUM if self.outer.momentum is None else self.outer.momentum
+
+
+def regime_of(
+    kind: str,
+    *,
+    sync_every: int | None = None,
+    outer: OuterOptimizer = OuterOptimizer(),
+    fragments: int | None = None,
+    delay: int | None = None,
+    alpha: float | None = None,
+    start_after: int = 0,
+    look: bool = True,
+) -> Regime:
+    """Return a regime; what is None has the kind's default."""
+    if sync_every is None:
+        sync_every = SYNC_EVERY if kind in LOCAL else 1
+    is_streaming = kind == "streaming"
+    if fragments is None:
+        divisors = [count for count in range(1, FRAGMENTS_MAX + 1) if sync_every % count == 0]
+        fragments = divisors[-1] if is_streaming else 1
+    if delay is None:
+        delay = min(DELAY, sync_every // fragments - 1) if is_streaming else 0
+    if alpha is None:
+        alpha = ALPHA if is_streaming else 0.0
+    return Regime(
+        kind=kind,
+        sync_every=sync_every,
+        outer=outer,
+        fragments=fragments,
+        delay=delay,
+        alpha=alpha,
+        start_after=start_after,
+        look=look,
+    )
+
+
+def outer_lr(num_sites: int, sync_every: int) -> float:
+    """Return the outer learning rate of `auto`.
+
+    Interpolated from figures 7 and 8 of 2503.09799: the best one grows with H, and slightly with
+    the number of sites; it does not depend on the size of the model.
+    """
+    if sync_every <= 10:
+        lr = 0.4 if num_sites <= 2 else 0.5
+    elif sync_every <= 50:
+        lr = 0.6
+    elif sync_every <= 200:
+        lr = 0.7
+    else:
+        lr = 0.8
+    return round(lr + 0.1, 1) if num_sites >= 8 else lr
