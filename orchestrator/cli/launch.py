@@ -29,7 +29,11 @@ from isthmus.orchestrator.cli.options import (
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.run_submission import submit
 from isthmus.orchestrator.client.run_reader import reading
-from isthmus.orchestrator.doctor.document_checks import light_problems, placed_findings
+from isthmus.orchestrator.doctor.document_checks import (
+    light_problems,
+    placed_findings,
+    regime_problems,
+)
 from isthmus.orchestrator.doctor.examination import examined_of, quick_findings
 from isthmus.orchestrator.doctor.findings import Severity
 from isthmus.orchestrator.documents import Pair, load_pair
@@ -162,7 +166,7 @@ def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:
         ConfigError: the documents, or the files that they name, are wrong.
         CommandError: PREFLIGHT_FAILED; the machine cannot run it, where all is here (`is_here`).
     """
-    problems = light_problems(pair)
+    problems = [*light_problems(pair), *regime_problems(pair)]
     findings = quick_findings(examined_of(pair, home)) if is_here else []
     problems += placed_findings(pair, [each for each in findings if each.path])
     for warning in (each for each in problems if each.is_warning):

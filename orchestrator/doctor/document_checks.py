@@ -1,4 +1,4 @@
-"""What `validate` and `launch` find beyond the documents' text: files, and the speed of light."""
+"""What `validate` and `launch` find beyond the documents' text: files, light's speed, rounds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from isthmus.orchestrator.doctor.examiner import NoAnswerError, examined_here
 from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.orchestrator.doctor.job_checks import job_findings
 from isthmus.orchestrator.documents import Pair
+from isthmus.topology.documents.hasty_rounds import hasty_rounds
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.models.topology_model import is_loopback
 from isthmus.topology.spec.errors import Problem
@@ -24,7 +25,8 @@ def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:
 
     The files that the job names are looked for where they are (`is_here`): on this machine.
     """
-    return [*light_problems(pair), *(_file_problems(pair) if is_here else [])]
+    files = _file_problems(pair) if is_here else []
+    return [*light_problems(pair), *regime_problems(pair), *files]
 
 
 def light_problems(pair: Pair) -> list[Problem]:
@@ -32,6 +34,11 @@ def light_problems(pair: Pair) -> list[Problem]:
     return too_quick_links(
         pair.topology_text, str(pair.topology_path), pair.topology_overrides, pair.described
     )
+
+
+def regime_problems(pair: Pair) -> list[Problem]:
+    """Return warnings of a job's rounds."""
+    return hasty_rounds(pair.job_text, str(pair.job_path), pair.job_overrides, pair.job)
 
 
 def is_all_here(topology: Topology) -> bool:

@@ -182,3 +182,19 @@ def test_a_measured_round_trip_tells_that_the_locations_are_wrong(
     )
     ((_, told),) = found
     assert told.startswith("9ms is less than light")
+
+
+def test_rounds_of_one_step_with_outer_momentum_are_a_warning(
+    isthmus: Isthmus, folder: Path
+) -> None:
+    job = folder / "job.yaml"
+    job.write_text(f"{JOB}regime: {{kind: diloco, sync_every: 1}}\n")
+    ((place, message),) = warned(isthmus, job)
+    assert place == "5:36"
+    assert message == (
+        "rounds of one step with outer momentum 0.9 train worse than any longer ones "
+        "(arXiv 2503.09799, figure 9): want 10 steps or more, or kind: sync"
+    )
+    for fine in ("outer.momentum=0", "sync_every=2", "kind=local_sgd"):
+        assert warned(isthmus, job, "--set", f"regime.{fine}") == []
+    assert warned(isthmus, job, "--set", "regime=delayed") == []

@@ -135,9 +135,84 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         "verify: {parameters_every: 5, parameters: true}",
         ["6:31 unknown key 'parameters' (did you mean 'parameters_every'?) [verify.parameters]"],
     ),
+    (
+        "verify: {parameters_every: 5}",
+        "regime: delayd",
+        [
+            "6:9 want 'sync', 'delayed', 'local_sgd', 'diloco' or 'streaming', got 'delayd' "
+            "(did you mean 'delayed'?) [regime.kind]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "regime: 30",
+        ["6:9 want 'sync', 'delayed', 'local_sgd', 'diloco' or 'streaming', got 30 [regime.kind]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "regime: {sync_every: 30}",
+        ["6:9 missing key 'kind' [regime]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "regime: {kind: diloco, every: 30}",
+        ["6:24 unknown key 'every' (did you mean 'sync_every'?) [regime.every]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "regime: streaming",
+        ["6:9 streaming is not run yet: use diloco [regime.kind]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "regime: {kind: diloco, start_after: 1}",
+        ["6:37 is not run yet: leave it out [regime.start_after]"],
+    ),
+    (
+        "exchange: {codec: bf16, chunk: 256KiB, bucket: 1MiB, window: 8MiB}",
+        'regime: diloco\nexchange: {schedule: "off"}',
+        [
+            "4:9 has no use with exchange.schedule: off, which exchanges nothing: want another "
+            "schedule for diloco, or no regime [regime]"
+        ],
+    ),
 ]
+
+REGIME_MISTAKES = [
+    ("sync, sync_every: |1", "has no use with kind: sync, only with 'local_sgd', 'diloco' or 'streaming' [regime.sync_every]"),
+    ("delayed, sync_every: |1", "has no use with kind: delayed, only with 'local_sgd', 'diloco' or 'streaming' [regime.sync_every]"),
+    ("delayed, outer: |{}", "has no use with kind: delayed, only with 'diloco' or 'streaming' [regime.outer]"),
+    ("sync, start_after: |0", "has no use with kind: sync, only with 'delayed', 'local_sgd', 'diloco' or 'streaming' [regime.start_after]"),
+    ("diloco, look: |true", "has no use with kind: diloco, only with 'delayed' [regime.look]"),
+    ("diloco, fragments: |1", "has no use with kind: diloco, only with 'streaming' [regime.fragments]"),
+    ("diloco, delay: |1", "has no use with kind: diloco, only with 'streaming' [regime.delay]"),
+    ("local_sgd, alpha: |0", "has no use with kind: local_sgd, only with 'streaming' [regime.alpha]"),
+    ("local_sgd, outer: |{lr: 1}", "has no use with kind: local_sgd, only with 'diloco' or 'streaming' [regime.outer]"),
+    ("diloco, sync_every: |0", "want at least 1, got 0 [regime.sync_every]"),
+    ("diloco, sync_every: |30s", "want a whole number, got '30s' [regime.sync_every]"),
+    ("diloco, start_after: |-1", "want at least 0, got -1 [regime.start_after]"),
+    ("diloco, outer: {lr: |0}", "want auto, or a number more than 0; got 0 [regime.outer.lr]"),
+    ("diloco, outer: {lr: |fast}", "want auto, or a number more than 0; got 'fast' [regime.outer.lr]"),
+    ("diloco, outer: {momentum: |1}", "want less than 1, got 1 [regime.outer.momentum]"),
+    ("diloco, outer: {momentum: |-0.1}", "want at least 0, got -0.1 [regime.outer.momentum]"),
+    ("diloco, outer: {ramp_steps: |-1}", "want at least 0, got -1 [regime.outer.ramp_steps]"),
+    ("streaming, fragments: |31", "want at most sync_every, 30: a step sends one at most; got 31 [regime.fragments]"),
+    ("streaming, fragments: |8", "want a divisor of sync_every, 30; got 8 [regime.fragments]"),
+    ("streaming, fragments: 6, delay: |5", "want less than sync_every / fragments, 5: a fragment lands before the next one is sent; got 5 [regime.delay]"),
+    ("streaming, sync_every: 4, delay: |1", "want less than sync_every / fragments, 1: a fragment lands before the next one is sent; got 1 [regime.delay]"),
+    ("streaming, alpha: |1", "want less than 1, got 1 [regime.alpha]"),
+    ("streaming, alpha: |-0.5", "want at least 0, got -0.5 [regime.alpha]"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), JOB_MISTAKES)
 def test_a_mistake_in_a_job_is_told_at_its_place(old: str, new: str, expected: list[str]) -> None:
     assert told("job", changed(JOB, old, new)) == expected
+
+
+@pytest.mark.parametrize(("written", "expected"), REGIME_MISTAKES)
+def test_a_mistake_in_a_regime_is_told_at_its_place(written: str, expected: str) -> None:
+    """The place is where `written` has a bar."""
+    section = f"regime: {{kind: {written}}}"
+    place = f"{JOB.count(chr(10)) + 1}:{section.index('|') + 1}"
+    assert told("job", f"{JOB}{section.replace('|', '')}\n") == [f"{place} {expected}"]
