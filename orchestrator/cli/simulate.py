@@ -34,7 +34,6 @@ from isthmus.orchestrator.evidence.bench.bench_tables import scaling_tables
 from isthmus.orchestrator.evidence.bench.sweep_settings import (
     Point,
     load_simulated_points,
-    memory_warning,
     parse_sweeps,
 )
 from isthmus.orchestrator.evidence.record.bench_record import (
@@ -53,6 +52,7 @@ from isthmus.orchestrator.evidence.simulate.simulated_result import (
 from isthmus.orchestrator.evidence.simulate.simulated_run import write_run
 from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.topology.faults.script import TimedChange, expand
+from isthmus.topology.planner.memory_fit import too_large
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import (
     BUCKETS_MAX,
@@ -291,7 +291,7 @@ def _simulate(
     points = [point for point, _ in asked]
     for index, (point, changes) in enumerate(asked):
         settings = dataclasses.replace(settings, changes=changes)
-        if warning := memory_warning(point.together):
+        for warning in too_large(point.together.job, point.together.topology):
             output.note(f"warning: {point.said}{warning}")
         run_id = f"{bench.name}-{index}"[-64:].lstrip("._-")
         began_s = time.monotonic()

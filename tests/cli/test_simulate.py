@@ -262,11 +262,6 @@ def test_what_cannot_be_simulated_is_refused(
         (cut("{pipeline: 8}", 4), "", "add up to 8"),
         (cut("{context: 8, data: 1}"), "", "does not divide the sequence of 511 tokens"),
         (cut("{data: 8}", 4), "", "one for each replica"),
-        (
-            [*cut("{data: 8}"), "--set", "workload.width=65536"],
-            "",
-            "does not fit: an accelerator of 'a' needs",
-        ),
     ],
 )
 def test_cuts_that_cannot_be_simulated_are_refused_at_their_place(
@@ -281,6 +276,18 @@ def test_cuts_that_cannot_be_simulated_are_refused_at_their_place(
     assert done.code == 2
     assert word in done.err
     assert where in done.err
+
+
+def test_a_cut_that_does_not_fit_is_simulated_and_warned_of_as_a_plan_does(
+    isthmus: Isthmus, described: Path
+) -> None:
+    options = [*cut("{data: 8}"), "--set", "workload.width=65536"]
+    planned = isthmus("plan", described, *options)
+    simulated = isthmus("simulate", described, *options, "--steps", "1")
+    assert (planned.code, simulated.code) == (0, 0), planned.err + simulated.err
+    assert "a, b: tensor 1, data 8, micro-batch 1 does not fit: needs" in simulated.err
+    [warned] = [each for each in simulated.err.splitlines() if "does not fit" in each]
+    assert warned in " ".join(planned.out.split())
 
 
 def test_a_name_that_is_taken_is_refused(isthmus: Isthmus, files: Path) -> None:

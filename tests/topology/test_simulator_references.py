@@ -1,4 +1,4 @@
-"""The simulator against published figures: source and tolerance stand with each."""
+"""A graph of Streaming DiLoCo against the figures of its paper; the simulator takes no part."""
 
 from __future__ import annotations
 

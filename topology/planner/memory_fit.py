@@ -1,4 +1,6 @@
-"""Checks the memory of the shipped trainer, and finds its largest micro-batch. Pure.
+"""Checks a job against the memory of its accelerators; finds the largest micro-batch. Pure.
+
+Plans and simulations warn by the same check (`too_large`).
 
 A plan may choose the micro-batch: the largest that fits. Only the last micro-batch's backward pass
 hides the exchange, because earlier gradients are summed first. The trainer has one micro-batch size
@@ -8,33 +10,58 @@ for all sites, so the site with the least memory decides.
 from __future__ import annotations
 
 from isthmus.topology.cost.memory import exchange_bytes, memory
+from isthmus.topology.planner.cuts import why_not
+from isthmus.topology.spec.compute import site_shares
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.model_shape import Degrees, workload_of
+from isthmus.topology.spec.model_shape import Degrees, degrees_of, workload_described, workload_of
 from isthmus.topology.spec.units import format_size
 from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 
+_NAMED = 3
+"""Number of sites that a warning names."""
+
 
 def too_large(job: Job, topology: Topology) -> list[str]:
-    """Return a warning for each site whose accelerators have less memory than a rank needs.
+    """Return warnings on sites whose accelerators have less memory than a rank needs.
+
+    Sites that lack the same are in one warning. Of a script without a `workload` nothing is known,
+    and nothing is warned of.
 
     Args:
-        job: The job with its placement.
-        topology: Topology with all sites.
+        job: The job as it runs: with its placement and cuts, if it has any.
+        topology: Of the sites that take part.
     """
+    names: dict[str, list[str]] = {}
+    for site in topology.sites:
+        lacking = _lacking(job, topology, site)
+        if lacking is not None:
+            names.setdefault(lacking, []).append(site.name)
+    return [f"{_listed(sites)}: {lacking}" for lacking, sites in names.items()]
+
+
+def _lacking(job: Job, topology: Topology, site: Site) -> str | None:
+    """Return what a site's accelerators lack; None: nothing, or nothing is known."""
+    if job.workload is not None:
+        [mine] = [each for each in job.placement if each.site == site.name]
+        assert mine.parallel is not None, "each site has its cut of a described model"
+        degrees = degrees_of(mine.parallel, job.workload)
+        return why_not(workload_described(job.workload), degrees, site, mine.sequences)
     if job.entrypoint is not None:
-        return []
-    warnings = []
-    for each in job.placement:
-        site = topology.site(each.site)
-        most = min(job.trainer.micro_batch, -(-each.sequences // site.num_ranks))
-        needed_bytes, has = rank_bytes(job, site, most), site.accelerator.memory_bytes
-        if needed_bytes > has:
-            warnings.append(
-                f"{each.site}: a rank needs {format_size(needed_bytes)} of memory for {most} sequences at "
-                f"once, and its accelerator has {format_size(has)}: lower trainer.micro_batch or the model"
-            )
-    return warnings
+        return None
+    most = min(job.trainer.micro_batch, max(site_shares(job, topology, site)))
+    needed_bytes, has = rank_bytes(job, site, most), site.accelerator.memory_bytes
+    if needed_bytes <= has:
+        return None
+    return (
+        f"a rank needs {format_size(needed_bytes)} of memory for {most} sequences at once, and its "
+        f"accelerator has {format_size(has)}: lower trainer.micro_batch or the model"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:

@@ -59,7 +59,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
         "why": sentences(others, model, within),
         "warnings": [
             *warnings(job, topology, choice),
-            *too_large(decided, topology),
+            *too_large(decided, here),
         ],
         "alternatives": others.told(),
         "sites": others.sites(),

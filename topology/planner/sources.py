@@ -8,7 +8,6 @@ from typing import Any
 from isthmus.topology.cost.layer_time import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
 from isthmus.topology.planner.choice import Choice, Coding
 from isthmus.topology.planner.connections import held_back
-from isthmus.topology.planner.cuts import why_not
 from isthmus.topology.planner.search import Search
 from isthmus.topology.spec.compute import flops_per_sequence, num_parameters, peak_flops_per_s
 from isthmus.topology.spec.job import Job
@@ -129,7 +128,7 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
             f"{', '.join(scheduled)}: the bandwidth is that outside of the periods in schedule"
         )
     cuts = [timing.cut for timing in choice.timings if timing.cut is not None]
-    texts += _written_cuts(job, topology, choice)
+    texts += _wide_groups(job, topology, choice)
     if any(cut.degrees.zero_stage == 3 for cut in cuts):
         texts.append(
             "ZeRO 3 is taken to be well made; measured ones were up to 3 times as slow "
@@ -145,15 +144,12 @@ def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
     return texts
 
 
-def _written_cuts(job: Job, topology: Topology, choice: Choice) -> Iterator[str]:
-    """Yield warnings on cuts of a placement that no plan would choose."""
-    for name, count, timing in zip(choice.sites, choice.sequences, choice.timings, strict=True):
+def _wide_groups(job: Job, topology: Topology, choice: Choice) -> Iterator[str]:
+    """Yield warnings on written cuts whose tensor groups are wider than a node."""
+    for name, timing in zip(choice.sites, choice.timings, strict=True):
         if job.workload is None or timing.cut is None:
             continue
         site, degrees = topology.site(name), timing.cut.degrees
-        lacking = why_not(workload_described(job.workload), degrees, site, count)
-        if lacking is not None:
-            yield f"{name}: {lacking}"
         if degrees.tensor > site.accelerators_per_node:
             yield (
                 f"{name}: a tensor group of {degrees.tensor} is more than the "

@@ -17,12 +17,9 @@ from pathlib import Path
 from isthmus.orchestrator.documents import Pair, load_pair
 from isthmus.orchestrator.evidence.record.bench_record import Question, Sweep
 from isthmus.orchestrator.plans import as_launched
-from isthmus.topology.cost.memory import memory
-from isthmus.topology.planner.memory_fit import rank_bytes
 from isthmus.topology.spec.compute import site_shares
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.hashing import config_hash
-from isthmus.topology.spec.model_shape import degrees_of, workload_described
 from isthmus.topology.spec.world import Site
 from isthmus.topology.text.yaml_document import Document, read_with_overrides
 from isthmus.topology.text.yaml_document import Path as DocumentPath
@@ -327,7 +324,7 @@ def _require_known(pair: Pair) -> None:
 
 
 def _require_cut(pair: Pair) -> None:
-    """Refuse a described model that nobody has cut over the sites, or that does not fit so."""
+    """Refuse a described model that nobody has cut over the sites."""
     model = pair.job.workload
     if model is None:
         return
@@ -342,40 +339,6 @@ def _require_cut(pair: Pair) -> None:
         path: DocumentPath = ("placement", index)
         if placed.parallel is None:
             raise _mistake(pair, path, "want `parallel`: how this site cuts the model")
-        degrees = degrees_of(placed.parallel, model)
-        needed_bytes = memory(workload_described(model), degrees, placed.sequences).total
-        has_bytes = pair.topology.site(placed.site).accelerator.memory_bytes
-        if needed_bytes > has_bytes:
-            message = (
-                f"does not fit: an accelerator of {placed.site!r} needs {_gib(needed_bytes)} and has "
-                f"{_gib(has_bytes)}. Raise tensor, pipeline or zero_stage, want recompute: full, or "
-                "lower micro_batch; `isthmus plan` finds what fits"
-            )
-            raise _mistake(pair, (*path, "parallel"), message)
-
-
-def memory_warning(pair: Pair) -> str | None:
-    """Return which site's accelerators lack most memory for the shipped trainer; None: all fit."""
-    job, lacking = pair.job, []
-    if job.entrypoint is not None:
-        return None
-    for site in pair.topology.sites:
-        at_once = min(job.trainer.micro_batch, max(site_shares(job, pair.topology, site)))
-        needed_bytes, has_bytes = rank_bytes(job, site, at_once), site.accelerator.memory_bytes
-        if needed_bytes > has_bytes:
-            lacking.append((has_bytes - needed_bytes, site.name, needed_bytes, has_bytes))
-    if not lacking:
-        return None
-    _, name, needed_bytes, has_bytes = min(lacking)
-    others = f" (so do {len(lacking) - 1} other sites)" if len(lacking) > 1 else ""
-    return (
-        f"{name} lacks memory{others}: a rank needs {_gib(needed_bytes)}, and its accelerator has "
-        f"{_gib(has_bytes)}. A run would not fit: lower trainer.micro_batch or the model"
-    )
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.3g}GiB"
 
 
 def _mistake(pair: Pair, path: DocumentPath, message: str) -> ConfigError:
