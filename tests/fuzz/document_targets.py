@@ -57,9 +57,9 @@ reduction: {tree: hierarchy, groups: [[oregon], [virginia, ohio]]}
 def yaml_bytes(data: bytes) -> int:
     """Return what a document may take.
 
-    10,000 nodes at most, of 2 KiB with their marks and places.
+    100,000 nodes at most, of 2 KiB with their marks and places.
     """
-    return MIB + min(24 * MIB, 2000 * len(data))
+    return MIB + min(200 * MIB, 2000 * len(data))
 
 
 def _text(data: bytes) -> str:

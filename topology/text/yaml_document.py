@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -169,12 +169,11 @@ def read_plain(text: str) -> str | int | float | bool | None:
 
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 10_000
-"""Keys, values and containers, each use of an alias counted in full.
-
-A full mesh of 16 sites with every figure of every link written out is about 4,000; what this
-stops is a small text that aliases expand to a large one.
-"""
+MAX_NODES = 100_000
+"""Keys, values and containers that are written: a full mesh of 64 sites with every figure of every
+link is about 75,000."""
+MAX_ALIASED_NODES = 10_000
+"""Those that aliases add, each use counted in full: a small text must not become a large one."""
 MAX_DEPTH = 32
 
 
@@ -193,7 +192,7 @@ def read_document(text: str, source: str) -> Document:
         root = composer.get_single_node()
         if root is None:
             raise ConfigError([Problem(source, 1, 1, "the document is empty", "")])
-        _Conversion(document, composer.tagged).convert_root(root)
+        _Conversion(document, composer).convert_root(root)
         if document.value is None:
             raise ConfigError([Problem(source, 1, 1, "the document is empty", "")])
     except yaml.MarkedYAMLError as error:
@@ -216,14 +215,16 @@ class _Composer(yaml.SafeLoader):
         super().__init__(text)
         self.tagged: set[int] = set()
         """The `id` of each node that carries a tag of its own."""
+        self.num_nodes = 0
         self._depth = 0
-        self._num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
-        self._num_nodes += 1
+        self.num_nodes += 1
         self._depth += 1
-        _check_limits(self._num_nodes, self._depth, event)
+        if self.num_nodes > MAX_NODES:
+            _exceeds(f"more than {MAX_NODES} values", event)
+        _check_depth(self._depth, event)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if getattr(event, "tag", None) is not None:
@@ -234,18 +235,21 @@ class _Composer(yaml.SafeLoader):
 class _Conversion:
     """Converts nodes to values, and adds mistakes to the document."""
 
-    def __init__(self, document: Document, tagged: set[int]) -> None:
+    def __init__(self, document: Document, composer: _Composer) -> None:
         self._document = document
-        self._tagged = tagged
-        self._num_nodes = 0
+        self._tagged = composer.tagged
+        self._num_left = composer.num_nodes + MAX_ALIASED_NODES
+        """Number of nodes that may still come."""
 
     def convert_root(self, root: yaml.Node) -> None:
         self._document.value = self._convert(root, (), 1)
 
     def _convert(self, node: yaml.Node, path: Path, depth: int) -> object:
         """Return the node's value; at most MAX_DEPTH calls deep, even where an alias is its own."""
-        self._num_nodes += 1
-        _check_limits(self._num_nodes, depth, node)
+        self._num_left -= 1
+        if self._num_left < 0:
+            _exceeds(f"aliases add more than {MAX_ALIASED_NODES} values", node)
+        _check_depth(depth, node)
         self._document.places[path] = self._place(node)
         if id(node) in self._tagged:
             self._refuse(path, "tags (!...) are not supported: write the plain value")
@@ -262,7 +266,7 @@ class _Conversion:
     def _convert_mapping(self, node: yaml.Node, path: Path, depth: int) -> dict[str, object]:
         mapping: dict[str, object] = {}
         for key_node, value_node in node.value:
-            self._num_nodes += 1
+            self._num_left -= 1
             place = self._place(key_node)
             key = self._key(key_node, path)
             if key is None:
@@ -326,16 +330,16 @@ def _reads_as_text(text: str) -> bool:
         return False
 
 
-def _check_limits(num_nodes: int, depth: int, where: yaml.Node | yaml.Event) -> None:
-    message = None
+def _check_depth(depth: int, where: yaml.Node | yaml.Event) -> None:
     if depth > MAX_DEPTH:
-        message = f"nested deeper than {MAX_DEPTH} levels"
-    elif num_nodes > MAX_NODES:
-        message = f"more than {MAX_NODES} values, aliases counted in full"
-    if message is not None:
-        mark = where.start_mark
-        assert isinstance(mark, yaml.Mark), "the scanner in Python makes no other"
-        raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
+        _exceeds(f"nested deeper than {MAX_DEPTH} levels", where)
+
+
+def _exceeds(message: str, where: yaml.Node | yaml.Event) -> NoReturn:
+    """Refuse a document that exceeds a limit."""
+    mark = where.start_mark
+    assert isinstance(mark, yaml.Mark), "the scanner in Python makes no other"
+    raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
 
 
 _PLAINER = {
