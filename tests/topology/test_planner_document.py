@@ -160,6 +160,33 @@ def test_sites_that_the_batch_is_too_small_for_are_named() -> None:
     )
 
 
+def test_a_site_that_only_a_left_out_one_joins_is_told_as_that() -> None:
+    plan = make_plan(a_job(12), a_world([4e8, 1e6, 1e6], [(0, 1, 1e4, 0.2), (1, 2, 1e9, 0.001)]))
+    assert "1 of 3 sites take part" in said(plan)
+    assert "s1 is left out: with it, a step takes" in said(plan)
+    assert (
+        "s2 is left out: links both ways join it to the sites that take part only through s1, "
+        "which is left out" in said(plan)
+    )
+
+
+def test_money_is_told_where_it_decides() -> None:
+    world = a_world([4e8, 1e8], [(0, 1, 1e9, 0.001)], price=2.0, egress=1e-9)
+    job = a_job(16, objective="cost")
+    plan = make_plan(job, world)
+    usd = plan["predicted"]["usd_per_step"]
+    assert usd == pytest.approx(2.0 / 3600 * plan["predicted"]["step_s"])
+    tokens = 16 * job.trainer.model.context
+    assert f"A step costs {usd:.4g} USD: {usd:.4g} USD for accelerators, and 0 USD" in said(plan)
+    assert f"A million tokens cost {1e6 * usd / tokens:.4g} USD" in said(plan)
+    [both] = [each for each in plan["alternatives"] if each["what"] == "all sites"]
+    times = both["usd_per_step"] / usd
+    assert f"s1 is left out: with it, a token costs {times:.2f} times as much" in said(plan)
+    fast = make_plan(a_job(16), world)
+    assert "USD" not in said(fast)
+    assert fast["decisions"]["placement"] != plan["decisions"]["placement"]
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_of_many_sites_those_go_that_the_batch_has_no_sequences_for() -> None:
@@ -272,6 +299,18 @@ def test_what_is_busy_binds_and_else_round_trips_do() -> None:
     assert near["binding"] == "compute at all sites"
     unlike = make_plan(a_job(11, sites="all"), a_world([4e8, 4e8], [(0, 1, 1e5, 0.01)]))
     assert re.search(r"s\d computes longest, and for", unlike["binding"])
+
+
+def test_compute_that_takes_most_of_a_step_limits_it() -> None:
+    job = a_job(12, sites="all")
+    serial = dataclasses.replace(job.exchange, schedule="serial")
+    world = a_world([4e6, 4e6], [(0, 1, 1e5, 0.01)])
+    plan = make_plan(dataclasses.replace(job, exchange=serial), world)
+    assert re.match(
+        r"compute at all sites, 8\d(\.\d)?% of a step; for the other 1\d(\.\d)?% they wait for the "
+        r"link s\d → s\d, busy for 1\d(\.\d)?% of a step$",
+        plan["binding"],
+    ), plan["binding"]
 
 
 @pytest.mark.slow

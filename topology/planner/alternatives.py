@@ -1,8 +1,11 @@
 """Alternatives to a chosen plan: other sites, codecs, reductions, wider links.
 
-A plan must not be slower than one that it lists. So an alternative that the step model finds faster
-is simulated, too, and becomes the plan if it is. Other alternatives' steps are those of the step
-model, scaled by the ratio of simulated to modelled step of the chosen plan.
+A plan must not be worse than one that it lists, by the job's objective. So an alternative that the
+step model finds better is simulated, too, and becomes the plan if it is. Other alternatives' steps
+are those of the step model, scaled by the ratio of simulated to modelled step of the chosen plan.
+
+Some alternatives are not permitted by the job: the sites that `plan.sites` excludes, another
+reduction than the job names. They are listed all the same, and are marked where they are better.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from isthmus.topology.model.step_model import StepModel
-from isthmus.topology.planner.choice import Choice, Coding, by_rank, usd_per_s
+from isthmus.topology.planner.choice import Choice, Coding, by_rank, is_clearly_better
 from isthmus.topology.planner.connections import first_connections
-from isthmus.topology.planner.reductions import Candidate, menu
+from isthmus.topology.planner.reductions import Candidate
 from isthmus.topology.planner.search import Search
 from isthmus.topology.planner.spreads import Split
 from isthmus.topology.spec.compute import site_shares
@@ -29,10 +32,6 @@ from isthmus.topology.trees.tree_choice import plan_reduction
 FORMS = 4
 """Number of other reductions that are listed, the fastest first."""
 GBIT_BYTES_PER_S = 125e6
-_TURNS = 3
-"""Limit on how often an alternative may become the plan."""
-_FASTER = 1 - 1e-3
-"""Ratio of a modelled step to the plan's above which an alternative counts as no faster."""
 
 
 class Alternatives:
@@ -40,16 +39,22 @@ class Alternatives:
 
     def __init__(self, search: Search, best: Choice) -> None:
         """Compare a choice with alternatives; adopt any that is better."""
-        self.search = search
-        for _ in range(_TURNS):
-            self.choice = best
+        self.search, self.choice = search, best
+        better: Choice | None = best
+        while better is not None:
+            self.choice = better
             self._others = dict(self._permitted())
-            self.by_site = {site.name: self._otherwise(site.name) for site in search.topology.sites}
-            others = [*self._others.values(), *(self.by_site.values() if self.is_free else ())]
-            faster = [each for each in others if each is not None and self._seems_faster(each)]
-            best = min(map(search.judged, faster), key=lambda each: each.rank[0], default=best)
-            if best.rank[0] >= self.choice.rank[0]:
-                break
+            self._by_site = {
+                site.name: self._otherwise(site.name) for site in search.topology.sites
+            }
+            better = self._better()
+
+    def _better(self) -> Choice | None:
+        """Return the best permitted alternative if it is better than the choice; else None."""
+        others = [*self._others.values(), *(self._by_site.values() if self.is_free else ())]
+        compared = [self.compared(each) for each in others if each is not None]
+        best = min(compared, key=lambda each: each.rank[0], default=self.choice)
+        return best if is_clearly_better(best, self.choice) else None
 
     @property
     def is_free(self) -> bool:
@@ -61,34 +66,41 @@ class Alternatives:
         """A plan in which all sites take part."""
         return self.search.best_of(site.name for site in self.search.topology.sites)
 
-    def _seems_faster(self, other: Choice) -> bool:
-        """Return whether another plan is better by the step model."""
+    def compared(self, other: Choice) -> Choice:
+        """Return another plan with a step that may be compared with the choice's."""
+        ratio = self.choice.step_s / self.choice.modelled_s
+        scaled = self.search.lasting(other, other.modelled_s * ratio)
+        return self.search.judged(other) if is_clearly_better(scaled, self.choice) else scaled
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return other plans with their step time and cost, the best first."""
+        found = [(what, self._no_better(other)) for what, other in self._others.items()]
+        for what, other in self._not_permitted():
+            compared = self.compared(other)
+            is_marked = is_clearly_better(compared, self.choice)
+            found.append((f"{what} (not permitted)" if is_marked else what, compared))
+        found.sort(key=lambda each: each[1].rank[:2])
+        return [
+            {"what": what, "step_s": each.step_s, "usd_per_step": each.usd_per_step}
+            for what, each in found
+        ]
+
+    def _no_better(self, other: Choice) -> Choice:
+        """Return a permitted plan as `compared`; what is better by rounding counts as equal."""
+        compared, choice = self.compared(other), self.choice
+        if compared.rank[0] >= choice.rank[0]:
+            return compared
         if self.search.wishes.objective == "cost":
-            return other.rank[0] < _FASTER * self.choice.rank[0]
-        return other.modelled_s < _FASTER * self.choice.modelled_s
-
-    def told_s(self, other: Choice) -> float:
-        """Return another plan's step, scaled like the chosen one's, for people."""
-        is_simulated = self.choice.step_s != self.choice.modelled_s
-        if is_simulated and other.modelled_s < _FASTER * self.choice.modelled_s:
-            return max(self.search.judged(other).step_s, self.choice.step_s)
-        return other.modelled_s * self.choice.step_s / self.choice.modelled_s
-
-    def told(self) -> list[dict[str, Any]]:
-        """Return other plans with their step time and cost, the fastest first."""
-        found = {**self._others, **dict(self._not_permitted())}
-        listed = []
-        for what, other in found.items():
-            told_s, here = self.told_s(other), other.topology(self.search.topology)
-            usd = other.usd_per_step + usd_per_s(here) * (told_s - other.step_s)
-            listed.append({"what": what, "step_s": told_s, "usd_per_step": usd})
-        return sorted(listed, key=lambda each: (each["step_s"], each["usd_per_step"]))
+            return dataclasses.replace(compared, usd_per_step=choice.usd_per_step)
+        return self.search.lasting(compared, choice.step_s)
 
     def _permitted(self) -> Iterator[tuple[str, Choice]]:
         """Yield plans that the search could have chosen: other sites, or one decision less."""
         search, choice, job = self.search, self.choice, self.search.job
         if self.is_free:
             yield from self._of_sites()
+        if self._may_be_ring:
+            yield from self._ring()
         if len(choice.sites) == 1:
             return
         here = search.set_of(choice.sites)
@@ -110,13 +122,9 @@ class Alternatives:
         if search.sizes[0] != sizing:
             for each in here.choices(candidate, coding, search.sizes[0], split):
                 yield "the job's own chunk and bucket", each
-        others = [
-            each
-            for other in menu(job, choice.topology(search.topology), packed=False)
-            if other.plan.trees != candidate.plan.trees
-            for each in here.choices(other, coding, sizing, split)
-        ]
-        for each in sorted(others, key=by_rank)[:FORMS]:
+        forms = here.best_forms(coding, sizing, split, FORMS + 1)
+        others = [each for each in forms if each.candidate.plan.trees != candidate.plan.trees]
+        for each in others[:FORMS]:
             yield each.candidate.form, each
 
     def _of_sites(self) -> Iterator[tuple[str, Choice]]:
@@ -130,23 +138,35 @@ class Alternatives:
                 best = min(alone, key=by_rank)
                 yield f"{best.sites[0]} alone", best
 
+    def _ring(self) -> Iterator[tuple[str, Choice]]:
+        """Yield equal replicas at all sites that reduce around a ring, as without a plan."""
+        search, job, topology = self.search, self.search.job, self.search.topology
+        names = tuple(site.name for site in topology.sites)
+        if job.workload is not None or len(names) < 3 or job.global_batch < topology.num_ranks:
+            return
+        ring = Reduction(tree="ring")
+        try:
+            plan = plan_reduction(dataclasses.replace(job, reduction=ring), topology)
+        except ConfigError:
+            return
+        how = (Candidate("ring", plan, ring), self.choice.coding, search.sizes[0])
+        for each in search.set_of(names).choices(*how, even_split(job, topology)):
+            yield "equal replicas, ring", each
+
+    @property
+    def _may_be_ring(self) -> bool:
+        """Whether the job permits equal replicas and any reduction."""
+        return self.search.job.reduction == Reduction() and not self.search.job.placement
+
     def _not_permitted(self) -> Iterator[tuple[str, Choice]]:
         """Yield choices outside the plan's freedom: the job without a plan, and other settings."""
         search, choice = self.search, self.choice
         job, topology = search.job, search.topology
         if not self.is_free and not job.placement:
             yield from self._of_sites()
-        names = tuple(site.name for site in topology.sites)
-        if job.workload is None and len(names) > 2 and job.global_batch >= topology.num_ranks:
-            ring = Reduction(tree="ring")
-            try:
-                plan = plan_reduction(dataclasses.replace(job, reduction=ring), topology)
-            except ConfigError:
-                return
-            how = (Candidate("ring", plan, ring), choice.coding, search.sizes[0])
-            for each in search.set_of(names).choices(*how, even_split(job, topology)):
-                yield "equal replicas, ring", each
-        elif job.workload is not None and job.exchange.schedule == "overlap":
+        if not self._may_be_ring:
+            yield from self._ring()
+        if job.workload is not None and job.exchange.schedule == "overlap":
             exchange = dataclasses.replace(job.exchange, schedule="serial")
             serial = Search(dataclasses.replace(job, exchange=exchange), topology, search.sizes)
             found = serial.best_of(choice.sites) if len(choice.sites) > 1 else None
@@ -158,6 +178,13 @@ class Alternatives:
         wanted = {*self.choice.sites} ^ {name}
         return None if self.search.job.placement else self.search.best_of(wanted)
 
+    def otherwise(self, name: str) -> Choice | None:
+        """Return that plan as `compared`; None: it is impossible."""
+        other = self._by_site[name]
+        if other is None:
+            return None
+        return self._no_better(other) if self.is_free else self.compared(other)
+
     def sites(self) -> list[dict[str, Any]]:
         """Return each site with the step without it; or with it, if it takes no part."""
         choice = self.choice
@@ -166,13 +193,13 @@ class Alternatives:
         )
         rows = []
         for site in self.search.topology.sites:
-            mine, otherwise = taken.get(site.name), self.by_site[site.name]
+            mine, otherwise = taken.get(site.name), self.otherwise(site.name)
             rows.append(
                 {
                     "site": site.name,
                     "sequences": 0 if mine is None else mine[0],
                     "compute_s": 0.0 if mine is None else mine[1].alone_s,
-                    "step_s_otherwise": None if otherwise is None else self.told_s(otherwise),
+                    "step_s_otherwise": None if otherwise is None else otherwise.step_s,
                 }
             )
         return rows

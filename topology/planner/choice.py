@@ -161,9 +161,14 @@ def by_rank(choice: Choice) -> Rank:
     return choice.rank
 
 
+def is_clearly_better(one: Choice, other: Choice) -> bool:
+    """Return whether the first of two is better by the objective, by more than rounding."""
+    return one.rank[0] * _AS_GOOD < other.rank[0]
+
+
 def is_better(one: Choice, other: Choice) -> bool:
-    """Return whether the first of two is better by enough, or as good and simpler."""
-    if one.rank[0] * _AS_GOOD < other.rank[0]:
+    """Return whether the first of two is clearly better, or as good and simpler."""
+    if is_clearly_better(one, other):
         return True
     return one.rank[0] <= other.rank[0] * _AS_GOOD and one.rank[1:] < other.rank[1:]
 

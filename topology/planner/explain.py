@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from isthmus.topology.documents.placement import restricted, unreached
 from isthmus.topology.model.site_timing import SiteTiming
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.alternatives import Alternatives, widened
-from isthmus.topology.planner.choice import Choice
+from isthmus.topology.planner.choice import Choice, usd_per_s
 from isthmus.topology.planner.cuts import in_words
 from isthmus.topology.planner.memory_fit import largest_micro_batch
 from isthmus.topology.planner.regime import regime
 from isthmus.topology.planner.search import Search, fastest_cuts
 from isthmus.topology.planner.spreads import busiest
 from isthmus.topology.spec.compute import num_parameters
+from isthmus.topology.spec.job import Job, Reduction
 from isthmus.topology.spec.model_shape import workload_described
 from isthmus.topology.spec.units import (
     format_duration,
@@ -24,6 +26,7 @@ from isthmus.topology.spec.units import (
     format_size,
     significant,
 )
+from isthmus.topology.spec.world import Site, Topology
 
 _BINDS = 0.97
 """Share of a step above which a cause is named as the only limit."""
@@ -82,6 +85,26 @@ def binding(search: Search, choice: Choice, model: StepModel) -> str:
             f"compute at {where}, which would be done sooner if nothing had to cross: what is "
             "computed beyond that hides the exchange"
         )
+    busy_s, what = _busiest(choice, model, sites)
+    left = _share(1 - alone_s / choice.step_s)
+    if busy_s < _PACED * model.exchange_s(choice.timings):
+        cause = f"round trips: {what}, busiest of all, works for {_seconds(busy_s)}"
+        is_longest = alone_s >= choice.step_s / 2
+    else:
+        cause = f"{what}, busy for {_share(busy_s / choice.step_s)} of a step"
+        is_longest = alone_s >= busy_s
+    if is_longest:
+        where, waits = ("all sites", "they wait") if is_equal else (slowest.name, "it waits")
+        share = _share(alone_s / choice.step_s)
+        return f"compute at {where}, {share} of a step; for the other {left} {waits} for {cause}"
+    waiting = f"{slowest.name} computes longest, and for {left} of a step it waits"
+    if is_equal:
+        waiting = f"all sites compute equally long, and for {left} of a step they wait"
+    return f"{cause}; {waiting}"
+
+
+def _busiest(choice: Choice, model: StepModel, sites: Sequence[Site]) -> tuple[float, str]:
+    """Return the busiest link, gateway or network card, and its busy seconds of a step."""
     hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
     busy = [(link_s, f"the link {sites[hop[0]].name} → {sites[hop[1]].name}")]
     for what, each_s in (
@@ -91,14 +114,7 @@ def binding(search: Search, choice: Choice, model: StepModel) -> str:
         index = max(range(len(sites)), key=each_s.__getitem__)
         node = "the fullest node of " if sites[index].nodes > 1 else ""
         busy.append((each_s[index], f"the {what} of {node}{sites[index].name}"))
-    busy_s, what = max(busy)
-    waits = f"for {_share(1 - alone_s / choice.step_s)} of a step"
-    waiting = f"{slowest.name} computes longest, and {waits} it waits"
-    if is_equal:
-        waiting = f"all sites compute equally long, and {waits} they wait"
-    if busy_s < _PACED * model.exchange_s(choice.timings):
-        return f"round trips: {what}, busiest of all, works for {_seconds(busy_s)}; {waiting}"
-    return f"{what}, busy for {_share(busy_s / choice.step_s)} of a step; {waiting}"
+    return max(busy)
 
 
 def sentences(
@@ -113,6 +129,8 @@ def sentences(
     """
     search, choice = others.search, others.choice
     texts = [summary(choice, len(search.topology.sites))]
+    if search.wishes.objective == "cost":
+        texts.append(_money(search, choice))
     texts += [f"What limits a step: {binding(search, choice, model)}."]
     texts += [_left_out(others, each) for each in others.sites() if not each["sequences"]]
     texts += _cuts(search, choice, inside)
@@ -146,31 +164,87 @@ def summary(choice: Choice, num_sites: int) -> str:
     )
 
 
+def _money(search: Search, choice: Choice) -> str:
+    """Return a sentence on what a step and a token cost."""
+    usd, tokens = choice.usd_per_step, num_tokens(search.job)
+    accelerators = usd_per_s(choice.topology(search.topology)) * choice.step_s
+    return (
+        f"A step costs {_usd(usd)}: {_usd(accelerators)} for accelerators, and "
+        f"{_usd(max(0.0, usd - accelerators))} for what crosses. A million tokens cost "
+        f"{_usd(1e6 * usd / tokens)}."
+    )
+
+
+def num_tokens(job: Job) -> int:
+    """Return the tokens of a step."""
+    context = job.trainer.model.context if job.workload is None else job.workload.context
+    return job.global_batch * context
+
+
 def _left_out(others: Alternatives, site: Mapping[str, Any]) -> str:
     search, choice, name = others.search, others.choice, site["site"]
-    with_s = site["step_s_otherwise"]
     if search.job.placement:
         return f"{name} is left out: the job's placement does not list it."
     if not search.options.is_able(name):
         closest = search.options.cuts[name].closest()
         return f"{name} is left out: no cut fits. The closest: {closest}."
-    if with_s is None:
-        mine = search.options.least(search.topology.site(name))
-        ranks = mine + sum(
-            search.options.least(search.topology.site(each)) for each in choice.sites
-        )
-        batch = search.job.global_batch
-        if ranks > batch:
-            return (
-                f"{name} is left out: each rank takes a sequence at least, and with its {mine} they "
-                f"would be {ranks} for the {batch} of a step (trainer.global_batch)."
-            )
-        return f"{name} is left out: no links both ways join it to the sites that take part."
-    if with_s > choice.step_s * _LONGER:
-        times = with_s / choice.step_s
+    with_it = others.otherwise(name)
+    if with_it is None:
+        return f"{name} is left out: {_why_impossible(search, choice, name)}."
+    if search.wishes.objective == "cost":
+        if with_it.usd_per_step > choice.usd_per_step * _LONGER:
+            times = with_it.usd_per_step / choice.usd_per_step
+            return f"{name} is left out: with it, a token costs {times:.2f} times as much."
+        return f"{name} is left out: with it, a token costs no less."
+    if with_it.step_s > choice.step_s * _LONGER:
+        times = with_it.step_s / choice.step_s
         return f"{name} is left out: with it, a step takes {times:.2f} times as long."
-    gains = "a token costs more" if search.wishes.objective == "cost" else "a step is no shorter"
-    return f"{name} is left out: with it, {gains}."
+    return f"{name} is left out: with it, a step is no shorter."
+
+
+def _why_impossible(search: Search, choice: Choice, name: str) -> str:
+    """Return why a site cannot join the sites that take part."""
+    job, topology = search.job, search.topology
+    together = [*choice.sites, name]
+    if unreached(restricted(topology, together)):
+        between = _way_in(topology, choice.sites, name)
+        if not between:
+            return "no links both ways join it to the sites that take part"
+        them = "which is" if len(between) == 1 else "which are"
+        return (
+            f"links both ways join it to the sites that take part only through "
+            f"{' and '.join(between)}, {them} left out"
+        )
+    mine = search.options.least(topology.site(name))
+    ranks = sum(search.options.least(topology.site(each)) for each in together)
+    if ranks > job.global_batch:
+        who, section = ("rank", "trainer") if job.workload is None else ("site", "workload")
+        return (
+            f"each {who} takes a sequence at least, and with its {mine} they would be {ranks} for "
+            f"the {job.global_batch} of a step ({section}.global_batch)"
+        )
+    if job.reduction != Reduction():
+        return "the reduction that the job names does not fit with it"
+    return "no cuts fit with it that give all replicas a sequence"
+
+
+def _way_in(topology: Topology, inside: Sequence[str], name: str) -> list[str]:
+    """Return the fewest sites through which links both ways join a site to others; empty: none."""
+    ways = [[name]]
+    reached = {name}
+    for way in ways:
+        for site in topology.sites:
+            if site.name in reached or not _are_joined(topology, way[-1], site.name):
+                continue
+            if site.name in inside:
+                return way[1:]
+            reached.add(site.name)
+            ways.append([*way, site.name])
+    return []
+
+
+def _are_joined(topology: Topology, one: str, other: str) -> bool:
+    return topology.link(one, other) is not None and topology.link(other, one) is not None
 
 
 def _cuts(search: Search, choice: Choice, inside: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -291,6 +365,10 @@ def _regime(others: Alternatives) -> list[str]:
 
 def _share(value: float) -> str:
     return format_fraction(round(value, 3))
+
+
+def _usd(value: float) -> str:
+    return f"{significant(value, 4):.10g} USD"
 
 
 def _seconds(value: float) -> str:

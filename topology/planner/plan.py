@@ -11,7 +11,7 @@ from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.alternatives import Alternatives
 from isthmus.topology.planner.choice import Choice
 from isthmus.topology.planner.cuts import in_words
-from isthmus.topology.planner.explain import binding, efficiency, sentences
+from isthmus.topology.planner.explain import binding, efficiency, num_tokens, sentences
 from isthmus.topology.planner.memory_fit import too_large
 from isthmus.topology.planner.search import Search
 from isthmus.topology.planner.sources import inputs, warnings
@@ -61,7 +61,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
             *warnings(job, topology, choice),
             *too_large(decided, here),
         ],
-        "alternatives": others.told(),
+        "alternatives": others.listed(),
         "sites": others.sites(),
         "links": others.links(model),
         "inputs": inputs(search, choice),
@@ -111,14 +111,12 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
 
 
 def _predicted(search: Search, choice: Choice, model: StepModel) -> dict[str, float]:
-    job = search.job
-    tokens = job.trainer.model.context if job.workload is None else job.workload.context
     return {
         "step_s": choice.step_s,
         "compute_s": max(each.alone_s for each in choice.timings),
         "exchange_s": model.exchange_s(choice.timings),
         "efficiency": efficiency(search, choice),
-        "tokens_per_s": job.global_batch * tokens / choice.step_s,
+        "tokens_per_s": num_tokens(search.job) / choice.step_s,
         "egress_bytes_per_step": math.fsum(model.link_bytes.values()),
         "usd_per_step": choice.usd_per_step,
     }

@@ -194,9 +194,13 @@ class Search:
                 self._num_actions = max(self._num_actions, run.num_actions)
             self._simulated[key] = None if run is None else step_of(run)
         step_s = self._simulated[key]
-        if step_s is None:
-            return choice
-        return choice.lasting(self.wishes.objective, step_s, usd_per_s(here))
+        return choice if step_s is None else self.lasting(choice, step_s)
+
+    def lasting(self, choice: Choice, step_s: float) -> Choice:
+        """Return a choice whose step takes `step_s` seconds, by a better source than the model."""
+        return choice.lasting(
+            self.wishes.objective, step_s, usd_per_s(choice.topology(self.topology))
+        )
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
         """Return a good choice in which exactly these sites take part; None: none exists."""
@@ -420,6 +424,19 @@ class SiteSet:
                 choices += self.choices(candidate, coding, self._search.sizes[0], split)
             best = min((_NEAR_ENOUGH * each.rank[0] for each in choices), default=best)
         return choices
+
+    def best_forms(self, coding: Coding, sizing: Sizing, split: Split, most: int) -> list[Choice]:
+        """Return the best choices of the menu's reductions, with all else as it is said."""
+        menu = self._menu(packed=False)
+        order = sorted((self._least_s(each, coding), index) for index, each in enumerate(menu))
+        found: list[Choice] = []
+        for least_s, index in order:
+            least = rank_of(self._objective, least_s, self._usd_per_s * least_s)[0]
+            if len(found) == most and least > found[-1].rank[0]:
+                break
+            found += self.choices(menu[index], coding, sizing, split)
+            found = sorted(found, key=by_rank)[:most]
+        return found
 
     def _least_s(self, candidate: Candidate, coding: Coding) -> float:
         """Return a lower bound of the step: the busy time of its busiest link."""
