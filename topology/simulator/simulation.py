@@ -11,7 +11,7 @@ from isthmus.topology.faults.script import TimedChange
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import Chance, Outage, Outages, Settings
 from isthmus.topology.simulator.step_work import StepWork, step_work
-from isthmus.topology.simulator.training import LocalTraining, Step, Training
+from isthmus.topology.simulator.training import DelayedTraining, LocalTraining, Step, Training
 from isthmus.topology.simulator.wan_links import Hop, require_simulated
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.world import Topology
@@ -234,7 +234,11 @@ class _Made:
 
     def _train(self) -> Iterator[tuple[Step, float]]:
         self._before = self.num_actions
-        kind = Training if self._work.rounds is None else LocalTraining
+        kind: type[Training | LocalTraining] = Training
+        if self._work.rounds is not None:
+            kind = LocalTraining
+        elif self._work.is_delayed:
+            kind = DelayedTraining
         self._training = kind(self._work, self._settings, self._stragglers)
         yield from self._training.steps()
 

@@ -391,6 +391,9 @@ class StepWork:
     """Work of rounds; None: all buckets cross in every step. With rounds, `sites` use other
     buckets."""
 
+    is_delayed: bool = False
+    """Whether a step applies the gradients of the step before."""
+
     @property
     def round_steps(self) -> int:
         """The number of steps in which each bucket crosses once."""
@@ -446,6 +449,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         granules_of_links={hop: each / num_in_flight for hop, each in in_flight.items()},
         inside=insides,
         rounds=rounds,
+        is_delayed=job.regime.kind == "delayed" and rounds is None and schedule != "off",
     )
 
 

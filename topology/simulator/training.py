@@ -5,6 +5,9 @@ before are in place, as in sites/trainer/modelled.py. Buckets leave as backward 
 (`overlap`) or once it has ended (`serial`). They are reduce-scattered inside the site one after
 another, cross, and are all-gathered in their order.
 
+`DelayedTraining` (`regime: delayed`) does so too, but a step applies the gradients of the step
+before. These have to be back when its own first bucket is ready: one round is under way at a time.
+
 `LocalTraining` exchanges parameters once a round. At the end of a step, once all collectives inside
 the site are done, the fragment that is due leaves, all of it at once. A step ends when its own work
 is done and the results that the next step needs are in place. The outer optimizer's step is left
@@ -31,7 +34,7 @@ from isthmus.topology.simulator.settings import Chance, Settings
 from isthmus.topology.simulator.step_work import StepWork
 from isthmus.topology.simulator.tree_exchange import StepExchange
 from isthmus.topology.simulator.wan_links import changing_network
-from isthmus.topology.spec.step_parts import Crossing, RoundTimes, StepParts, step_parts
+from isthmus.topology.spec.step_parts import Crossing, Interval, RoundTimes, StepParts, step_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,12 @@ def parts_of(
 
     If its buckets did not cross the WAN, the exposed time was inside the site.
     """
-    crossings = tuple(Crossing(each.posted_s, each.reduced_s, each.wait_s) for each in buckets)
-    round_ = RoundTimes(computed_s, end_s, crossings if crosses else ())
+    round_ = RoundTimes(computed_s, end_s, _crossings(buckets) if crosses else ())
     return step_parts(begin_s, end_s, [round_])
+
+
+def _crossings(buckets: Sequence[BucketTimes]) -> tuple[Crossing, ...]:
+    return tuple(Crossing(each.posted_s, each.reduced_s, each.wait_s) for each in buckets)
 
 
 REPEATS = 1e-9
@@ -176,7 +182,7 @@ class _Open:
 
 
 class _Simulated:
-    """Base of both kinds of training: clock, links, gateways, and ended steps."""
+    """Base of all kinds of training: clock, links, gateways, and ended steps."""
 
     def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
         """Let all sites begin at 0; `chance` drives the stragglers."""
@@ -268,9 +274,14 @@ class Training(_Simulated):
         )
         if step not in self._posted_s:
             self._posted_s[step] = [[0.0] * num_buckets for _ in work.sites]
-        for bucket, at_s in enumerate(ready_s):
-            took_s = work.sites[site].scatter_s[bucket]
-            lane = self._scatter[site][work.sites[site].lanes[bucket]]
+        self._submit(step, site)
+
+    def _submit(self, step: int, site: int) -> None:
+        """Reduce a step's buckets inside the site as they are ready, and send them."""
+        work = self._work.sites[site]
+        for bucket, at_s in enumerate(self._open[step, site].submitted_s):
+            took_s = work.scatter_s[bucket]
+            lane = self._scatter[site][work.lanes[bucket]]
             _, posted_s = lane.serve(at_s, at_s, took_s, took_s)
             self._posted_s[step][site][bucket] = posted_s
             self._engine.at(posted_s, self._post, step, site, bucket)
@@ -296,16 +307,19 @@ class Training(_Simulated):
             opened.finished_s[index] = done_s
             opened.num_gathering += 1
         if opened.num_gathering == len(took_s):
-            # Backward may end later than the last bucket comes back.
-            done_s = max(opened.computed_s, *opened.finished_s)
-            self._engine.at(done_s + self._work.sites[site].tail_s, self._end, step, site, done_s)
+            self._all_back(step, site)
+
+    def _all_back(self, step: int, site: int) -> None:
+        """Go on with a step whose buckets are back, once the last is gathered."""
+        opened = self._open[step, site]
+        # Backward may end later than the last bucket comes back.
+        done_s = max(opened.computed_s, *opened.finished_s)
+        self._engine.at(done_s + self._work.sites[site].tail_s, self._end, step, site, done_s)
 
     def _end(self, step: int, site: int, done_s: float) -> None:
         """End a step whose gradients were in place at `done_s`."""
         opened, now_s = self._open.pop((step, site)), self._engine.now_s
-        buckets = tuple(
-            self._bucket(step, site, index, opened) for index in range(len(opened.finished_s))
-        )
+        buckets = self._buckets(step, site, opened)
         crosses = self._work.schedule != "off"
         parts = parts_of(opened.begin_s, opened.computed_s, done_s, buckets, crosses=crosses)
         parts = dataclasses.replace(parts, compute_s=parts.compute_s + now_s - done_s)
@@ -313,6 +327,11 @@ class Training(_Simulated):
             opened.begin_s, opened.computed_s, now_s, parts, buckets
         )
         self._begin(site)
+
+    def _buckets(self, step: int, site: int, opened: _Open) -> tuple[BucketTimes, ...]:
+        return tuple(
+            self._bucket(step, site, index, opened) for index in range(len(opened.finished_s))
+        )
 
     def _bucket(self, step: int, site: int, index: int, opened: _Open) -> BucketTimes:
         reduced_s = opened.reduced_s[index]
@@ -324,6 +343,84 @@ class Training(_Simulated):
             wait_s = max(0.0, min(reduced_s, latest_s) - posted_s)
         return BucketTimes(
             index, opened.submitted_s[index], posted_s, reduced_s, opened.finished_s[index], wait_s
+        )
+
+
+class DelayedTraining(Training):
+    """Steps that exchange their gradients, and apply those of the step before."""
+
+    def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
+        """Let all sites begin at 0."""
+        super().__init__(work, settings, chance)
+        self._away: set[tuple[int, int]] = set()
+        """The steps whose buckets are under way, by step and site."""
+        self._stalled: set[int] = set()
+        """The sites whose first bucket is ready, while those of the step before are under way."""
+        self._stalls: dict[tuple[int, int], Interval] = {}
+        """The time for which a site's first bucket waited, by step and site."""
+        self._over_s: dict[tuple[int, int], float] = {}
+        """Seconds at which a site ended a step, by step and site, until it is reported."""
+        self._before: list[tuple[BucketTimes, ...]] = [() for _ in work.sites]
+        """The buckets of the step that was reported last, by site."""
+
+    def _submit(self, step: int, site: int) -> None:
+        self._engine.at(min(self._open[step, site].submitted_s), self._begin_round, step, site)
+
+    def _begin_round(self, step: int, site: int) -> None:
+        """Send a step's buckets, or wait until those of the step before are back."""
+        if (step - 1, site) in self._away:
+            self._stalled.add(site)
+            return
+        opened, now_s = self._open[step, site], self._engine.now_s
+        ready_s = min(opened.submitted_s)
+        self._stalls[step, site] = (ready_s, now_s)
+        late_s = now_s - ready_s
+        opened.computed_s += late_s
+        # Not before now, whatever the sum rounds to.
+        opened.submitted_s = [max(now_s, each_s + late_s) for each_s in opened.submitted_s]
+        self._away.add((step, site))
+        super()._submit(step, site)
+        ends_s = max(now_s, opened.computed_s) + self._work.sites[site].tail_s
+        self._engine.at(ends_s, self._end_step, step, site)
+
+    def _all_back(self, step: int, site: int) -> None:
+        self._engine.at(max(self._open[step, site].finished_s), self._back, step, site)
+
+    def _back(self, step: int, site: int) -> None:
+        self._away.remove((step, site))
+        if site in self._stalled:
+            self._stalled.remove(site)
+            self._begin_round(step + 1, site)
+        self._report(step, site)
+
+    def _end_step(self, step: int, site: int) -> None:
+        self._over_s[step, site] = self._engine.now_s
+        self._begin(site)
+        self._report(step, site)
+
+    def _report(self, step: int, site: int) -> None:
+        """Report a step that has ended, once its buckets are back."""
+        if (step, site) not in self._over_s or (step, site) in self._away:
+            return
+        opened, end_s = self._open.pop((step, site)), self._over_s.pop((step, site))
+        own = self._buckets(step, site, opened)
+        stalled_s, until_s = self._stalls.pop((step, site))
+        parts = step_parts(
+            opened.begin_s,
+            end_s,
+            [
+                RoundTimes(stalled_s, until_s, _crossings(self._before[site])),
+                RoundTimes(end_s, end_s, _crossings(own)),
+            ],
+        )
+        inter_s = max(each.reduced_s for each in own) - min(each.posted_s for each in own)
+        self._before[site] = own
+        self._ended.setdefault(step, {})[site] = SiteStep(
+            opened.begin_s,
+            opened.computed_s,
+            end_s,
+            dataclasses.replace(parts, inter_s=inter_s),
+            own,
         )
 
 
