@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ from isthmus.topology.simulator.settings import (
 )
 from isthmus.topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
 from isthmus.topology.spec.hashing import config_hash
+from isthmus.topology.spec.regime import Regime
 from isthmus.topology.spec.units import UnitError, parse_fraction
 
 STEPS, WARMUP_STEPS, CHECKPOINT_EVERY = 20, 5, 100
@@ -91,12 +93,12 @@ _simulation_options = all_of(
     click.option(
         "--steps",
         type=click.IntRange(1, _STEPS_MAX),
-        help=f"Steps that are measured. [{STEPS}; with --local-steps {_ROUNDS_MIN} whole rounds at least]",
+        help=f"Steps that are measured. [{STEPS}; with rounds of several steps {_ROUNDS_MIN} of them at least]",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, _STEPS_MAX),
-        help=f"Steps before the first that is measured. [{WARMUP_STEPS}; with --local-steps whole rounds]",
+        help=f"Steps before the first that is measured. [{WARMUP_STEPS}; with rounds of several steps whole ones]",
     ),
     click.option(
         "--seed",
@@ -120,7 +122,7 @@ _simulation_options = all_of(
         "--local-steps",
         type=click.IntRange(1, _ROUND_STEPS_MAX),
         help="DiLoCo: sites train by themselves for this many steps, then exchange their parameters. "
-        "[gradients in every step]",
+        "[as the job's regime]",
     ),
     click.option(
         "--fragments",
@@ -156,13 +158,14 @@ _simulation_options = all_of(
         "--checkpoint-every",
         type=click.IntRange(1, 1_000_000),
         help="Steps between checkpoints: after a failure those since the last one are made again. "
-        f"[{CHECKPOINT_EVERY}; with --local-steps whole rounds]",
+        f"[{CHECKPOINT_EVERY}; with rounds of several steps whole ones]",
     ),
 )
 """What `_settings` takes."""
 
 
 def _settings(
+    regime: Regime,
     *,
     steps: int | None,
     warmup: int | None,
@@ -175,12 +178,12 @@ def _settings(
     checkpoint_every: int | None,
     **others: Any,  # noqa: ANN401 - fields of Settings
 ) -> tuple[Settings, int]:
-    """Return how a job is simulated, and the steps of it that do not count.
+    """Return how a job of that regime is simulated, and the steps of it that do not count.
 
     Raises:
         UsageError: the options do not fit each other.
     """
-    rounds = _rounds(local_steps, fragments, overlap_steps)
+    rounds = _rounds(local_steps, fragments, overlap_steps) or _rounds_of(regime)
     least = _ROUNDS_MIN * rounds.steps if rounds else 0
     warmup = _whole("--warmup", warmup, WARMUP_STEPS, rounds)
     steps = _whole("--steps", steps, max(STEPS, least), rounds)
@@ -214,6 +217,26 @@ def _rounds(
     return Rounds(steps=local_steps, fragments=fragments or 1, overlap_steps=overlap_steps or 0)
 
 
+def _rounds_of(regime: Regime) -> Rounds | None:
+    """Return the rounds of a job's own regime; None: it exchanges gradients."""
+    if not regime.is_local:
+        return None
+    return Rounds(steps=regime.sync_every, fragments=regime.fragments, overlap_steps=regime.delay)
+
+
+def _refuse_other_rounds(points: Sequence[Point], regime: Regime) -> None:
+    """Refuse a sweep over rounds: each of its settings would have other steps.
+
+    Raises:
+        UsageError: some settings have other rounds than the job.
+    """
+    for point in points:
+        if _rounds_of(point.together.job.regime) != _rounds_of(regime):
+            raise click.UsageError(
+                f"{point.said}it has other rounds than the job: simulate it by itself, with --set"
+            )
+
+
 def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) -> int:
     """Return a number of steps: as it is said, else what is usual, in whole rounds."""
     if rounds is None:
@@ -222,7 +245,7 @@ def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) ->
         return rounds.steps * math.ceil(usual / rounds.steps)
     if value % rounds.steps:
         raise click.UsageError(
-            f"{option}: want whole rounds, a multiple of --local-steps, {rounds.steps}; got {value}"
+            f"{option}: want whole rounds, a multiple of their {rounds.steps} steps; got {value}"
         )
     return value
 
@@ -255,10 +278,12 @@ def command(
     """
     if options["mtbf_s"] is not None and faults_path is not None:
         raise click.UsageError("--mtbf has no use with --faults: sites fail, or links")
-    settings, warmup = _settings(**options)
     base = load_pair(job, overrides)
+    settings, warmup = _settings(base.job.regime, **options)
     parsed = parse_sweeps(sweeps)
     points = load_simulated_points(base, overrides, parsed)
+    if options["local_steps"] is None:
+        _refuse_other_rounds(points, base.job.regime)
     note_plans(output, points)
     scripts = [_changes(faults_path, point, options["seed"]) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +213,24 @@ def test_rounds_are_simulated_reported_and_traced(
     assert isthmus("trace", *runs, "--json").envelope["data"]["gaps"] == []
 
 
+@pytest.mark.no_cover
+def test_a_job_s_own_regime_is_simulated(isthmus: Isthmus, files: Path) -> None:
+    def simulated(*options: str) -> dict[str, Any]:
+        done = isthmus("simulate", files / "job.yaml", *options, "--json")
+        assert done.code == 0, done.err
+        return dict(done.envelope["data"])
+
+    told = ("--set", "regime={kind: diloco, sync_every: 10}")
+    by_job = simulated(*told)
+    assert by_job["simulated"] == simulated("--local-steps", "10")["simulated"]
+    assert len(by_job["simulated"][0]["steps_s"]) == 10 + 20
+    slow = ("--set", "exchange.codec=fp32", "--sweep", "links.*.bandwidth=2Mbit/s")
+    sync, late = simulated(*slow, "--sweep", "regime=sync,delayed")["settings"]
+    step_s = [each["result"]["step_s"]["mean"] for each in (late, sync)]
+    assert step_s[0] < 0.8 * step_s[1]
+    assert late["result"]["predicted"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [
@@ -226,6 +245,16 @@ def test_rounds_are_simulated_reported_and_traced(
         (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),
         (["--sweep", "links.*.rtx=5ms,6ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
         (["--set", "entrypoint=train.py"], "INVALID_CONFIG", "trainer.model"),
+        (
+            ["--sweep", "regime=sync,diloco"],
+            "USAGE",
+            "regime=diloco: it has other rounds than the job: simulate it by itself, with --set",
+        ),
+        (
+            ["--set", "regime=diloco", "--steps", "20"],
+            "USAGE",
+            "--steps: want whole rounds, a multiple of their 30 steps; got 20",
+        ),
         (["--fragments", "2"], "USAGE", "no use without --local-steps"),
         (["--local-steps", "4", "--fragments", "5"], "USAGE", "want at most 4"),
         (["--local-steps", "4", "--overlap-steps", "5"], "USAGE", "want at most 4"),

@@ -97,13 +97,16 @@ def predicted(
 ) -> Predicted | None:
     """Return what the closed form says of a run whose mean step was simulated to be `step_s`.
 
-    None where there is none: results that come later than the next fragment leaves.
+    None where there is none: results that come later than the next fragment leaves, and steps that
+    apply the gradients of the step before.
 
     `alone` is the run of sites that exchange nothing.
     """
     rounds = None if run.work.rounds is None else run.work.rounds.rounds
     if rounds is not None:
         return _of_rounds(pair, run, alone, rounds, step_s)
+    if run.work.is_delayed:
+        return None
     if run.work.inside:
         return _of_cuts(pair, run, step_s)
     job = _modelled(pair.job)
