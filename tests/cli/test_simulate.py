@@ -224,7 +224,7 @@ def test_a_job_s_own_regime_is_simulated(isthmus: Isthmus, files: Path) -> None:
     by_job = simulated(*told)
     assert by_job["simulated"] == simulated("--local-steps", "10")["simulated"]
     assert len(by_job["simulated"][0]["steps_s"]) == 10 + 20
-    slow = ("--set", "exchange.codec=fp32", "--sweep", "links.*.bandwidth=2Mbit/s")
+    slow = ("--set", "exchange.codec=fp32", "--sweep", "links.*.bandwidth=40Mbit/s")
     sync, late = simulated(*slow, "--sweep", "regime=sync,delayed")["settings"]
     step_s = [each["result"]["step_s"]["mean"] for each in (late, sync)]
     assert step_s[0] < 0.8 * step_s[1]
