@@ -165,6 +165,19 @@ def test_without_exchange_parameters_are_not_compared(job: Path) -> None:
     assert point.together.job.verify_every == 0
 
 
+@pytest.mark.parametrize("regime", ["delayed", "{kind: diloco, sync_every: 10}"])
+def test_what_exchanges_nothing_has_no_regime(job: Path, regime: str) -> None:
+    told = (f"regime={regime}",)
+    [together] = load(job, overrides=told)
+    assert not together.together.job.regime.is_sync
+    [off] = load(job, schedule="off", overrides=told)
+    for point in (together, off):
+        assert all(each.job.regime.is_sync for each in point.solo.values())
+    assert off.together.job.regime.is_sync
+    # So settings that differ in it share their solo runs.
+    assert together.solo_keys == load(job)[0].solo_keys
+
+
 @pytest.mark.parametrize("site", ["a", "b", "c"])
 def test_what_a_site_runs_alone(job: Path, site: str) -> None:
     (point,) = load(job)

@@ -292,7 +292,7 @@ def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pai
         # Sites that exchange nothing have parameters of their own.
         off = ["exchange.schedule=off", "verify.parameters_every=0"]
         if not pair.job.regime.is_sync:
-            off.append("regime=sync")  # no other regime goes with it
+            off.append("regime=sync")
         decided = [*pair.topology_overrides, *pair.job_overrides]
         pair = load_pair(base.job_path, [*decided, *off], base.topology_path)
     return pair, plan
@@ -366,6 +366,8 @@ def alone(pair: Pair, site: Site) -> Pair:
         _override("timeline", {"every": 0}),
         _override("trainer.global_batch", share),
         _override("placement", [{"site": site.name, "sequences": share}]),
+        # No other regime goes with an exchange that is off.
+        *([] if pair.job.regime.is_sync else [_override("regime", "sync")]),
         # Placed as it is, there is nothing to plan, and what a plan might decide is no difference.
         *([] if document.get("plan") is None else [_override("plan", {})]),
     ]
