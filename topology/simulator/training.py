@@ -74,7 +74,7 @@ def parts_of(
 
     If its buckets did not cross the WAN, the exposed time was inside the site.
     """
-    round_ = RoundTimes(computed_s, end_s, _crossings(buckets) if crosses else ())
+    round_ = RoundTimes(((computed_s, end_s),), _crossings(buckets) if crosses else ())
     return step_parts(begin_s, end_s, [round_])
 
 
@@ -409,8 +409,8 @@ class DelayedTraining(Training):
             opened.begin_s,
             end_s,
             [
-                RoundTimes(stalled_s, until_s, _crossings(self._before[site])),
-                RoundTimes(end_s, end_s, _crossings(own)),
+                RoundTimes(((stalled_s, until_s),), _crossings(self._before[site])),
+                RoundTimes((), _crossings(own)),
             ],
         )
         inter_s = max(each.reduced_s for each in own) - min(each.posted_s for each in own)

@@ -1,12 +1,14 @@
 """The parts of a step's time, measured by a rank or simulated. Pure.
 
-After the last bucket has been handed over, backward has nothing left to compute. From then until
-the last bucket's result is back, communication is exposed. This window has three parts. As far as
-the gateway says that peers were late, the rank waited for them. The rest of the time in which at
-least one bucket was with the gateway, gradients crossed the WAN. What remains are collectives
-inside the site.
+Communication is exposed while training waits for it. For gradients that is from the last bucket on,
+after which backward has nothing left to compute, until the last bucket's result is back. A round
+that crosses in the background says itself when it was waited for. Exposed time has three parts. As
+far as the gateway says that peers were late, the rank waited for them. The rest of the time in
+which at least one bucket was with the gateway, gradients crossed the WAN. What remains are
+collectives inside the site.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,11 +29,8 @@ class Crossing:
 class RoundTimes:
     """The times of one round of the exchange, on one clock."""
 
-    last_submit_s: float
-    """Seconds of the clock when backward had computed its last bucket."""
-    end_s: float
-    """Seconds of the clock when the last bucket's result was in place; on CUDA, when it was
-    enqueued."""
+    exposed: tuple[Interval, ...]
+    """From when to when training waited for it, in order, in seconds of the clock."""
     crossings: tuple[Crossing, ...]
 
 
@@ -46,25 +45,24 @@ class StepParts:
     inter_s: float
     """Seconds that buckets were with the gateway, hidden or not; not a part."""
     hidden_inter_s: float
-    """Seconds that buckets were with the gateway before backward had computed the last; not a
-    part."""
+    """Seconds of the step that buckets were with the gateway while training went on; not a part."""
 
 
 def step_parts(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepParts:
     """Divide the step [start_s, end_s] that contained `rounds`."""
     exposed_s = wait_s = crossing_s = inter_s = hidden_s = 0.0
     for each in rounds:
-        window = (each.last_submit_s, max(each.last_submit_s, each.end_s))
         away = [(crossing.start_s, crossing.end_s) for crossing in each.crossings]
         # Peers' lateness comes first: only once they are there do bytes that we wait for flow.
         late = [
             (crossing.start_s, min(crossing.end_s, crossing.start_s + max(0.0, crossing.wait_s)))
             for crossing in each.crossings
         ]
-        exposed_s += window[1] - window[0]
-        crossing_s += _covered_s(away, window)
-        wait_s += _covered_s(late, window)
-        hidden_s += _covered_s(away, (start_s, each.last_submit_s))
+        crossed_s = sum(_covered_s(away, window) for window in each.exposed)
+        exposed_s += sum(max(0.0, stop - start) for start, stop in each.exposed)
+        crossing_s += crossed_s
+        wait_s += sum(_covered_s(late, window) for window in each.exposed)
+        hidden_s += _covered_s(away, (start_s, math.inf)) - crossed_s
         if away:
             inter_s += max(end for _, end in away) - min(start for start, _ in away)
     return StepParts(

@@ -142,13 +142,12 @@ class Checkpointing:
                 "called again, right after it: it would save the model of before"
             )
 
-    def _before_gradients(self) -> int:
-        """Copy what is to be saved; return the epoch that the gradients begin: 0: none."""
+    def _before_gradients(self) -> None:
+        """Copy what is to be saved."""
         if self._entry is not None:
             self._entry.publish()
         if self._checkpoints is not None:
             self._checkpoints.before_gradients()
-        return self._rejoining.take_epoch()
 
     # ---------------------------------------------------------------- the first call
 
@@ -176,6 +175,7 @@ class Checkpointing:
         self._watch_saved(entry, watched)
         self._go_on(entry)
         self._averaging.pipeline.before_gradients = self._before_gradients
+        self._averaging.pipeline.take_epoch = self._rejoining.take_epoch
         if checkpoints is not None:
             checkpoints.start(self._averaging.mean, steps.num_steps)
             steps.listen(checkpoints.after_step)

@@ -225,6 +225,7 @@ class BucketPipeline:
         shared: SharedTensors | None = None,
         members: MemberHistory | None = None,
         finite: FiniteWatch | None = None,
+        crosses: bool = True,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepare; `start` starts the threads.
@@ -233,7 +234,7 @@ class BucketPipeline:
         at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
         None: the gateway does. `shared` are tensors that are averaged where they lie. `members`
         is told what the gateway says of them, and allows rounds. `finite` is told of gradients that
-        are not.
+        are not. Without `crosses`, averages are over the ranks of this site alone.
         """
         self._link = link
         self._transfer = transfer
@@ -245,10 +246,13 @@ class BucketPipeline:
         self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
         self._members = members or MemberHistory("")
         self._finite = finite
+        self._crosses = crosses
         self.num_rounds = 0
         """How many rounds of the run have begun."""
-        self.before_gradients: Callable[[], int] = lambda: 0
-        """Called before a round of gradients begins; returns the epoch that it begins; 0: none."""
+        self.before_gradients: Callable[[], None] = lambda: None
+        """Called before a round of gradients begins."""
+        self.take_epoch: Callable[[], int] = lambda: 0
+        """Returns the epoch that a round of gradients begins, after that; 0: none."""
         self._to_post: queue.Queue[tuple[Round, list[Bucket]] | None]
         self._to_post = queue.Queue(MAX_BUCKETS + 1)
         self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
@@ -282,8 +286,8 @@ class BucketPipeline:
         """Raise the first error of any thread or of the gateway, if there was one."""
         self._open.check()
 
-    def begin(self, tokens: float, terms: RoundTerms = PLAIN) -> None:
-        """Open the next round. The previous one is complete, and every rank opens this one.
+    def begin(self, tokens: float, terms: RoundTerms = PLAIN) -> Round:
+        """Open the next round, from every rank. The previous one is complete, or waited for.
 
         `tokens` is this rank's weight in the averages, not negative.
 
@@ -293,20 +297,26 @@ class BucketPipeline:
         """
         self._open.check()
         self._members.check_may_begin(self.num_rounds, is_gradient=terms.is_gradient)
-        begins_epoch = self.before_gradients() if terms.is_gradient else 0
+        begins_epoch = 0
+        if terms.is_gradient:
+            self.before_gradients()
+            begins_epoch = self.take_epoch()
         previous = self._open.round
         if previous is not None and previous.num_finished < len(previous.buckets):
-            raise ScriptError(
-                "an average over sites began before the previous one, a backward pass say, "
-                "was complete"
-            )
+            if not previous.terms.is_background:
+                raise ScriptError(
+                    "an average over sites began before the previous one, a backward pass say, "
+                    "was complete"
+                )
+            self._wait_finished(previous)
         self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens, terms.counted_by)
-        opened = Round(self.num_rounds, tokens, total, pending, terms)
+        opened = Round(self.num_rounds, tokens, total, pending, terms, self._crosses)
         opened.is_catching_up = self._members.is_catching_up
         opened.begins_epoch = begins_epoch
         self._open.open(opened)
         self.num_rounds += 1
+        return opened
 
     def submit(
         self,
@@ -322,6 +332,8 @@ class BucketPipeline:
         named: Named = (),
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
+
+        Of a round in the background, the pieces are anything until it has been waited for.
 
         Args:
             pieces: what it consists of, one at least: floating point, of any shape and strides, in
@@ -432,25 +444,36 @@ class BucketPipeline:
         wait(self._open.current.pending)
         return self._open.current.total
 
-    def wait(self, *, has_norm: bool = False) -> Round:
-        """Wait until every bucket of the round is in place; return the round.
+    def release(self) -> None:
+        """Hand over all of the open round, which crosses in the background from now on."""
+        self._release(self._open.current)
 
-        `has_norm`: so that its norm can be asked for, ranks of the site add up a few numbers.
+    def wait(self, of: Round | None = None, *, has_norm: bool = False) -> Round:
+        """Wait until every bucket of a round is in place; return the round.
+
+        `of` is one in the background; None: the open one. `has_norm`: so that its norm can be asked
+        for, ranks of the site add up a few numbers.
 
         Raises:
             IsthmusError: the first error of any thread or of the gateway.
             DeadlineExceededError: results did not come in time.
             NonFiniteError: the average is not finite, and the run is to stop for that.
         """
-        current = self._open.current
+        current = of or self._open.current
         self._release(current)
-        self._open.wait_finished(current, len(current.buckets))
+        self._wait_finished(current)
         if self._finite is not None and current.terms.is_gradient and not current.is_catching_up:
             self._finite.end_round(unfit=current.unfit)
         if has_norm:
             current.read_squares = self._transfer.sum_words(words_of(current.squares))
             current.end_s = self._now_s()
         return current
+
+    def _wait_finished(self, current: Round) -> None:
+        begin_s = self._now_s() if current.terms.is_background else 0.0
+        self._open.wait_finished(current, len(current.buckets))
+        if current.terms.is_background:
+            current.waits.append((begin_s, self._now_s()))
 
     def _release(self, current: Round) -> None:
         """Give the posting thread all buckets that it has not had."""

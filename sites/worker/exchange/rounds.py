@@ -14,7 +14,7 @@ from isthmus.sites.local.squares import norm_of, total_of, units_of_words
 from isthmus.sites.worker.exchange.bucket_copy import Pending, Slot
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.finite_watch import Named
-from isthmus.topology.spec.step_parts import Crossing, RoundTimes
+from isthmus.topology.spec.step_parts import Crossing, Interval, RoundTimes
 
 HASHED_NUMEL = 1024
 """Elements of a site's gradient that are hashed in each round."""
@@ -85,6 +85,8 @@ class RoundTerms:
     """The ranks whose tokens add up to the site's; None: all."""
     is_counted_alike: bool = False
     """They have to have counted equally many."""
+    is_background: bool = False
+    """Training goes on while it crosses, until somebody waits for it."""
 
 
 PLAIN = RoundTerms()
@@ -101,6 +103,8 @@ class Round:
     total: torch.Tensor
     pending: Pending
     terms: RoundTerms
+    crosses: bool = True
+    """Its buckets go to the other sites."""
     is_catching_up: bool = False
     """This site only gets what the others have."""
     begins_epoch: int = 0
@@ -121,6 +125,8 @@ class Round:
     last_submit_s: float = 0.0
     """When the last bucket was computed that backward goes on to hide; else the first."""
     end_s: float = 0.0
+    waits: list[Interval] = field(default_factory=list)
+    """When training waited for it, if it crosses in the background."""
 
     def note_computed(self, index: int, at_s: float) -> None:
         """Note when a bucket was computed: after the last one only communication is left."""
@@ -175,9 +181,11 @@ class Round:
         crossings = tuple(
             Crossing(each.start_s, each.reduced_s, each.reduced.times.wait_s)
             for each in self.buckets
-            if each.reduced
+            if each.reduced and self.crosses
         )
-        return RoundTimes(self.last_submit_s, self.end_s, crossings)
+        if self.terms.is_background:
+            return RoundTimes(tuple(self.waits), crossings)
+        return RoundTimes(((self.last_submit_s, self.end_s),), crossings)
 
 
 def hash_of_site(region: torch.Tensor) -> int:
