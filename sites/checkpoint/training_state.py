@@ -13,7 +13,7 @@ to create one, and that would count as a step of the run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,27 @@ from isthmus.sites.worker.exchange.sharding import check_is_box
 Tensors = dict[str, Tensor]
 Forms = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Shapes and types of tensors, by name."""
-MODEL, _OPTIMIZER = "model/", "optimizer/"
+MODEL, _OPTIMIZER, _OUTER = "model/", "optimizer/", "outer/"
+_Value = TypeVar("_Value")
 _NAMES = {"params", "param_names"}
 """Keys of an optimizer's group that are not settings."""
 
 
+class OuterState(Protocol):
+    """What a regime has of all sites beside model and optimizer, in paths of its own."""
+
+    def tensors(self) -> Tensors:
+        """Return references to its tensors, equal at all sites."""
+
+    def to_load(self, stored: Forms) -> Tensors:
+        """Return tensors to load `stored` into, of what this rank has a part of."""
+
+    def take(self, tensors: Tensors) -> None:
+        """Go on from what was loaded."""
+
+
 class TrainingState:
-    """The models and optimizers of one rank. Holds references only."""
+    """The models and optimizers of one rank, and its regime's state. Holds references only."""
 
     def __init__(
         self,
@@ -41,6 +55,7 @@ class TrainingState:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         is_split: bool = False,
+        outer: OuterState | None = None,
     ) -> None:
         """Find the optimizers' parameters among the model's.
 
@@ -49,6 +64,7 @@ class TrainingState:
             optimizer: one or several optimizers of disjoint parameters.
             is_split: whether ranks of the site have different parameters, as in a pipeline. Then
                 this is a collective of the site.
+            outer: the regime's state; None: it has none.
 
         Raises:
             TypeError: a parameter is not the model's, two optimizers share one, a tensor has a
@@ -62,6 +78,7 @@ class TrainingState:
             [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
         )
         self.is_split = is_split
+        self._outer = outer
         self._group = SiteGroup() if is_split else None
         self._prefixes = self._told_apart()
         self.refresh()
@@ -192,13 +209,14 @@ class TrainingState:
                 )
 
     def optimizer_tensors(self) -> Tensors:
-        """Return references to the tensors of the optimizers' state."""
+        """Return references to the tensors of the optimizers' and the regime's state."""
+        outer = {} if self._outer is None else self._outer.tensors()
         return {
             f"{_OPTIMIZER}{name}/{key}": value
             for name, state in self._states()
             for key, value in state.items()
             if isinstance(value, Tensor)
-        }
+        } | {f"{_OUTER}{path}": value for path, value in outer.items()}
 
     def tensors(self) -> Tensors:
         """Return all tensors, detached; buffers are copied, as a forward pass may change them."""
@@ -267,11 +285,16 @@ class TrainingState:
                 own[path] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             else:
                 own[path] = torch.zeros(size, dtype=dtype, device=self._device(name, key))
+        if self._outer is not None:
+            outer = {path: form for path, form in stored.items() if path.startswith(_OUTER)}
+            targets = self._outer.to_load(_without(_OUTER, outer))
+            own |= {f"{_OUTER}{path}": each for path, each in targets.items()}
         return own
 
     def is_common(self, path: str) -> bool:
         """Whether a tensor has the same bits at all sites; buffers may differ."""
-        return path.startswith(_OPTIMIZER) or path.removeprefix(MODEL) in self._parameter_names
+        is_model = path.startswith(MODEL)
+        return not is_model or path.removeprefix(MODEL) in self._parameter_names
 
     @torch.no_grad()
     def adopt(self, tensors: Tensors, settings: Mapping[str, Any]) -> None:
@@ -290,6 +313,9 @@ class TrainingState:
                 self._state_of(name)[key] = value
         for name in settings["state"].keys() & self._named.keys():
             self._state_of(name).update(settings["state"][name])
+        if self._outer is not None:
+            outer = {path: each for path, each in tensors.items() if path.startswith(_OUTER)}
+            self._outer.take(_without(_OUTER, outer))
         by_name = {name: each["settings"] for each in settings["groups"] for name in each["names"]}
         for names, (_, group) in zip(self._groups, self._all_groups(), strict=True):
             if names and names[0] in by_name:
@@ -309,3 +335,7 @@ class TrainingState:
         )
         on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
         return torch.device("cpu") if on_host else parameter.device
+
+
+def _without(prefix: str, paths: Mapping[str, _Value]) -> dict[str, _Value]:
+    return {path.removeprefix(prefix): each for path, each in paths.items()}

@@ -163,3 +163,5 @@ class DdpHook(GradientHook):
         self._end_round(finished)
         if self._used is not None:
             self._used.give_averaged_after_ddp(is_catching_up=finished.is_catching_up)
+        if self.after_gradients is not None:  # once DDP has given parameters their gradients
+            torch.autograd.Variable._execution_engine.queue_callback(self.after_gradients)

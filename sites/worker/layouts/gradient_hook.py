@@ -32,8 +32,15 @@ class GradientHook:
         """Ids of the parameters whose gradients cross, as far as rounds have brought them."""
         self.after_round: Callable[[], None] = lambda: None
         """Called at the end of each backward pass that has synchronised."""
+        self.after_gradients: Callable[[], None] | None = None
+        """Called after that, once the averages are in `p.grad`; None: nobody has to know."""
         self._undo: list[Callable[[], None]] = []
         """Take what was hooked in off again."""
+
+    @property
+    def latest(self) -> Round | None:
+        """The latest round; None: there was none."""
+        return self._latest
 
     def close(self) -> None:
         """Take all hooks off, between two backward passes."""

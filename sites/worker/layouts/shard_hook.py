@@ -296,6 +296,8 @@ class ShardHook(AgreedHook):
             # What no rank of any site has used, of those that take part, has no gradient.
             for name in self._trained.keys() - self._queue.used():
                 self._trained[name].grad = None
+        if self.after_gradients is not None:
+            self.after_gradients()
 
 
 def check_schedule() -> None:

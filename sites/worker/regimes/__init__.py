@@ -1,0 +1,1 @@
+"""Regimes: when what sites have learnt crosses, and when it counts."""

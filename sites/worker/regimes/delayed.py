@@ -1,0 +1,281 @@
+"""The regime `delayed`: each gradient counts one step late, so a whole step hides its crossing.
+
+In sync, a gradient crosses while the rest of the same backward pass goes on. With many
+micro-batches that is a small part of the step. Here the sites' mean of step k is applied by the
+optimizer's step k + 1, whatever the model's layout:
+
+    backward k + 1    the site's own mean gradient is in `p.grad`, as the hooks leave it
+    its end           wait for round k; exchange `p.grad` with its result
+    the script        clips, calls optimizer.step(): by the gradient of step k
+    step's end        send the site's own mean gradient: round k + 1
+
+The next gradient would then be computed at parameters that lack the one under way. So the forward
+pass computes at a guess: where the optimizer would arrive by the site's own gradient
+(look_ahead.py). Only between the forward pass and the end of the backward pass do parameters hold
+that guess. Whatever a script does otherwise with parameters, it sees what all sites have alike.
+
+The first step has nothing to apply; gradients are None there. The last gradient is never applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.sharding import local_of, shaped_as
+from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
+from isthmus.sites.worker.regimes.look_ahead import check_known, look_ahead, settings_of
+from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
+
+if TYPE_CHECKING:
+    from isthmus.sites.checkpoint.training_state import Forms, Tensors
+
+
+_NORM = "norm"
+_GRADIENT = "gradient/"
+
+
+class Delayed:
+    """One rank's part. For the training thread.
+
+    It is also the `OuterState` of a checkpoint: the gradient that is still to be applied.
+    """
+
+    def __init__(
+        self,
+        hook: AgreedHook,
+        buckets: OuterBuckets,
+        models: Iterable[nn.Module],
+        optimizer: Optimizer,
+        *,
+        looks: bool,
+        before_forward: Callable[[], None],
+    ) -> None:
+        """Take over what `hook` leaves in `p.grad`.
+
+        Args:
+            hook: averages gradients inside the site.
+            buckets: what crosses.
+            models: that are trained.
+            optimizer: of their parameters.
+            looks: compute gradients at a guess; else at the parameters.
+            before_forward: called before a forward pass changes parameters.
+
+        Raises:
+            TypeError: nobody knows how to look ahead by this optimizer.
+        """
+        if looks:
+            check_known(optimizer)
+        self._hook = hook
+        self._buckets = buckets
+        self._optimizer = optimizer
+        self._looks = looks
+        self._before_forward = before_forward
+        self._trained = {
+            name: each
+            for name, each in hook.own.items()
+            if isinstance(each, nn.Parameter) and each.requires_grad
+        }
+        self._names = {id(each): name for name, each in self._trained.items()}
+        self._gradients = {
+            name: torch.zeros_like(local_of(each)).view(-1) for name, each in self._trained.items()
+        }
+        """Until a round is sent, the site's gradient of the latest step. Then that of all sites."""
+        self._guesses: dict[str, torch.Tensor] = {}
+        """Where to compute the next gradients; while they are, the parameters."""
+        self._unused: set[str] = set()
+        """Parameters of which the site had no gradient in the latest step."""
+        self._inner: Round | None = None
+        """The site's own round, whose gradient is to be sent."""
+        self._sent: Round | None = None
+        """The round that is open, or has been waited for and not applied."""
+        self._applied: Round | None = None
+        """The round whose gradient is in `p.grad`, if it has been in one of this process."""
+        self._restored: set[str] | None = None
+        """The gradient of all sites came with the run's state, and is to be applied next."""
+        self._must_guess = False
+        """The guess is made in the next forward pass, by the gradient of all sites."""
+        self._is_guessing = False
+        """Parameters hold the guess."""
+        self._norm = 0.0
+        """Of a gradient that came with the run's state."""
+        self._landed: list[Round] = []
+        hook.after_gradients = self._exchange_gradients
+        self._undo: list[Callable[[], None]] = [
+            each.register_forward_pre_hook(self._guess, prepend=True).remove for each in models
+        ]
+        self._undo.append(optimizer.register_step_pre_hook(lambda *_: self.restore()).remove)
+
+    # ---------------------------------------------------------------- what others ask
+
+    def close(self) -> None:
+        """End it between two steps; what is under way is not applied."""
+        self.restore()
+        if self._sent is not None:
+            self._buckets.wait(self._sent)
+        for each in self._undo:
+            each()
+        self._hook.after_gradients = None
+
+    def norm(self) -> float:
+        """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
+        return self._norm if self._applied is None else self._applied.norm
+
+    def take_rounds(self) -> list[Round]:
+        """Return the rounds over sites that have landed since the last call."""
+        landed, self._landed = self._landed, []
+        return landed
+
+    def land(self) -> None:
+        """Nothing lands at a step's end."""
+
+    # ---------------------------------------------------------------- state
+
+    def make_common(self) -> None:
+        """Have the same state at all sites after this step, with what would still be under way.
+
+        Waits for the gradient of this step to cross. All sites do so after the same steps.
+        """
+        self.send()
+        if self._sent is not None:
+            self._buckets.wait(self._sent)
+            self._must_guess = True
+
+    def tensors(self) -> Tensors:
+        """Return the gradient that the next step applies, after `make_common`: references."""
+        if self._sent is None:
+            return {}
+        tensors = {
+            f"{_GRADIENT}{name}": shaped_as(self._trained[name], self._gradients[name])
+            for name in self._with_result(self._sent)
+        }
+        return {**tensors, _NORM: torch.tensor(self._sent.norm, dtype=torch.float64)}
+
+    def to_load(self, stored: Forms) -> Tensors:
+        """Return tensors to load what was stored into, of what this rank has a part of."""
+        wanted = {
+            path: shaped_as(self._trained[name], self._gradients[name])
+            for path in stored
+            if (name := path.removeprefix(_GRADIENT)) in self._trained
+        }
+        return {**wanted, _NORM: torch.zeros((), dtype=torch.float64)} if stored else {}
+
+    def take(self, tensors: Tensors) -> None:
+        """Go on from what was loaded; nothing: from a run without a gradient under way."""
+        if not tensors:
+            return
+        self._norm = float(tensors[_NORM])
+        self._restored = {path.removeprefix(_GRADIENT) for path in tensors}
+        self._must_guess = True
+
+    # ---------------------------------------------------------------- a step
+
+    def _guess(self, *_: object) -> None:
+        """Have a forward pass compute at the guess: what the models call before each."""
+        if self._is_guessing or not torch.is_grad_enabled():
+            return
+        self._before_forward()
+        if self._must_guess:
+            self._must_guess = False
+            self._make_guesses()
+        if self._guesses:
+            self._is_guessing = True
+            self._exchange(self._guesses)
+
+    def restore(self) -> None:
+        """Have parameters hold what all sites have alike, if they do not."""
+        if self._is_guessing:
+            self._is_guessing = False
+            self._exchange(self._guesses)
+
+    def send(self) -> None:
+        """Send the site's gradient of this step, if there was one, when the step is over."""
+        inner, self._inner = self._inner, None
+        if inner is None:
+            return
+        self._make_guesses()
+        self._sent = self._buckets.send(inner.tokens, self._gradients, self._unused)
+
+    @torch.no_grad()
+    def _make_guesses(self) -> None:
+        """Look ahead by the latest gradient, the site's own or that of all sites."""
+        if not self._looks:
+            return
+        for parameter, settings in settings_of(self._optimizer):
+            name = self._names.get(id(parameter))
+            if name is None:
+                continue
+            value = local_of(parameter)
+            if name not in self._guesses:
+                self._guesses[name] = torch.empty_like(value)
+            state = {
+                key: local_of(each) if isinstance(each, torch.Tensor) else each
+                for key, each in self._optimizer.state.get(parameter, {}).items()
+            }
+            gradient = self._gradients[name].view(value.shape)
+            look_ahead(self._guesses[name], value, gradient, state, self._optimizer, settings)
+
+    def _exchange_gradients(self) -> None:
+        """Put the sites' gradient of the step before in the place of the site's own."""
+        self.restore()
+        if self._inner is not None:
+            raise ScriptError(
+                "regime delayed: two backward passes have synchronised before one optimizer step: "
+                "use no_sync in all but the last"
+            )
+        self._inner = self._hook.latest
+        used = self._take_result()
+        self._unused = {name for name, each in self._trained.items() if each.grad is None}
+        with torch.no_grad():
+            for name, parameter in self._trained.items():
+                self._exchange_gradient(name, parameter, is_used=name in used)
+
+    def _take_result(self) -> set[str]:
+        """Wait for the round that was sent; return the parameters that have a gradient by it."""
+        restored, self._restored = self._restored, None
+        self._applied, self._sent = self._sent, None
+        if self._applied is None:
+            return restored or set()
+        self._buckets.wait(self._applied)
+        self._landed.append(self._applied)
+        return self._with_result(self._applied)
+
+    def _with_result(self, landed: Round) -> set[str]:
+        if not self._unused and not landed.is_catching_up:
+            return {*self._trained}
+        return self._buckets.used()
+
+    def _exchange_gradient(self, name: str, parameter: nn.Parameter, *, is_used: bool) -> None:
+        """Put one gradient where its parameter's is, and keep the site's own."""
+        kept = self._gradients[name]
+        if parameter.grad is None:
+            if is_used:
+                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+                local = local_of(parameter.grad)
+                local.copy_(kept.view(local.shape))
+            kept.zero_()
+            return
+        own = local_of(parameter.grad)
+        if is_used:
+            _exchange(own, kept.view(own.shape))
+        else:
+            kept.view(own.shape).copy_(own)
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _exchange(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Exchange parameters with other values of theirs."""
+        for name, each in values.items():
+            _exchange(local_of(self._trained[name]), each)
+
+
+def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
+    before = one.clone()
+    one.copy_(other)
+    other.copy_(before)
