@@ -84,6 +84,7 @@ def run(options: argparse.Namespace) -> None:
             data=dict,
             exchange=exchange,
             missing_sites=MissingSites(),
+            make_common=lambda: None,
             on_written=lambda *values: written.append(values),
             on_failed=lambda *_: None,
             on_stays=lambda *_: None,

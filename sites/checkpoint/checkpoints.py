@@ -72,6 +72,7 @@ class Checkpoints:
         data: Callable[[], dict[str, Any]],
         exchange: ExchangeState,
         missing_sites: MissingSites,
+        make_common: Callable[[], None],
         on_written: Callable[[int, float, int, float], None],
         on_failed: Callable[[int, str], None],
         on_stays: Callable[[int, str], None],
@@ -88,6 +89,7 @@ class Checkpoints:
             data: returns the manifest's entry about the run's data.
             exchange: the exchange's state between rounds.
             missing_sites: knows which sites take part.
+            make_common: has the same state at all sites, after a step whose state is saved.
             on_written: called from a thread with step, seconds, bytes, and seconds that training
                 waited, at the publishing site.
             on_failed: called from a thread with step and reason if this rank could not write.
@@ -103,6 +105,7 @@ class Checkpoints:
         self._data = data
         self._exchange = exchange
         self._missing_sites = missing_sites
+        self._make_common = make_common
         self._stall_s = 0.0
         self._on_written = on_written
         self._staging = Staging(device)
@@ -218,6 +221,7 @@ class Checkpoints:
     def _begin(self, step: int) -> None:
         begin_s = time.monotonic()
         self._last_step = step
+        self._make_common()
         sites = list(self._place.ranks)
         gone = {sites[each] for each in self._missing_sites.gone()}
         if self._place.site in self._absent():

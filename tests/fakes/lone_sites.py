@@ -12,6 +12,7 @@ from isthmus.sites.worker.api.environment import lone_spec
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.topology.spec.job import Exchange, Job
+from isthmus.topology.spec.regime import Regime
 from tests.fakes.lone_exchanges import RecordingLink
 
 
@@ -21,6 +22,7 @@ def lone_site(
     *,
     averages: bool = True,
     exchange: Exchange | None = None,
+    regime: Regime | None = None,
 ) -> Site:
     """A real site of one rank whose link records."""
     welcome = Welcome(
@@ -31,7 +33,13 @@ def lone_site(
         verify_every=2,
         config_hash="",
     )
-    job = Job(name="test", topology="", timeline_every=0, exchange=exchange or Exchange())
+    job = Job(
+        name="test",
+        topology="",
+        timeline_every=0,
+        exchange=exchange or Exchange(),
+        regime=regime or Regime(),
+    )
     context = RankContext(
         welcome=welcome,
         spec=dataclasses.replace(lone_spec(1), job=job),

@@ -680,6 +680,64 @@ def reference(
     return found, norms
 
 
+def reference_delayed(
+    layouts: list[str], num_steps: int, *, looks: bool
+) -> tuple[list[list[float]], list[float]]:
+    """The same with each mean gradient applied a step late: an oracle in one process.
+
+    The optimizer is SGD with momentum, as in `train`. Each site computes where the optimizer would
+    arrive by its own mean gradient of the step before, clipped as the script does.
+    """
+    model = net(seed=0, is_tied=False)
+    parameters = [*model.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9)
+    places = [(layout, place) for layout in layouts for place in range(DATA_RANKS[layout])]
+    firsts = [sum(DATA_RANKS[each] for each in layouts[:at]) for at in range(len(layouts))]
+    own: list[list[torch.Tensor] | None] = [None for _ in layouts]
+    mean: list[torch.Tensor] | None = None
+    found, norms = [], []
+    for step in range(num_steps):
+        common = [each.detach().clone() for each in parameters]
+        losses, tokens = [], [tokens_of(layout, step, place) for layout, place in places]
+        sums = []
+        for at, first in enumerate(firsts):
+            guess = own[at] if looks else None
+            if guess is not None:
+                norm = float(nn.utils.get_total_norm(guess))
+                scale = min(1.0, CLIP_NORM / (norm + 1e-6))
+                for each, value, gradient in zip(parameters, common, guess, strict=True):
+                    buffer = optimizer.state[each].get("momentum_buffer")
+                    momentum = 0.0 if buffer is None else buffer * 0.9
+                    each.data = value - LEARNING_RATE * (momentum + scale * gradient)
+            optimizer.zero_grad()
+            here = range(first, first + DATA_RANKS[layouts[at]])
+            for index in here:
+                inputs, targets = data(step, index)
+                loss = loss_of(model(inputs), targets)
+                backward(loss * tokens[index])
+                losses.append(float(loss.detach()))
+            weight = sum(tokens[index] for index in here)
+            sums.append([_grad_of(each).clone() for each in parameters])
+            own[at] = [each / weight for each in sums[-1]]
+            for each, value in zip(parameters, common, strict=True):
+                each.data = value
+        if mean is None:
+            norms.append(0.0)
+        else:
+            for each, gradient in zip(parameters, mean, strict=True):
+                each.grad = gradient
+            norms.append(float(nn.utils.clip_grad_norm_(parameters, CLIP_NORM)))
+            optimizer.step()
+        mean = [sum(parts) / sum(tokens) for parts in zip(*sums, strict=True)]
+        found.append(losses)
+    return found, norms
+
+
+def _grad_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 SAVED_SAMPLES = 48
 """Samples of all data-parallel ranks together: 2, 3 or 4 of them share these evenly, also in
 four micro-batches each."""

@@ -89,6 +89,7 @@ class Training:
             exchange=self.exchange,
             data=lambda: {"next": 7, "holes": []},
             missing_sites=self.missing_sites,
+            make_common=lambda: None,
             on_written=self.note_written,
             on_failed=lambda *told: self.failed.append(told),
             on_stays=lambda *told: self.stay.append(told),

@@ -16,8 +16,9 @@ from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch
-from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.gateway_link import AloneLink, Link
 from isthmus.sites.worker.exchange.member_history import MemberHistory
+from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.sites.worker.exchange.slots import SharedTensors
@@ -54,12 +55,19 @@ class Averaging:
         if context.device.type == "cpu" and context.world_size == 1:
             self.shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
+        self._site_pipeline: BucketPipeline | None = None
         self._collectives: Collectives | None = None
+        self._site_collectives: Collectives | None = None
         self._lists: TensorAverage | None = None
         self._has_averaged = False
         """The script has averaged tensors, and synchronised nothing before that."""
 
     # ---------------------------------------------------------------- the pipeline
+
+    @property
+    def missing_sites(self) -> MissingSites:
+        """Who takes part, as results tell it."""
+        return self._link.missing_sites
 
     @property
     def has_begun(self) -> bool:
@@ -75,36 +83,63 @@ class Averaging:
         return self._pipeline
 
     @property
+    def site_pipeline(self) -> BucketPipeline:
+        """A pipeline that averages inside the site alone; as `pipeline`, a collective."""
+        if self._site_pipeline is None:
+            context = self._context
+            self._site_pipeline = BucketPipeline(
+                AloneLink(context.world_size),
+                self._transfer(self.site_collectives),
+                rank=context.rank,
+                world_size=context.world_size,
+                deadline_s=self._deadline_s,
+                crosses=False,
+            )
+            self._site_pipeline.start()
+        return self._site_pipeline
+
+    @property
     def collectives(self) -> Collectives:
         """The process groups inside the site that averages take; as `pipeline`, a collective."""
         if self._collectives is None:
-            timeouts = self._context.spec.timeouts
-            self._collectives = Collectives(timeouts.process_group_s)
+            self._collectives = Collectives(self._context.spec.timeouts.process_group_s)
         return self._collectives
 
+    @property
+    def site_collectives(self) -> Collectives:
+        """Those of `site_pipeline`, for both may be under way; as `pipeline`, a collective."""
+        if self._site_collectives is None:
+            self._site_collectives = Collectives(self._context.spec.timeouts.process_group_s)
+        return self._site_collectives
+
     def close(self) -> None:
-        """End the pipeline. Idempotent."""
-        if self._pipeline is not None:
-            self._pipeline.close()
+        """End the pipelines. Idempotent."""
+        for each in (self._site_pipeline, self._pipeline):
+            if each is not None:
+                each.close()
+
+    @property
+    def _deadline_s(self) -> float:
+        """For every wait.
+
+        A peer that is gone is noticed by the gateway; this bounds what is slow, as compilation is.
+        """
+        timeouts = self._context.spec.timeouts
+        return max(timeouts.process_group_s, timeouts.start_s)
+
+    def _transfer(self, collectives: Collectives) -> Transfer:
+        device = self._context.device
+        return CudaTransfer(collectives, device) if device.type == "cuda" else Transfer(collectives)
 
     def _open(self) -> BucketPipeline:
         context, exchange = self._context, self._context.spec.job.exchange
-        timeouts = context.spec.timeouts
         self.encoder = self._make_encoder()
-        is_on_cuda = context.device.type == "cuda"
-        transfer = (
-            CudaTransfer(self.collectives, context.device)
-            if is_on_cuda
-            else Transfer(self.collectives)
-        )
         return BucketPipeline(
             self._link,
-            transfer,
+            self._transfer(self.collectives),
             rank=context.rank,
             world_size=context.world_size,
-            # A peer that is gone is noticed by the gateway; this bounds what is slow, as
-            # compilation is.
-            deadline_s=max(timeouts.process_group_s, timeouts.start_s),
+            deadline_s=self._deadline_s,
             overlaps=exchange.schedule != "serial",
             encoder=self.encoder,
             shared=self.shared,

@@ -101,7 +101,10 @@ class Checkpointing:
         from isthmus.sites.checkpoint.training_state import TrainingState
 
         exchange = self._exchange_state()
-        state = TrainingState(models, optimizers, is_split=self._synchronisation.is_split)
+        synchronised = self._synchronisation
+        state = TrainingState(
+            models, optimizers, is_split=synchronised.is_split, outer=synchronised.loop
+        )
         run_objects = RunObjects(state, named, exchange)
         if self._entry is None:
             self._begin(state, run_objects, exchange, watched)
@@ -112,6 +115,11 @@ class Checkpointing:
             self._watch_saved(self._entry, watched)
             self._is_stale = False
         return self._steps.num_steps
+
+    def _make_common(self) -> None:
+        """Have the same state at all sites, for it is to be written."""
+        if (loop := self._synchronisation.loop) is not None:
+            loop.make_common()
 
     def finish(self) -> None:
         """Save the last step, and return when all is written."""
@@ -171,10 +179,12 @@ class Checkpointing:
         if settings is not None:
             self._checkpoints = self._make_checkpoints(settings, state, objects, exchange)
         checkpoints = self._checkpoints
-        self._rejoining.begin(entry, checkpoints.let_enter if checkpoints else lambda: None)
+        self._rejoining.begin(
+            entry, self._make_common, checkpoints.let_enter if checkpoints else lambda: None
+        )
         self._watch_saved(entry, watched)
         self._go_on(entry)
-        self._averaging.pipeline.before_gradients = self._before_gradients
+        self._synchronisation.gradient_pipeline.before_gradients = self._before_gradients
         self._averaging.pipeline.take_epoch = self._rejoining.take_epoch
         if checkpoints is not None:
             checkpoints.start(self._averaging.mean, steps.num_steps)
@@ -227,6 +237,7 @@ class Checkpointing:
             data=self._data.state,
             missing_sites=self._link.missing_sites,
             exchange=exchange,
+            make_common=self._make_common,
             on_written=self._record_written,
             on_failed=partial(self._records.record_problem, metrics.CHECKPOINT_FAILED),
             on_stays=partial(self._records.record_problem, metrics.CHECKPOINT_STAYS),

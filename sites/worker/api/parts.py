@@ -75,7 +75,7 @@ class Parts:
             link,
             members,
             has_averaged=lambda: averaging.has_begun,
-            before=[checkpointing.finish, steps.flush],
+            before=[synchronisation.finish, checkpointing.finish, steps.flush],
             after=[synchronisation.close, averaging.close, end_group],
         )
         return cls(

@@ -51,6 +51,7 @@ class Rejoining:
         self._records = records
         self._entry: EntryState | None = None
         """Writes the training state for sites that catch up."""
+        self._make_common: Callable[[], None] = lambda: None
         self._on_catching_up: Callable[[], None] = lambda: None
         self._next_epoch = 0
         """The epoch that the next gradients begin, for sites catch up from there; 0: none."""
@@ -59,12 +60,18 @@ class Rejoining:
         if not context.rejoins:
             missing_sites.begin_without(context.late_sites)
 
-    def begin(self, entry: EntryState, on_catching_up: Callable[[], None]) -> None:
+    def begin(
+        self,
+        entry: EntryState,
+        make_common: Callable[[], None],
+        on_catching_up: Callable[[], None],
+    ) -> None:
         """Let sites rejoin from now on, by the state that `entry` writes.
 
-        `on_catching_up` is called after the step from whose state sites catch up.
+        After the step from whose state sites catch up, `make_common` has all sites have the same
+        one, and `on_catching_up` is called once it is noted.
         """
-        self._entry, self._on_catching_up = entry, on_catching_up
+        self._entry, self._make_common, self._on_catching_up = entry, make_common, on_catching_up
 
     def end_step(self, _: int) -> None:
         """Do what is due after this step for sites that rejoin."""
@@ -89,6 +96,7 @@ class Rejoining:
                 for site in sites:
                     self._data.give_up(site, change.step)
             case CatchingUp():
+                self._make_common()
                 entry.write(change, self._steps.num_steps)
                 self._next_epoch = change.epoch
                 self._on_catching_up()

@@ -21,8 +21,11 @@ from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
 from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
+from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.step_records import StepLog, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
@@ -32,8 +35,10 @@ from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
+    from isthmus.sites.worker.layouts.agreed_hook import AgreedHook, AgreedTensors
     from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
+    from isthmus.sites.worker.regimes.loop import RegimeLoop
+    from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 
 
 @dataclass(slots=True)
@@ -46,6 +51,8 @@ class _Current:
     """None: `average_gradients` averages."""
     agreement: LayoutAgreement | None = None
     """With the other sites, where tensors are sharded."""
+    loop: RegimeLoop | None = None
+    """What has averages cross between sites; None: gradients do, in the backward pass."""
     step_watch: StepWatch | None = None
     crossing: CrossingCheck | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
@@ -70,6 +77,7 @@ class Synchronisation:
         self._steps = steps
         self._records = records
         self.tokens = TokenCount()
+        self._regime = context.spec.job.regime
         self._now = _Current()
         self._former: WeakSet[Optimizer] = WeakSet()
         """Optimizers that earlier calls were given."""
@@ -107,9 +115,25 @@ class Synchronisation:
         """Whether ranks of the site have unlike tensors: a pipeline's stages."""
         return self._now.agreement is not None and self._now.agreement.tensors.is_split
 
+    @property
+    def loop(self) -> RegimeLoop | None:
+        """What has averages cross between sites; None: gradients do, in the backward pass."""
+        return self._now.loop
+
+    @property
+    def gradient_pipeline(self) -> BucketPipeline:
+        """What averages gradients as they come: over all sites, or inside this one."""
+        averaging = self._averaging
+        return averaging.pipeline if self._regime.is_sync else averaging.site_pipeline
+
     def lists(self) -> Sequence[bytes]:
         """Return what each site has told all others of its tensors, where any site may shard."""
         return () if self._now.agreement is None else self._now.agreement.lists
+
+    def finish(self) -> None:
+        """Wait for what still crosses, at the end of a run."""
+        if self._now.loop is not None:
+            self._now.loop.finish()
 
     def close(self) -> None:
         """Watch optimizers no more."""
@@ -134,7 +158,7 @@ class Synchronisation:
         self._steps.begin("synchronize")
         self._begin(optimizers)
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
-        if replicas and beside_shards:
+        if replicas and (beside_shards or not self._regime.is_sync):
             self._synchronize_beside_shards(replicas, is_summed=is_summed)
         elif replicas:
             self._synchronize_replicas(replicas, is_summed=is_summed)
@@ -144,6 +168,11 @@ class Synchronisation:
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
         check_optimizer("site.average_gradients", optimizer)
+        if not self._regime.is_sync:
+            raise RuntimeError(
+                f"site.average_gradients: the job's regime is {self._regime.kind}, which needs "
+                "site.synchronize(model, optimizer): call that, or say `regime: sync`"
+            )
         averaging = self._averaging
         hook = OptimizerHook(averaging.lists, self.tokens, optimizer, averaging.equalise)
         averaging.exactness.check([name for name, _ in hook.parameters()])
@@ -181,11 +210,14 @@ class Synchronisation:
                 "averages, torch.nn.utils.clip_grad_norm_ finds the norm in a hook that runs "
                 "after ours"
             )
-        return self._now.hook.norm()
+        loop = self._now.loop
+        return self._now.hook.norm() if loop is None else loop.norm()
 
     def clip_grad_norm_(self, max_norm: float, loss_scale: float) -> float:
         """Scale the gradients down to a norm: `Site.clip_grad_norm_`."""
         norm = self.grad_norm() / loss_scale
+        if self._now.loop is not None:
+            self._now.loop.max_norm = max_norm
         scale = max_norm / (norm + 1e-6)
         if not scale >= 1.0:  # not a number: then no gradient is one, as with torch's own
             for each in [] if self._now.hook is None else self._now.hook.gradients():
@@ -291,13 +323,13 @@ class Synchronisation:
                 "batch: leave it out, or let fully_shard wrap the model over that mesh"
             )
         hook = kind(
-            self._averaging.pipeline,
+            self.gradient_pipeline,
             self.tokens,
             models,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
         )
-        self._synchronize_agreed(hook)
+        self._synchronize_agreed(hook, models)
 
     def _synchronize_beside_shards(
         self, models: Sequence[DistributedDataParallel], *, is_summed: bool
@@ -305,29 +337,20 @@ class Synchronisation:
         from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
 
         hook = ReplicaBesideShardsHook(
-            self._averaging.pipeline,
+            self.gradient_pipeline,
             self.tokens,
             models,
             is_summed=is_summed,
         )
-        self._synchronize_agreed(hook)
+        self._synchronize_agreed(hook, models)
 
-    def _synchronize_agreed(self, hook: AgreedHook) -> None:
+    def _synchronize_agreed(self, hook: AgreedHook, models: Sequence[nn.Module]) -> None:
         """Synchronise in buckets that all sites agree on, whatever their layouts."""
-        from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
-
         context, averaging, now = self._context, self._averaging, self._now
-        welcome, is_off = context.welcome, context.exchange_is_off
         now.hook = hook
-        now.agreement = agreement = LayoutAgreement(
-            hook,
-            averaging.collectives,
-            bucket_bytes=context.spec.job.exchange.bucket_bytes,
-            exactness=averaging.exactness,
-            site=context.site,
-            sites=(context.site,) if is_off else welcome.sites,
-            ranks_per_site=(context.world_size,) if is_off else welcome.ranks_per_site,
-            ranks_per_gateway=welcome.ranks_per_gateway or context.world_size,
+        buckets = None if self._regime.is_sync else self._outer_buckets(hook)
+        now.agreement = agreement = self._agreement(
+            buckets or hook, averaging.collectives, is_own=context.exchange_is_off
         )
         averaging.exactness.check([each.name for each in agreement.tensors.entries])
         if not self._members.awaits_state:
@@ -343,7 +366,71 @@ class Synchronisation:
             others = [] if agreement.tensors.is_split else _others(hook, optimizers)
             return agreement.state.digest(dict([*hook.parameters_now(), *others]))
 
-        self._steps.count(optimizers[0], hashes, hook.take_rounds)
+        def take_rounds() -> list[Round]:
+            landed = [] if now.loop is None else now.loop.take_rounds()
+            return [*hook.take_rounds(), *landed]
+
+        self._steps.count(optimizers[0], hashes, take_rounds)
+        if buckets is not None:
+            now.loop = self._begin_loop(hook, buckets, models)
+            now.undo.append(now.loop.close)
+
+    def _agreement(
+        self, hook: AgreedTensors, collectives: Collectives, *, is_own: bool
+    ) -> LayoutAgreement:
+        """Return what agrees with the other sites; `is_own`: with this one alone."""
+        from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
+
+        context, welcome = self._context, self._context.welcome
+        return LayoutAgreement(
+            hook,
+            collectives,
+            bucket_bytes=context.spec.job.exchange.bucket_bytes,
+            exactness=self._averaging.exactness,
+            site=context.site,
+            sites=(context.site,) if is_own else welcome.sites,
+            ranks_per_site=(context.world_size,) if is_own else welcome.ranks_per_site,
+            ranks_per_gateway=welcome.ranks_per_gateway or context.world_size,
+        )
+
+    # ---------------------------------------------------------------- regimes
+
+    def _outer_buckets(self, hook: AgreedHook) -> OuterBuckets:
+        """Have `hook` average inside the site; return what crosses after that."""
+        from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
+
+        if len(self._now.optimizers) != 1:
+            raise TypeError(
+                f"site.synchronize: the regime {self._regime.kind} takes one optimizer, and there "
+                f"are {len(self._now.optimizers)}: say `regime: sync`"
+            )
+        averaging = self._averaging
+        inside = self._agreement(hook, averaging.site_collectives, is_own=True)
+        inside.agree(averaging.site_pipeline, self._context.device)
+        return OuterBuckets(averaging.pipeline, hook)
+
+    def _begin_loop(
+        self, hook: AgreedHook, buckets: OuterBuckets, models: Sequence[nn.Module]
+    ) -> RegimeLoop:
+        """Have averages cross as the regime says."""
+        from isthmus.sites.worker.regimes.delayed import Delayed
+
+        self._averaging.missing_sites.delay_steps = 1
+        loop = Delayed(
+            hook,
+            buckets,
+            models,
+            self._now.optimizers[0],
+            looks=self._regime.look,
+            counts=lambda: not self._members.is_catching_up,
+            before_forward=self._copy_state,
+        )
+        self._steps.before_end, self._steps.after_end = loop.before_end, loop.after_end
+        return loop
+
+    def _copy_state(self) -> None:
+        """Copy what is to be saved of the step that has ended."""
+        self._averaging.site_pipeline.before_gradients()
 
     # ---------------------------------------------------------------- what watches steps
 

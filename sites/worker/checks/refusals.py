@@ -72,6 +72,13 @@ def check_replica(model: DistributedDataParallel) -> None:
         model.register_forward_hook(FirstPassCheck(model))
 
 
+def scaler_steps() -> bool:
+    """Whether a `GradScaler` that scales is calling `optimizer.step`."""
+    return any(
+        call.f_code is _SCALER_STEP and call.f_locals["self"].is_enabled() for call in calls()
+    )
+
+
 def check_no_scaler() -> None:
     """Refuse a `GradScaler` that calls `optimizer.step`: that is not called at all where it skips.
 
@@ -80,14 +87,13 @@ def check_no_scaler() -> None:
     Raises:
         ScriptError: and what to do.
     """
-    for call in calls():
-        if call.f_code is _SCALER_STEP and call.f_locals["self"].is_enabled():
-            raise ScriptError(
-                "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
-                "within which site.average_gradients averages them: an infinity at one rank would "
-                "have the others wait. Leave average_gradients out, and average the gradients by "
-                "site.all_reduce before scaler.step(optimizer); or use site.synchronize"
-            )
+    if scaler_steps():
+        raise ScriptError(
+            "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
+            "within which site.average_gradients averages them: an infinity at one rank would "
+            "have the others wait. Leave average_gradients out, and average the gradients by "
+            "site.all_reduce before scaler.step(optimizer); or use site.synchronize"
+        )
 
 
 def check_in_backward() -> None:

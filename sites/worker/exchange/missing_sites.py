@@ -33,6 +33,8 @@ class MissingSites:
         self._rounds: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
         self._num_steps = 0
         self._absent: dict[int, int] = {}
+        self.delay_steps = 0
+        """Steps by which results come after the step whose gradients they are of."""
 
     def note(self, reduced: Reduced) -> None:
         """Take what a result says."""
@@ -42,9 +44,9 @@ class MissingSites:
                 self._missing[each.site] = each.from_round
 
     def end_step(self) -> None:
-        """Count a step: all results of it are there."""
+        """Count a step: all results of it are there, or of the one `delay_steps` before."""
         with self._lock:
-            self._rounds.append((self._num_steps, self._round))
+            self._rounds.append((self._num_steps - self.delay_steps, self._round))
             self._num_steps += 1
 
     def absent(self) -> dict[int, int]:

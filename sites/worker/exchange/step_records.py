@@ -110,6 +110,10 @@ class StepLog:
         self._hook: RemovableHandle | None = None
         """In the optimizer whose steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
+        self.before_end: Callable[[], None] = lambda: None
+        """Called when an optimizer has stepped, before that is recorded as the end of a step."""
+        self.after_end: Callable[[], None] = lambda: None
+        """Called when all listeners have heard of a step."""
         self.num_steps = 0
         self._last_round = -1
         """In which the gradients of the latest step crossed; -1: they have not."""
@@ -158,25 +162,33 @@ class StepLog:
         self._start_s = self._now_s()
 
         def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
+            self.before_end()
             self.end_step(take_rounds())
             self._send_digest(hashes)
             for listener in self._listeners:
                 listener(self.num_steps)
+            self.after_end()
 
         self._hook = optimizer.register_step_post_hook(end_step)
 
     def end_step(self, rounds: Sequence[Round]) -> None:
-        """Count a step that synchronised in `rounds`, and make its record."""
+        """Count a step, and make its record.
+
+        `rounds` are those whose results are known since the step before. If some stay inside the
+        site, it is these by which the site has trained.
+        """
         self.flush()
         start_s, end_s = self._start_s, self._now_s()
         parts = step_parts(start_s, end_s, [each.times for each in rounds])
+        crossed = [each for each in rounds if each.crosses]
+        own = [each for each in rounds if not each.crosses] or crossed
         self.num_steps += 1
         if self._sends and is_kept(self.num_steps, self._timeline_every):
-            for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
+            for metric in timeline_of(self.num_steps, start_s, end_s, crossed):
                 self._link.send(metric)
         self._start_s = end_s
-        self._last_round = rounds[-1].number if rounds else -1
-        times = [each for at in rounds for each in at.results]
+        self._last_round = crossed[-1].number if crossed else -1
+        times = [each for at in crossed for each in at.results]
         self._values = {
             metrics.STEP_S: end_s - start_s,
             metrics.COMPUTE_S: parts.compute_s,
@@ -187,14 +199,14 @@ class StepLog:
             metrics.INTER_S: parts.inter_s,
             metrics.ENCODE_S: sum(each.encode_s for each in times),
             metrics.DECODE_S: sum(each.decode_s for each in times),
-            metrics.TOKENS: sum(each.weight for each in rounds),
+            metrics.TOKENS: sum(each.weight for each in crossed),
             # A site that catches up trains on nothing: others have its samples.
-            metrics.SITE_TOKENS: sum(each.site_weight for each in rounds if self.counts),
-            metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),
-            metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),
-            metrics.GRADIENT_HASH: float(rounds[-1].gradient_hash if rounds and self.counts else 0),
+            metrics.SITE_TOKENS: sum(each.site_weight for each in own if self.counts),
+            metrics.RAW_BYTES: float(sum(each.raw_bytes for each in crossed)),
+            metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in crossed)),
+            metrics.GRADIENT_HASH: float(own[-1].gradient_hash if own and self.counts else 0),
         }
-        if rounds:
+        if crossed:
             self._values[metrics.ROUND] = float(self._last_round)
 
     def add(self, values: Mapping[str, float]) -> None:

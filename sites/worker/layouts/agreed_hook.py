@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
+from typing import Protocol
 
 import torch
 
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.layouts.canonical import Agreed, GradientPlan
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
+
+
+class AgreedTensors(Protocol):
+    """Tensors that cross in buckets on which all sites agree."""
+
+    own: Mapping[str, torch.Tensor]
+    twins: Sequence[tuple[str, torch.Tensor]]
+    is_lone: bool
+    data_ranks: Ranks
+
+    def agree(self, agreed: Agreed, plan: GradientPlan) -> Set[Ranks]:
+        """Prepare for the buckets: as `AgreedHook.agree`."""
+
+    def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """Return the parameter of which one of these is a shard, or of whose gradient."""
 
 
 class AgreedHook(GradientHook):

@@ -17,7 +17,7 @@ from isthmus.sites.worker.exchange.agreement import tell_all
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives, Ranks
 from isthmus.sites.worker.exchange.exactness import Exactness
-from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
+from isthmus.sites.worker.layouts.agreed_hook import AgreedTensors
 from isthmus.sites.worker.layouts.canonical import (
     Agreed,
     SiteList,
@@ -33,7 +33,7 @@ class LayoutAgreement:
 
     def __init__(
         self,
-        hook: AgreedHook,
+        hook: AgreedTensors,
         collectives: Collectives,
         *,
         bucket_bytes: int,

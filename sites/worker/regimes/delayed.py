@@ -19,14 +19,17 @@ The first step has nothing to apply; gradients are None there. The last gradient
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.checks.refusals import scaler_steps
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import local_of, shaped_as
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
 
 
-_NORM = "norm"
+_NORMS = "norms"
 _GRADIENT = "gradient/"
 
 
@@ -55,6 +58,7 @@ class Delayed:
         optimizer: Optimizer,
         *,
         looks: bool,
+        counts: Callable[[], bool],
         before_forward: Callable[[], None],
     ) -> None:
         """Take over what `hook` leaves in `p.grad`.
@@ -65,6 +69,7 @@ class Delayed:
             models: that are trained.
             optimizer: of their parameters.
             looks: compute gradients at a guess; else at the parameters.
+            counts: whether this site takes part now; else it only gets results.
             before_forward: called before a forward pass changes parameters.
 
         Raises:
@@ -76,6 +81,7 @@ class Delayed:
         self._buckets = buckets
         self._optimizer = optimizer
         self._looks = looks
+        self._counts = counts
         self._before_forward = before_forward
         self._trained = {
             name: each
@@ -91,8 +97,8 @@ class Delayed:
         """Where to compute the next gradients; while they are, the parameters."""
         self._unused: set[str] = set()
         """Parameters of which the site had no gradient in the latest step."""
-        self._inner: Round | None = None
-        """The site's own round, whose gradient is to be sent."""
+        self._tokens: float | None = None
+        """This rank's weight in the gradient that is to be sent; None: there is none."""
         self._sent: Round | None = None
         """The round that is open, or has been waited for and not applied."""
         self._applied: Round | None = None
@@ -105,20 +111,30 @@ class Delayed:
         """Parameters hold the guess."""
         self._norm = 0.0
         """Of a gradient that came with the run's state."""
+        self.max_norm = math.inf
+        """To which the script clips gradients, as far as it is known."""
         self._landed: list[Round] = []
         hook.after_gradients = self._exchange_gradients
+        guess = torch.compiler.disable(self._guess)  # type: ignore[no-untyped-call]
         self._undo: list[Callable[[], None]] = [
-            each.register_forward_pre_hook(self._guess, prepend=True).remove for each in models
+            each.register_forward_pre_hook(guess, prepend=True).remove for each in models
         ]
-        self._undo.append(optimizer.register_step_pre_hook(lambda *_: self.restore()).remove)
+        self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
 
     # ---------------------------------------------------------------- what others ask
 
-    def close(self) -> None:
-        """End it between two steps; what is under way is not applied."""
-        self.restore()
-        if self._sent is not None:
+    def finish(self) -> None:
+        """Have parameters hold what all sites have; wait for what is under way, and apply nothing.
+
+        A script that has destroyed its process groups has nothing to wait with.
+        """
+        self._restore()
+        if self._sent is not None and dist.is_initialized():
             self._buckets.wait(self._sent)
+
+    def close(self) -> None:
+        """End it between two steps."""
+        self.finish()
         for each in self._undo:
             each()
         self._hook.after_gradients = None
@@ -132,8 +148,8 @@ class Delayed:
         landed, self._landed = self._landed, []
         return landed
 
-    def land(self) -> None:
-        """Nothing lands at a step's end."""
+    def before_end(self) -> None:
+        """Nothing: what is applied came in the backward pass."""
 
     # ---------------------------------------------------------------- state
 
@@ -142,7 +158,7 @@ class Delayed:
 
         Waits for the gradient of this step to cross. All sites do so after the same steps.
         """
-        self.send()
+        self.after_end()
         if self._sent is not None:
             self._buckets.wait(self._sent)
             self._must_guess = True
@@ -155,7 +171,8 @@ class Delayed:
             f"{_GRADIENT}{name}": shaped_as(self._trained[name], self._gradients[name])
             for name in self._with_result(self._sent)
         }
-        return {**tensors, _NORM: torch.tensor(self._sent.norm, dtype=torch.float64)}
+        norms = torch.tensor([self._sent.norm, self.max_norm], dtype=torch.float64)
+        return {**tensors, _NORMS: norms}
 
     def to_load(self, stored: Forms) -> Tensors:
         """Return tensors to load what was stored into, of what this rank has a part of."""
@@ -164,13 +181,13 @@ class Delayed:
             for path in stored
             if (name := path.removeprefix(_GRADIENT)) in self._trained
         }
-        return {**wanted, _NORM: torch.zeros((), dtype=torch.float64)} if stored else {}
+        return {**wanted, _NORMS: torch.zeros(2, dtype=torch.float64)} if _NORMS in stored else {}
 
     def take(self, tensors: Tensors) -> None:
         """Go on from what was loaded; nothing: from a run without a gradient under way."""
         if not tensors:
             return
-        self._norm = float(tensors[_NORM])
+        self._norm, self.max_norm = tensors[_NORMS].tolist()
         self._restored = {path.removeprefix(_GRADIENT) for path in tensors}
         self._must_guess = True
 
@@ -183,30 +200,46 @@ class Delayed:
         self._before_forward()
         if self._must_guess:
             self._must_guess = False
-            self._make_guesses()
+            self._make_guesses(self._norm if self._sent is None else self._sent.norm)
         if self._guesses:
             self._is_guessing = True
             self._exchange(self._guesses)
 
-    def restore(self) -> None:
+    def _before_step(self, *_: object) -> None:
+        """Have the optimizer step from what all sites have.
+
+        Raises:
+            ScriptError: its gradient has a scale that is a step old.
+        """
+        if scaler_steps():
+            raise ScriptError(
+                "regime delayed: a GradScaler unscales by its present scale, and the gradient of "
+                "all sites has that of the step before: train in bf16 without a scaler, or say "
+                "`regime: sync`"
+            )
+        self._restore()
+
+    def _restore(self) -> None:
         """Have parameters hold what all sites have alike, if they do not."""
         if self._is_guessing:
             self._is_guessing = False
             self._exchange(self._guesses)
 
-    def send(self) -> None:
-        """Send the site's gradient of this step, if there was one, when the step is over."""
-        inner, self._inner = self._inner, None
-        if inner is None:
+    def after_end(self) -> None:
+        """Send the site's gradient of this step, if there was one and it has not been sent."""
+        tokens, self._tokens = self._tokens, None
+        if tokens is None:
             return
-        self._make_guesses()
-        self._sent = self._buckets.send(inner.tokens, self._gradients, self._unused)
+        assert self._hook.latest is not None, "tokens are of a round"
+        self._make_guesses(self._hook.latest.norm)
+        self._sent = self._buckets.send(tokens, self._gradients, self._unused)
 
     @torch.no_grad()
-    def _make_guesses(self) -> None:
-        """Look ahead by the latest gradient, the site's own or that of all sites."""
+    def _make_guesses(self, norm: float) -> None:
+        """Look ahead by the latest gradient, the site's own or that of all sites, of this norm."""
         if not self._looks:
             return
+        scale = min(1.0, self.max_norm / (norm + 1e-6))
         for parameter, settings in settings_of(self._optimizer):
             name = self._names.get(id(parameter))
             if name is None:
@@ -219,17 +252,19 @@ class Delayed:
                 for key, each in self._optimizer.state.get(parameter, {}).items()
             }
             gradient = self._gradients[name].view(value.shape)
+            gradient = gradient if scale == 1.0 else gradient * scale
             look_ahead(self._guesses[name], value, gradient, state, self._optimizer, settings)
 
     def _exchange_gradients(self) -> None:
         """Put the sites' gradient of the step before in the place of the site's own."""
-        self.restore()
-        if self._inner is not None:
+        self._restore()
+        if self._tokens is not None:
             raise ScriptError(
                 "regime delayed: two backward passes have synchronised before one optimizer step: "
                 "use no_sync in all but the last"
             )
-        self._inner = self._hook.latest
+        assert self._hook.latest is not None, "a round has just ended"
+        self._tokens = self._hook.latest.tokens if self._counts() else 0.0
         used = self._take_result()
         self._unused = {name for name, each in self._trained.items() if each.grad is None}
         with torch.no_grad():

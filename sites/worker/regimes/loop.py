@@ -1,0 +1,39 @@
+"""What has averages cross between sites where that is not part of the backward pass."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from isthmus.sites.checkpoint.training_state import OuterState
+from isthmus.sites.worker.exchange.rounds import Round
+
+
+class RegimeLoop(OuterState, Protocol):
+    """One rank's part in a regime other than `sync`. For the training thread."""
+
+    max_norm: float
+    """To which the script clips gradients, as far as it is known."""
+
+    def before_end(self) -> None:
+        """Do what belongs to a step that an optimizer has just taken."""
+
+    def after_end(self) -> None:
+        """Do what is due between two steps, once all have heard of the step."""
+
+    def make_common(self) -> None:
+        """Have the same state at all sites after this step, for it is to be written.
+
+        From all ranks of all sites after the same step, before `after_end`.
+        """
+
+    def finish(self) -> None:
+        """Wait for what is under way, at the end of a run; parameters hold what all sites have."""
+
+    def norm(self) -> float:
+        """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
+
+    def take_rounds(self) -> list[Round]:
+        """Return the rounds over sites that have landed since the last call."""
+
+    def close(self) -> None:
+        """Finish between two steps, for something else is synchronised from now on."""

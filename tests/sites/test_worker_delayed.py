@@ -1,0 +1,54 @@
+"""The regime `delayed` at two sites: as one process does it, whatever the sites' layouts."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.two_sites import check_digests, run
+from tests.sites import layout_programs as programs
+from tests.sites.test_worker_layouts import write_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+NUM_STEPS = 6
+QUICK = [("ddp", "fsdp2", True), ("ddp", "ddp", False)]
+LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp", "lone", "lone-tp", "lone-pp"]
+CASES = [
+    *QUICK,
+    *(
+        pytest.param(*pair, True, marks=pytest.mark.exhaustive)
+        for pair in itertools.combinations(LAYOUTS, 2)
+    ),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "looks"), CASES)
+def test_two_layouts_train_as_one_process_does_a_step_late(
+    tmp_path: Path, first: str, second: str, *, looks: bool
+) -> None:
+    """Losses and norms are those of the oracle; parameters are the same at all ranks."""
+    layouts = [first, second]
+    write_plan(tmp_path, (first, second), NUM_STEPS)
+    ranks = [programs.RANKS[each] for each in layouts]
+    job = ["exchange.bucket=64KiB", "regime.kind=delayed", f"regime.look={looks}"]
+    saved, gateways = run(tmp_path, programs.train, ranks, job=job)
+    check_digests([each[2] for each in gateways.digests], NUM_STEPS, sum(ranks))
+    wanted, norms = programs.reference_delayed(layouts, NUM_STEPS, looks=looks)
+    place = 0
+    for each in saved.values():
+        assert each["norms"] == pytest.approx(norms, rel=1e-4)
+        assert each["norms"] == saved["site0-rank0"]["norms"], "the same bits"
+    for site, layout in enumerate(layouts):
+        for at in range(programs.DATA_RANKS[layout]):
+            of_rank = [
+                each["losses"]
+                for name, each in saved.items()
+                if name.startswith(f"site{site}-") and each["place"] == at
+            ]
+            found = [*map(sum, zip(*of_rank, strict=True))]
+            copies = 2 if layout.startswith(("tp", "lone-")) else 1
+            assert found == pytest.approx([each[place] * copies for each in wanted], rel=1e-4)
+            place += 1
