@@ -196,6 +196,41 @@ def test_squares_are_added_in_one_order(numel: int) -> None:
     assert loops.sum_of_squares(values) == (((a + e) + (c + g)) + ((b + f) + (d + h))) + rest
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_outer_steps_are_numpy_s_however_a_bucket_is_cut(seed: int) -> None:
+    """Each product is rounded before it is added, at any place of an element."""
+    chance = np.random.default_rng(seed)
+    numel = int(chance.integers(1000, 3000))
+    base, theta, momentum = (
+        chance.standard_normal(numel).astype(np.float32) * np.float32(scale)
+        for scale in (1, 1.1, 0.01)
+    )
+    tokens = np.float32(chance.integers(1, 1 << 26))
+    lr, mu = np.float32(chance.random()), np.float32(chance.random())
+    moved = (base - theta) * tokens
+    mean = chance.standard_normal(numel).astype(np.float32)
+    expected_momentum = mu * momentum + mean
+    expected = base - lr * (mean + mu * expected_momentum)
+    cuts = [0, *sorted(chance.integers(0, numel, 5).tolist()), numel]
+    found, found_momentum, kept, result = theta.copy(), momentum.copy(), base.copy(), mean.copy()
+    plain, plain_result = base.copy(), mean.copy()
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        part = slice(start, stop)
+        loops.write_pseudo_gradient(base[part], found[part], tokens)
+        loops.take_outer_step(kept[part], found_momentum[part], result[part], lr, mu)
+        loops.take_plain_outer_step(plain[part], plain_result[part], lr)
+    assert bits(found) == bits(moved)
+    assert bits(found_momentum) == bits(expected_momentum)
+    assert bits(kept) == bits(result) == bits(expected)
+    assert bits(plain) == bits(plain_result) == bits(base - lr * mean)
+
+
+def test_without_tokens_nothing_has_moved() -> None:
+    values = np.array([1.0, np.nan, np.inf], dtype=np.float32)
+    loops.write_pseudo_gradient(np.zeros(3, dtype=np.float32), values, np.float32(0))
+    assert bits(values) == [0, 0, 0]
+
+
 def test_facts_that_others_know_are_the_codecs_own() -> None:
     assert {name for name, codec in BY_NAME.items() if codec.lossless} == LOSSLESS
     assert {codec.name.removesuffix("-zstd") for codec in BY_NAME.values()} >= set(oracle.LEVEL_MAX)

@@ -144,6 +144,55 @@ def sum_of_squares(values: Floats) -> float:
     return (((a + e) + (c + g)) + ((b + f) + (d + h))) + rest
 
 
+# ---------------------------------------------------------------- the outer optimizer
+
+# A product is rounded before it is added: a fused multiply-add has other bits, and which of them
+# are fused depends on the processor and on an element's place.
+
+
+@kernel(NOTHING, READ_FLOATS, FLOATS, FLOAT)
+def write_pseudo_gradient(base: Floats, out: Floats, tokens: np.float32) -> None:
+    """Write (base - out) * tokens in the place of `out`: float32, shape (n,).
+
+    Zeros without tokens, whatever `out` is.
+    """
+    for i in range(out.size):
+        moved = np.float32(base[i] - out[i])
+        out[i] = np.float32(moved * tokens) if tokens != np.float32(0) else np.float32(0)
+
+
+@kernel(NOTHING, FLOATS, FLOATS, FLOATS, FLOAT, FLOAT)
+def take_outer_step(
+    parameters: Floats, momentum: Floats, mean: Floats, lr: np.float32, mu: np.float32
+) -> None:
+    """Take a step of SGD with Nesterov momentum, and write the new parameters in place of `mean`.
+
+    M = mu M + d, G -= lr (d + mu M). The same bits however a tensor is cut.
+
+    Args:
+        parameters: G, float32, shape (n,).
+        momentum: M, float32, shape (n,).
+        mean: d, the sites' mean pseudo-gradient, float32, shape (n,). Overwritten.
+        lr: the learning rate.
+        mu: the momentum.
+    """
+    for i in range(parameters.size):
+        d = mean[i]
+        m = np.float32(np.float32(mu * momentum[i]) + d)
+        step = np.float32(lr * np.float32(d + np.float32(mu * m)))
+        momentum[i] = m
+        parameters[i] = np.float32(parameters[i] - step)
+        mean[i] = parameters[i]
+
+
+@kernel(NOTHING, FLOATS, FLOATS, FLOAT)
+def take_plain_outer_step(parameters: Floats, mean: Floats, lr: np.float32) -> None:
+    """Take a step of SGD without momentum, as `take_outer_step`."""
+    for i in range(parameters.size):
+        parameters[i] = np.float32(parameters[i] - np.float32(lr * mean[i]))
+        mean[i] = parameters[i]
+
+
 # ---------------------------------------------------------------- bfloat16
 
 
