@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.routes import Holders
 from isthmus.sites.worker.exchange.sharding import local_of, whole_of
+from isthmus.topology.spec.regime import Regime
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 
@@ -731,6 +732,73 @@ def reference_delayed(
         mean = [sum(parts) / sum(tokens) for parts in zip(*sums, strict=True)]
         found.append(losses)
     return found, norms
+
+
+def reference_local_steps(
+    layouts: list[str], num_steps: int, regime: Regime
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Train each site by itself, and all by an outer optimizer: an oracle in one process.
+
+    Returns losses by step and data-parallel rank, and norms by step and site.
+    """
+    models = [net(seed=0) for _ in layouts]
+    optimizers = [
+        torch.optim.SGD(each.parameters(), lr=LEARNING_RATE, momentum=0.9) for each in models
+    ]
+    places = [[*range(DATA_RANKS[each])] for each in layouts]
+    firsts = [sum(map(len, places[:at])) for at in range(len(layouts))]
+    common = [each.detach().clone() for each in models[0].parameters()]
+    momentum = [torch.zeros_like(each) for each in common]
+    weights = [0.0 for _ in layouts]
+    found, norms = [], []
+    for step in range(num_steps):
+        found.append([0.0] * sum(map(len, places)))
+        norms.append([0.0] * len(layouts))
+        for site, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            tokens = [tokens_of(layouts[site], step, place) for place in places[site]]
+            for place, count in zip(places[site], tokens, strict=True):
+                inputs, targets = data(step, firsts[site] + place)
+                loss = loss_of(model(inputs), targets)
+                backward(loss * count / sum(tokens))
+                found[-1][firsts[site] + place] = float(loss.detach())
+            norms[-1][site] = float(nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM))
+            optimizer.step()
+            weights[site] += sum(tokens)
+        if (step + 1) % regime.sync_every:
+            continue
+        lr, mu = regime.outer_rates(step + 1, len(layouts))
+        for index, value in enumerate(common):
+            thetas = [[*each.parameters()][index] for each in models]
+            moved = [(value - each.detach()) * w for each, w in zip(thetas, weights, strict=True)]
+            mean = torch.stack(moved).sum(0) / sum(weights)
+            momentum[index] = mu * momentum[index] + mean
+            value -= lr * (mean + mu * momentum[index])
+            for each in thetas:
+                each.data = value.clone()
+        weights = [0.0 for _ in layouts]
+    return found, norms
+
+
+def train_moved(folder: Path, name: str) -> None:
+    """Train a layer by data that is the same at all sites; save the parameters."""
+    dtype = torch.bfloat16 if "bf16" in folder.name else torch.float32
+    site = join_site()
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    site.synchronize(model, optimizer)
+    for step in range(8):
+        optimizer.zero_grad()
+        site.count_tokens(3 + step)
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(4, WIDTH, generator=generator).to(dtype)
+        backward(model(inputs).square().mean())
+        optimizer.step()
+    saved = {name: each.detach() for name, each in model.named_parameters()}
+    wait_for_all_ranks()
+    site.leave()
+    torch.save(saved, folder / f"{name}.pt")
 
 
 def _grad_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ Codes, the residual, sums in any order and place, NaN.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -210,11 +212,11 @@ def test_outer_steps_are_numpy_s_however_a_bucket_is_cut(seed: int) -> None:
     moved = (base - theta) * tokens
     mean = chance.standard_normal(numel).astype(np.float32)
     expected_momentum = mu * momentum + mean
-    expected = base - lr * (mean + mu * expected_momentum)
+    expected = (base - lr * (mean + mu * expected_momentum)).astype(np.float32)
     cuts = [0, *sorted(chance.integers(0, numel, 5).tolist()), numel]
     found, found_momentum, kept, result = theta.copy(), momentum.copy(), base.copy(), mean.copy()
     plain, plain_result = base.copy(), mean.copy()
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         part = slice(start, stop)
         loops.write_pseudo_gradient(base[part], found[part], tokens)
         loops.take_outer_step(kept[part], found_momentum[part], result[part], lr, mu)

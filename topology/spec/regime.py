@@ -80,6 +80,13 @@ class Regime:
         """Whether each site takes steps of its own between rounds."""
         return self.kind in LOCAL
 
+    def lands_at(self, step: int) -> bool:
+        """Whether all sites hold the same after a step: a round of theirs has ended with it.
+
+        Steps count from 1.
+        """
+        return step % self.sync_every == 0
+
     def outer_rates(self, step: int, num_sites: int) -> tuple[float, float]:
         """Return the outer learning rate and momentum of a round of a local kind.
 

@@ -44,7 +44,8 @@ class Parts:
             link,
             sends=context.rank == 0,
             timeline_every=context.spec.job.timeline_every,
-            verify_every=context.welcome.verify_every,
+            # Sites hold the same where a round has landed.
+            verify_every=context.welcome.verify_every * context.spec.job.regime.sync_every,
             rejoins=context.rejoins,
         )
         members = MemberHistory(context.site, rejoins=context.rejoins)

@@ -407,26 +407,49 @@ class Synchronisation:
         averaging = self._averaging
         inside = self._agreement(hook, averaging.site_collectives, is_own=True)
         inside.agree(averaging.site_pipeline, self._context.device)
-        return OuterBuckets(averaging.pipeline, hook)
+        return OuterBuckets(
+            averaging.pipeline, hook, averaging.site_pipeline, averaging.site_collectives
+        )
 
     def _begin_loop(
         self, hook: AgreedHook, buckets: OuterBuckets, models: Sequence[nn.Module]
     ) -> RegimeLoop:
         """Have averages cross as the regime says."""
-        from isthmus.sites.worker.regimes.delayed import Delayed
+        loop: RegimeLoop
+        if self._regime.is_local:
+            from isthmus.sites.worker.regimes.local_steps import LocalSteps
 
-        self._averaging.missing_sites.delay_steps = 1
-        loop = Delayed(
-            hook,
-            buckets,
-            models,
-            self._now.optimizers[0],
-            looks=self._regime.look,
-            counts=lambda: not self._members.is_catching_up,
-            before_forward=self._copy_state,
-        )
+            loop = LocalSteps(
+                hook,
+                buckets,
+                self._now.optimizers[0],
+                self._regime,
+                num_sites=self._num_sites,
+                counts=self._counts,
+            )
+        else:
+            from isthmus.sites.worker.regimes.delayed import Delayed
+
+            self._averaging.missing_sites.delay_steps = 1
+            loop = Delayed(
+                hook,
+                buckets,
+                models,
+                self._now.optimizers[0],
+                looks=self._regime.look,
+                counts=self._counts,
+                before_forward=self._copy_state,
+            )
         self._steps.before_end, self._steps.after_end = loop.before_end, loop.after_end
         return loop
+
+    def _counts(self) -> bool:
+        """Whether what this site makes of its data counts."""
+        return not self._members.is_catching_up
+
+    def _num_sites(self) -> int:
+        """Return how many sites take part, as all ranks know it alike."""
+        return self._context.num_sites - len(self._averaging.missing_sites.gone())
 
     def _copy_state(self) -> None:
         """Copy what is to be saved of the step that has ended."""

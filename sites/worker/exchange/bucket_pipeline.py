@@ -46,6 +46,7 @@ from isthmus.sites.worker.exchange.rounds import (
     Bucket,
     Round,
     RoundTerms,
+    ShardWork,
     SharedBy,
     check_alike,
     hash_of_site,
@@ -330,6 +331,7 @@ class BucketPipeline:
         factors: Sequence[float] = (),
         is_gradient: bool = True,
         named: Named = (),
+        work: ShardWork | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -348,6 +350,8 @@ class BucketPipeline:
                 empty is 1.
             is_gradient: its elements count in the round's norm.
             named: the gradients in it, by which one that is not finite is named: views.
+            work: is done to this rank's shard in the host's memory, before it crosses and after.
+                Nothing is multiplied by tokens then, and the gateway encodes.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -368,8 +372,9 @@ class BucketPipeline:
             is_finite = None
             if current.terms.is_gradient and is_gradient and self._counts(current, is_own=is_own):
                 is_finite = self._look(pieces, named, is_own=is_own)
-            tokens = current.tokens if is_own else self.site_tokens()
-            weights = factors or ([1.0] * len(pieces) if current.terms.is_summed else tokens)
+            if work is not None or (current.terms.is_summed and not factors):
+                factors = [1.0] * len(pieces)
+            weights = factors or (current.tokens if is_own else self.site_tokens())
             write_pieces(pieces, weights, slot.padded)
         pending = self._transfer.launch(slot)
         bucket = Bucket(
@@ -388,8 +393,9 @@ class BucketPipeline:
             named=named,
             is_finite=is_finite,
             is_own=is_own,
+            work=work,
         )
-        if self._encoder is not None and not exact:
+        if self._encoder is not None and not exact and work is None:
             slot.encode = partial(
                 self._encoder.encode,
                 bucket=bucket.number,
@@ -506,6 +512,8 @@ class BucketPipeline:
                     # Submitted long before: the device still computed what was only enqueued.
                     bucket.submitted_s = self._now_s() - computed_s
                     current.note_computed(bucket.index, bucket.submitted_s)
+                if bucket.work is not None:
+                    bucket.work.leave(bucket.slot.region, current.site_weight)
                 if bucket.is_finite is not None and not bool(bucket.is_finite):
                     self._tell_not_finite(bucket.named, is_own=bucket.is_own)
             if current.terms.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
@@ -544,6 +552,8 @@ class BucketPipeline:
                 return
             if reduced.weight == 0.0:
                 raise NoTokensError("no rank of any site has tokens (count_tokens)")
+            if bucket.work is not None:
+                bucket.work.land(bucket.slot.region)
             complete = partial(self._open.complete, bucket)
             self._transfer.deliver(bucket.slot, bucket.pieces, complete)
             if not math.isnan(reduced.weight):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import xxhash
@@ -29,6 +30,19 @@ class SharedBy:
 
 
 EVERYBODY = SharedBy()
+
+
+class ShardWork(Protocol):
+    """What is done to this rank's shard of a bucket where it lies in the host's memory."""
+
+    def leave(self, shard: torch.Tensor, weight: float) -> None:
+        """Make of the shard what crosses: float32, in place. From the posting thread.
+
+        `weight` is the site's tokens, by which nothing has been multiplied.
+        """
+
+    def land(self, shard: torch.Tensor) -> None:
+        """Make of the result what is delivered: in place. From the finishing thread."""
 
 
 @dataclass(slots=True)
@@ -65,6 +79,8 @@ class Bucket:
     """Whether what this rank submitted is, once `pending` is over; None: nobody asks."""
     is_own: bool = True
     """It is this rank's gradient, and no shard of the site's."""
+    work: ShardWork | None = None
+    """What is done to the shard before it crosses and after; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,8 +110,9 @@ class StepLog:
         self._hook: RemovableHandle | None = None
         """In the optimizer whose steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
-        self.before_end: Callable[[], None] = lambda: None
-        """Called when an optimizer has stepped, before that is recorded as the end of a step."""
+        self.before_end: Callable[[int], None] = lambda _: None
+        """Called when an optimizer has stepped, before that is recorded as the end of a step, with
+        how many there are then."""
         self.after_end: Callable[[], None] = lambda: None
         """Called when all listeners have heard of a step."""
         self.num_steps = 0
@@ -162,7 +163,7 @@ class StepLog:
         self._start_s = self._now_s()
 
         def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
-            self.before_end()
+            self.before_end(self.num_steps + 1)
             self.end_step(take_rounds())
             self._send_digest(hashes)
             for listener in self._listeners:

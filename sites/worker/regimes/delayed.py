@@ -148,7 +148,7 @@ class Delayed:
         landed, self._landed = self._landed, []
         return landed
 
-    def before_end(self) -> None:
+    def before_end(self, step: int) -> None:
         """Nothing: what is applied came in the backward pass."""
 
     # ---------------------------------------------------------------- state

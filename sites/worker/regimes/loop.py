@@ -14,8 +14,8 @@ class RegimeLoop(OuterState, Protocol):
     max_norm: float
     """To which the script clips gradients, as far as it is known."""
 
-    def before_end(self) -> None:
-        """Do what belongs to a step that an optimizer has just taken."""
+    def before_end(self, step: int) -> None:
+        """Do what belongs to a step that an optimizer has just taken, counted from 1."""
 
     def after_end(self) -> None:
         """Do what is due between two steps, once all have heard of the step."""

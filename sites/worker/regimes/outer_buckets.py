@@ -1,4 +1,4 @@
-"""Sends what a site has as a whole to the other sites, while training goes on.
+"""Sends what a site has as a whole to the other sites, in the buckets that all agreed on.
 
 Inside the site the ranks have averaged already: those that hold the same elements hold the same
 values. So nothing is added up on the way to the gateway. Of each element one rank hands it over,
@@ -9,16 +9,18 @@ and every rank that holds it gets the result. Buckets are those that all sites a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from isthmus.sites.local.regions import FLOAT_BYTES
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
-from isthmus.sites.worker.exchange.collectives import Ranks
-from isthmus.sites.worker.exchange.rounds import Round, RoundTerms, SharedBy
+from isthmus.sites.worker.exchange.collectives import Collectives, Ranks
+from isthmus.sites.worker.exchange.rounds import Round, RoundTerms, ShardWork, SharedBy
 from isthmus.sites.worker.exchange.routes import Route, participants
+from isthmus.sites.worker.exchange.tensor_average import IN_FLIGHT_BYTES
 from isthmus.sites.worker.exchange.used_flags import UsedFlags
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import Agreed, BucketCut, GradientPlan
@@ -26,7 +28,7 @@ from isthmus.sites.worker.layouts.sharded_state import held_pieces
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
+class OuterBucket:
     """A bucket that this rank takes part in."""
 
     cut: BucketCut
@@ -34,41 +36,72 @@ class _Bucket:
     sharing: SharedBy
     route: Route
 
+    def dtypes(self) -> Iterator[tuple[int, int, torch.dtype]]:
+        """Yield where in this rank's shard the parameters of each dtype lie, in order."""
+        if self.cut.is_rank_major:
+            numels = [stop - start for start, stop in self.route.held]
+            first, last = 0, self.route.shard_numel
+        else:
+            numels = [each.numel() for each in self.cut.slices]
+            first = self.route.index * self.route.shard_numel
+            last = min(first + self.route.shard_numel, self.route.numel)
+        begin = 0
+        for each, numel in zip(self.cut.slices, numels, strict=True):
+            start, stop = max(begin, first), min(begin + numel, last)
+            if start < stop:
+                dtype = getattr(torch, each.entry.dtype.removeprefix("torch."))
+                yield start - first, stop - first, dtype
+            begin += numel
+
 
 class OuterBuckets:
     """One rank's part of rounds over sites: at most one is open."""
 
-    def __init__(self, pipeline: BucketPipeline, hook: AgreedHook) -> None:
-        """Send what `hook` has averaged inside the site; `agree` comes next."""
+    def __init__(
+        self,
+        pipeline: BucketPipeline,
+        hook: AgreedHook,
+        site_pipeline: BucketPipeline,
+        site_collectives: Collectives,
+    ) -> None:
+        """Send what `hook` has averaged inside the site; `agree` comes next.
+
+        `site_pipeline` reaches the ranks of this site alone, by groups of `site_collectives`.
+        """
         self._pipeline = pipeline
         self._hook = hook
+        self._site_pipeline = site_pipeline
+        self._site_collectives = site_collectives
         self.own = hook.own
         self.twins = hook.twins
         self.is_lone = hook.is_lone
         self.data_ranks = hook.data_ranks
-        self._buckets: list[_Bucket] = []
+        self.buckets: Sequence[OuterBucket] = ()
+        """Those of this rank."""
+        self._groups: set[Ranks] = set()
+        """The ranks that share a bucket whose elements move among them."""
         self._flags: UsedFlags | None = None
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
 
     def agree(self, agreed: Agreed, plan: GradientPlan) -> Set[Ranks]:
         """Prepare for the buckets that all sites have agreed on: as `AgreedHook.agree`."""
         rank = dist.get_rank()
-        groups: set[Ranks] = set()
-        self._buckets = []
+        buckets = []
         for gradient_cut, sharing in plan.cuts:
             cut = dataclasses.replace(gradient_cut, is_gradient=False)
             ranks = participants(cut.parts(agreed.here))
             if not cut.is_rank_major:
-                groups.add(ranks)
+                self._groups.add(ranks)
             if rank in ranks:
                 route = cut.route(agreed.here, rank)
-                self._buckets.append(_Bucket(cut, gradient_cut.layout, sharing, route))
+                buckets.append(OuterBucket(cut, gradient_cut.layout, sharing, route))
+        self.buckets = buckets
         names = plan.flags.names
         own = [name for name in names if name in self.own]
         self._flags = UsedFlags(
             names, own, self.device, number=plan.flags.number, sharing=plan.flags_sharing
         )
-        return groups
+        return self._groups
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +111,8 @@ class OuterBuckets:
     def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """Return the parameter of which one of these is a shard, or of whose gradient."""
         return self._hook.shard_in(tensors)
+
+    # ---------------------------------------------------------------- while training goes on
 
     def send(
         self, tokens: float, flats: Mapping[str, torch.Tensor], unused: Iterable[str] = ()
@@ -92,18 +127,7 @@ class OuterBuckets:
         """
         terms = RoundTerms(is_gradient=True, is_background=True, counted_by=self.data_ranks)
         opened = self._pipeline.begin(tokens, terms)
-        self._futures = [
-            self._pipeline.submit(
-                held_pieces(each.cut, each.route, flats),
-                each.layout,
-                exact=each.cut.exact,
-                route=each.route,
-                number=each.cut.number,
-                sharing=each.sharing,
-                named=[(name, flats[name]) for name in each.cut.names if name in flats],
-            )
-            for each in self._buckets
-        ]
+        self._futures = [self._submit(self._pipeline, each, flats) for each in self.buckets]
         assert self._flags is not None, "agree comes first"
         self._flags.submit(self._pipeline, unused)
         self._pipeline.release()
@@ -124,3 +148,66 @@ class OuterBuckets:
         """Return the parameters of which any site had a value in the latest round."""
         assert self._flags is not None, "agree comes first"
         return self._flags.read()
+
+    # ---------------------------------------------------------------- while training waits
+
+    def exchange(
+        self, tokens: float, flats: Mapping[str, torch.Tensor], work: Sequence[ShardWork]
+    ) -> Round:
+        """Exchange what this rank holds, by what is done to its shard of each bucket in turn.
+
+        So much is on its way at once that a long link is full, and not all of the model.
+
+        Args:
+            tokens: this rank's, by whose sum `work` weighs what crosses.
+            flats: as `send`.
+            work: for each of `buckets`.
+        """
+        terms = RoundTerms(
+            is_gradient=True, counted_by=self.data_ranks, num_slots=self._num_slots()
+        )
+        return self._run(self._pipeline, tokens, terms, flats, work)
+
+    def pass_inside(self, flats: Mapping[str, torch.Tensor], work: Sequence[ShardWork]) -> None:
+        """The same among the ranks of this site: a collective of these."""
+        self._site_collectives.make_groups(sorted(self._groups))
+        terms = RoundTerms(num_slots=self._num_slots())
+        self._run(self._site_pipeline, 1.0, terms, flats, work)
+
+    def _run(
+        self,
+        pipeline: BucketPipeline,
+        tokens: float,
+        terms: RoundTerms,
+        flats: Mapping[str, torch.Tensor],
+        work: Sequence[ShardWork],
+    ) -> Round:
+        pipeline.begin(tokens, terms)
+        pairs = zip(self.buckets, work, strict=True)
+        futures = [self._submit(pipeline, each, flats, work) for each, work in pairs]
+        finished = pipeline.wait()
+        for future in futures:
+            future.wait()
+        return finished
+
+    def _num_slots(self) -> int:
+        largest = max((each.route.numel for each in self.buckets), default=1)
+        return max(2, IN_FLIGHT_BYTES // (FLOAT_BYTES * largest))
+
+    def _submit(
+        self,
+        pipeline: BucketPipeline,
+        bucket: OuterBucket,
+        flats: Mapping[str, torch.Tensor],
+        work: ShardWork | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        return pipeline.submit(
+            held_pieces(bucket.cut, bucket.route, flats),
+            bucket.layout,
+            exact=bucket.cut.exact,
+            route=bucket.route,
+            number=bucket.cut.number,
+            sharing=bucket.sharing,
+            named=[(name, flats[name]) for name in bucket.cut.names if name in flats],
+            work=work,
+        )

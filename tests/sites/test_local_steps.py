@@ -1,0 +1,104 @@
+"""The regimes `local_sgd` and `diloco` at two sites: as one process does it, in any layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import backward
+
+from isthmus.topology.spec.regime import OuterOptimizer, regime_of
+from tests.fakes.lone_exchanges import RecordingLink
+from tests.fakes.lone_sites import lone_site
+from tests.fakes.two_sites import bits_of, check_digests, check_equal, run
+from tests.sites import layout_programs as programs
+from tests.sites.test_worker_layouts import write_plan
+
+LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp", "lone", "lone-tp", "lone-pp"]
+DILOCO = OuterOptimizer(lr=0.7, momentum=0.9, ramp_steps=5)
+CASES = [
+    ("ddp", "fsdp2", 3, DILOCO),
+    ("fsdp2", "fsdp2", 1, DILOCO),
+    ("ddp", "ddp", 3, None),
+    *(
+        pytest.param(*pair, 3, DILOCO, marks=pytest.mark.exhaustive)
+        for pair in itertools.combinations_with_replacement(LAYOUTS, 2)
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("first", "second", "sync_every", "outer"), CASES)
+def test_two_layouts_train_as_one_process_does(
+    tmp_path: Path, first: str, second: str, sync_every: int, outer: OuterOptimizer | None
+) -> None:
+    """Losses and norms are those of the oracle; after a round all ranks hold the same."""
+    layouts, num_steps = [first, second], 3 * sync_every + 2
+    write_plan(tmp_path, (first, second), num_steps)
+    ranks = [programs.RANKS[each] for each in layouts]
+    kind = "local_sgd" if outer is None else "diloco"
+    regime = regime_of(kind, sync_every=sync_every, outer=outer or OuterOptimizer())
+    job = ["exchange.bucket=64KiB", f"regime.kind={kind}", f"regime.sync_every={sync_every}"]
+    job += [
+        f"regime.outer.{key}={value}"
+        for key, value in (dataclasses.asdict(outer) if outer else {}).items()
+    ]
+    saved, gateways = run(tmp_path, programs.train, ranks, job=job)
+    digests = [each[2] for each in gateways.digests]
+    check_digests(digests, num_steps, sum(ranks), every=sync_every)
+    wanted, norms = programs.reference_local_steps(layouts, num_steps, regime)
+    place = 0
+    for site, layout in enumerate(layouts):
+        own = [each for name, each in saved.items() if name.startswith(f"site{site}-")]
+        for each in own:
+            assert each["norms"] == pytest.approx([of[site] for of in norms], rel=1e-4)
+            assert each["norms"] == own[0]["norms"], "the same bits"
+        for at in range(programs.DATA_RANKS[layout]):
+            of_rank = [each["losses"] for each in own if each["place"] == at]
+            found = [*map(sum, zip(*of_rank, strict=True))]
+            copies = 2 if layout.startswith(("tp", "lone-")) else 1
+            assert found == pytest.approx([each[place] * copies for each in wanted], rel=1e-4)
+            place += 1
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_two_sites_that_are_alike_train_as_one(tmp_path: Path, dtype: str) -> None:
+    """Bit for bit, also where parameters cannot hold the global ones."""
+    job = ["regime.kind=diloco", "regime.sync_every=2", "regime.outer.ramp_steps=0"]
+    job += ["regime.outer.lr=0.7"]
+    found = {}
+    for name, ranks in [("two", [1, 1]), ("one", [1])]:
+        folder = tmp_path / f"{name}-{dtype}"
+        folder.mkdir()
+        found[name], _ = run(folder, programs.train_moved, ranks, job=job)
+    check_equal({name: {"final": each} for name, each in found["two"].items()})
+    assert bits_of(found["two"]["site0-rank0"]) == bits_of(found["one"]["site0-rank0"])
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_without_inner_steps_nothing_moves(dtype: torch.dtype) -> None:
+    """What begins the next round is what parameters hold, and not what they cannot."""
+    regime = regime_of("diloco", sync_every=2, outer=OuterOptimizer(lr=0.7, ramp_steps=0))
+    site = lone_site(RecordingLink(), regime=regime)
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8).to(dtype)
+    before = [each.detach().clone() for each in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    site.synchronize(model, optimizer)
+    for _ in range(6):
+        optimizer.zero_grad()
+        backward(model(torch.ones(2, 8, dtype=dtype)).square().mean())
+        optimizer.step()
+    if dtype == torch.float64:
+        before = [each.float().double() for each in before]
+    for one, other in zip(model.parameters(), before, strict=True):
+        assert torch.equal(one, other)
+    site.leave()
