@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,12 @@ def run(
     is_destroyed: bool = False,
     codec: str | None = None,
     program: Program = programs.train_saved,
+    more: Sequence[str] = (),
 ) -> Path:
-    """Train to the last step, from a checkpoint if there is one; return what was saved."""
+    """Train to the last step, from a checkpoint if there is one; return what was saved.
+
+    `more` are further settings of the job.
+    """
     folder.mkdir()
     plan = {
         "layouts": layouts,
@@ -46,7 +51,13 @@ def run(
     (folder / "layouts.json").write_text(json.dumps(plan))
     ranks = [programs.RANKS[each] for each in layouts]
     store = folder / "store"
-    job = ["exchange.bucket=64KiB", f"checkpoint.to={store}", "checkpoint.every=2 steps", KEEP_ALL]
+    job = [
+        "exchange.bucket=64KiB",
+        f"checkpoint.to={store}",
+        "checkpoint.every=2 steps",
+        KEEP_ALL,
+        *more,
+    ]
     if resume is not None:
         job.append(f"checkpoint.resume={resume}")
     if codec is None:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -124,13 +123,9 @@ class Delayed:
     # ---------------------------------------------------------------- what others ask
 
     def finish(self) -> None:
-        """Have parameters hold what all sites have; wait for what is under way, and apply nothing.
-
-        A script that has destroyed its process groups has nothing to wait with.
-        """
+        """Have parameters hold what all sites have, and wait for what is under way."""
         self._restore()
-        if self._sent is not None and dist.is_initialized():
-            self._buckets.wait(self._sent)
+        self._wait_sent()
 
     def close(self) -> None:
         """End it between two steps."""
@@ -159,9 +154,17 @@ class Delayed:
         Waits for the gradient of this step to cross. All sites do so after the same steps.
         """
         self.after_end()
-        if self._sent is not None:
+        self._wait_sent()
+        self._must_guess = self._sent is not None
+
+    def _wait_sent(self) -> None:
+        """Wait for what is under way; forget it if the script has destroyed its process groups."""
+        if self._sent is None:
+            return
+        if self._buckets.can_wait:
             self._buckets.wait(self._sent)
-            self._must_guess = True
+        else:
+            self._sent = None
 
     def tensors(self) -> Tensors:
         """Return the gradient that the next step applies, after `make_common`: references."""

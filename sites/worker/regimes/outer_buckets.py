@@ -72,6 +72,7 @@ class OuterBuckets:
         self._hook = hook
         self._site_pipeline = site_pipeline
         self._site_collectives = site_collectives
+        self._world_size = dist.get_world_size()
         self.own = hook.own
         self.twins = hook.twins
         self.is_lone = hook.is_lone
@@ -132,6 +133,11 @@ class OuterBuckets:
         self._flags.submit(self._pipeline, unused)
         self._pipeline.release()
         return opened
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the ranks can still bring a result to all of them: they have process groups."""
+        return self._world_size == 1 or dist.is_initialized()
 
     def wait(self, sent: Round) -> None:
         """Wait until a round that was sent is in place; on CUDA the current stream does, too."""
