@@ -21,6 +21,7 @@ from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
+from isthmus.sites.worker.exchange.site_averages import SiteAverages
 from isthmus.sites.worker.exchange.slots import SharedTensors
 from isthmus.sites.worker.exchange.step_records import StepLog
 from isthmus.sites.worker.exchange.tensor_average import TensorAverage
@@ -56,6 +57,7 @@ class Averaging:
             self.shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
         self._site_pipeline: BucketPipeline | None = None
+        self._site_averages: SiteAverages | None = None
         self._collectives: Collectives | None = None
         self._site_collectives: Collectives | None = None
         self._lists: TensorAverage | None = None
@@ -81,6 +83,13 @@ class Averaging:
             self._pipeline = self._open()
             self._pipeline.start()
         return self._pipeline
+
+    @property
+    def site_averages(self) -> SiteAverages:
+        """What averages inside the site, where gradients lie; as `pipeline`, a collective."""
+        if self._site_averages is None:
+            self._site_averages = SiteAverages(self.site_collectives, self._context.device)
+        return self._site_averages
 
     @property
     def site_pipeline(self) -> BucketPipeline:

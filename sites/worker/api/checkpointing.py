@@ -184,7 +184,7 @@ class Checkpointing:
         )
         self._watch_saved(entry, watched)
         self._go_on(entry)
-        self._synchronisation.gradient_pipeline.before_gradients = self._before_gradients
+        self._synchronisation.gradient_averages.before_gradients = self._before_gradients
         self._averaging.pipeline.take_epoch = self._rejoining.take_epoch
         if checkpoints is not None:
             checkpoints.start(self._averaging.mean, steps.num_steps)

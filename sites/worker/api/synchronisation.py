@@ -21,11 +21,11 @@ from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
 from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import StepLog, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
@@ -121,10 +121,10 @@ class Synchronisation:
         return self._now.loop
 
     @property
-    def gradient_pipeline(self) -> BucketPipeline:
+    def gradient_averages(self) -> BucketAverages:
         """What averages gradients as they come: over all sites, or inside this one."""
         averaging = self._averaging
-        return averaging.pipeline if self._regime.is_sync else averaging.site_pipeline
+        return averaging.pipeline if self._regime.is_sync else averaging.site_averages
 
     def lists(self) -> Sequence[bytes]:
         """Return what each site has told all others of its tensors, where any site may shard."""
@@ -323,7 +323,7 @@ class Synchronisation:
                 "batch: leave it out, or let fully_shard wrap the model over that mesh"
             )
         hook = kind(
-            self.gradient_pipeline,
+            self.gradient_averages,
             self.tokens,
             models,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
@@ -337,7 +337,7 @@ class Synchronisation:
         from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
 
         hook = ReplicaBesideShardsHook(
-            self.gradient_pipeline,
+            self.gradient_averages,
             self.tokens,
             models,
             is_summed=is_summed,
@@ -406,7 +406,7 @@ class Synchronisation:
             )
         averaging = self._averaging
         inside = self._agreement(hook, averaging.site_collectives, is_own=True)
-        inside.agree(averaging.site_pipeline, self._context.device)
+        inside.adopt([inside.tensors.to_bytes()])
         return OuterBuckets(
             averaging.pipeline, hook, averaging.site_pipeline, averaging.site_collectives
         )
@@ -453,7 +453,7 @@ class Synchronisation:
 
     def _copy_state(self) -> None:
         """Copy what is to be saved of the step that has ended."""
-        self._averaging.site_pipeline.before_gradients()
+        self._averaging.site_averages.before_gradients()
 
     # ---------------------------------------------------------------- what watches steps
 

@@ -138,7 +138,7 @@ class Transfer:
 
     def launch(self, slot: Slot) -> Pending:
         """Start what brings `slot.padded` to the ranks' shards. From the autograd thread."""
-        return _start_in(self._collectives, slot)
+        return start_in(self._collectives, slot)
 
     def launch_sum(self, number: float, ranks: Ranks | None = None) -> tuple[torch.Tensor, Pending]:
         """Start the sum of a float64 over these ranks of the site, else all.
@@ -165,7 +165,7 @@ class Transfer:
             it was launched.
         """
         wait(pending)
-        _end_in(slot)
+        end_in(slot)
         if slot.encode is not None:
             encoded = slot.encode(slot.shard)
             slot.note(encoded)
@@ -182,7 +182,7 @@ class Transfer:
         self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
     ) -> None:
         """Bring the region's result into `pieces`, then complete. From the finishing thread."""
-        _bring_back(self._collectives, slot)
+        bring_back(self._collectives, slot)
         read_pieces(slot.padded, pieces)
         complete()
 
@@ -220,7 +220,7 @@ class CudaTransfer(Transfer):
         """Enqueue the reduce-scatter, or the sending; with one rank, the scaling is waited for."""
         slot.computed = _timer()
         slot.computed.record(torch.cuda.current_stream(self.device))
-        return _start_in(self._collectives, slot) or slot.computed
+        return start_in(self._collectives, slot) or slot.computed
 
     def launch_sum(self, number: float, ranks: Ranks | None = None) -> tuple[torch.Tensor, Pending]:
         """All-reduce one float64, made by a kernel: a copy from the host would synchronise."""
@@ -246,7 +246,7 @@ class CudaTransfer(Transfer):
         copied = _timer()
         with torch.cuda.stream(self._down):
             wait(pending)
-            _end_in(slot)
+            end_in(slot)
             encoded = None if slot.encode is None else slot.encode(slot.shard)
             if encoded is None:
                 slot.region.copy_(slot.shard, non_blocking=True)
@@ -274,7 +274,7 @@ class CudaTransfer(Transfer):
         """Enqueue everything on the side stream and complete under it."""
         with torch.cuda.stream(self._up):
             slot.shard.copy_(slot.region, non_blocking=True)
-            _bring_back(self._collectives, slot)
+            bring_back(self._collectives, slot)
             read_pieces(slot.padded, pieces)
             complete()
 
@@ -284,7 +284,7 @@ def _timer() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
+def start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
     """Start what brings `slot.padded` towards the ranks' `slot.shard`."""
     if slot.route is None:
         return collectives.reduce_scatter(slot.shard, slot.padded)
@@ -298,7 +298,7 @@ def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
     )
 
 
-def _end_in(slot: Slot) -> None:
+def end_in(slot: Slot) -> None:
     """Put what has come into `slot.shard`, unless it lies there already."""
     if slot.route is None or slot.route.there is None:
         return
@@ -317,7 +317,7 @@ def _end_in(slot: Slot) -> None:
     slot.arriving = None
 
 
-def _bring_back(collectives: Collectives, slot: Slot) -> None:
+def bring_back(collectives: Collectives, slot: Slot) -> None:
     """Bring the ranks' `slot.shard` into `slot.padded`, and wait for that."""
     if slot.route is None:
         wait(collectives.all_gather(slot.padded, slot.shard))

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.rounds import EVERYBODY, SharedBy
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 
 
@@ -52,7 +52,7 @@ class UsedFlags:
         self._flags = self._own
         self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
-    def submit(self, pipeline: BucketPipeline, unused: Iterable[str]) -> None:
+    def submit(self, pipeline: BucketAverages, unused: Iterable[str]) -> None:
         """Send the flags as the open round's last bucket: all of this rank's but the unused."""
         self._flags = self._own.clone()
         for name in unused:
@@ -120,7 +120,7 @@ class MaybeUsed:
             if parameter.grad is None:
                 self._unused.add(parameter)
 
-    def submit(self, pipeline: BucketPipeline) -> None:
+    def submit(self, pipeline: BucketAverages) -> None:
         """Tell all sites, in a bucket of the open round."""
         unused = [name for each, name in self._names.items() if each not in self._averaged]
         unused += [self._names[each] for each in self._unused]

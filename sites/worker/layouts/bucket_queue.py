@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.rounds import SharedBy
 from isthmus.sites.worker.exchange.routes import Route, participants
 from isthmus.sites.worker.exchange.sharding import local_of
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.used_flags import UsedFlags
 from isthmus.sites.worker.layouts.canonical import BucketCut, GradientPlan, SiteTensors
 from isthmus.sites.worker.layouts.sharded_state import held_pieces
@@ -36,7 +36,7 @@ class BucketQueue:
 
     def __init__(
         self,
-        pipeline: BucketPipeline,
+        pipeline: BucketAverages,
         trained: Mapping[str, torch.Tensor],
         tensors: SiteTensors,
         plan: GradientPlan,

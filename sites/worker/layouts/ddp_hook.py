@@ -16,8 +16,8 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.left_gradients import ZeroedCheck
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.refusals import check_in_backward
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.rounds import RoundTerms
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.sites.worker.exchange.used_flags import MaybeUsed
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
@@ -98,7 +98,7 @@ class DdpHook(GradientHook):
 
     def __init__(
         self,
-        pipeline: BucketPipeline,
+        pipeline: BucketAverages,
         tokens: TokenCount,
         models: Sequence[DistributedDataParallel],
         names: Mapping[torch.Tensor, str],

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.arguments import check_not_complex
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.exactness import bare_name
 from isthmus.sites.worker.exchange.rounds import SharedBy
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.sites.worker.exchange.used_flags import MaybeUsed
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -32,7 +32,7 @@ class ReplicaBesideShardsHook(DdpHook, AgreedHook):
 
     def __init__(
         self,
-        pipeline: BucketPipeline,
+        pipeline: BucketAverages,
         tokens: TokenCount,
         models: Sequence[DistributedDataParallel],
         *,

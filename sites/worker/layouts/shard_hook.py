@@ -20,10 +20,10 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.arguments import check_not_complex
 from isthmus.sites.worker.checks.left_gradients import check_zeroed
 from isthmus.sites.worker.checks.torch_calls import call_of, in_backward
-from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.bucket_queue import BucketQueue
@@ -48,7 +48,7 @@ class ShardHook(AgreedHook):
 
     def __init__(
         self,
-        pipeline: BucketPipeline,
+        pipeline: BucketAverages,
         tokens: TokenCount,
         models: Sequence[nn.Module],
         *,

@@ -233,8 +233,8 @@ class Delayed:
         tokens, self._tokens = self._tokens, None
         if tokens is None:
             return
-        assert self._hook.latest is not None, "tokens are of a round"
-        self._make_guesses(self._hook.latest.norm)
+        is_clipped = self._looks and self.max_norm < math.inf
+        self._make_guesses(self._buckets.site_norm(self._gradients) if is_clipped else 0.0)
         self._sent = self._buckets.send(tokens, self._gradients, self._unused)
 
     @torch.no_grad()
@@ -305,6 +305,8 @@ class Delayed:
         else:
             kept.view(own.shape).copy_(own)
             parameter.grad = None
+        if self._tokens == 0.0:
+            kept.zero_()  # Not a product: a loss over no tokens is often NaN.
 
     @torch.no_grad()
     def _exchange(self, values: Mapping[str, torch.Tensor]) -> None:

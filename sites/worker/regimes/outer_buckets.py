@@ -9,6 +9,7 @@ and every rank that holds it gets the result. Buckets are those that all sites a
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from isthmus.sites.local.regions import FLOAT_BYTES
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
-from isthmus.sites.worker.exchange.collectives import Collectives, Ranks
+from isthmus.sites.worker.exchange.collectives import Collectives, Ranks, wait
 from isthmus.sites.worker.exchange.rounds import Round, RoundTerms, ShardWork, SharedBy
 from isthmus.sites.worker.exchange.routes import Route, participants
 from isthmus.sites.worker.exchange.tensor_average import IN_FLIGHT_BYTES
@@ -68,6 +69,8 @@ class OuterBuckets:
 
         `site_pipeline` reaches the ranks of this site alone, by groups of `site_collectives`.
         """
+        self._copies: dict[str, int] = {}
+        """How many ranks of the site hold what this one does of a parameter."""
         self._pipeline = pipeline
         self._hook = hook
         self._site_pipeline = site_pipeline
@@ -97,6 +100,10 @@ class OuterBuckets:
                 route = cut.route(agreed.here, rank)
                 buckets.append(OuterBucket(cut, gradient_cut.layout, sharing, route))
         self.buckets = buckets
+        for name in self.own:
+            groups_of = agreed.here.holders[name].groups
+            held = next(holding for holding, sharing in groups_of if rank in sharing)
+            self._copies[name] = sum(len(ranks) for other, ranks in groups_of if other == held)
         names = plan.flags.names
         own = [name for name in names if name in self.own]
         self._flags = UsedFlags(
@@ -133,6 +140,18 @@ class OuterBuckets:
         self._flags.submit(self._pipeline, unused)
         self._pipeline.release()
         return opened
+
+    def site_norm(self, flats: Mapping[str, torch.Tensor]) -> float:
+        """Return the 2-norm of what the site holds: the same at all its ranks, from all of them.
+
+        Args:
+            flats: what this rank holds of each parameter, by name; others hold copies of some.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for name, each in flats.items():
+            total += each.float().square().sum(dtype=torch.float64) / self._copies[name]
+        wait(self._site_collectives.all_reduce(total))
+        return math.sqrt(float(total))
 
     @property
     def can_wait(self) -> bool:
