@@ -259,6 +259,8 @@ class FakeGateways:
             start = ranks_of_site.index(connection.rank) * shard_numel
             part = total[start : start + shard_numel]
             shard[: len(part)] = part
+            if connection.left:
+                continue  # its script destroyed its process groups while this round crossed
             connection.send(
                 op="reduced",
                 round=key[0],
