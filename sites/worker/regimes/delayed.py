@@ -234,7 +234,8 @@ class Delayed:
         if tokens is None:
             return
         is_clipped = self._looks and self.max_norm < math.inf
-        self._make_guesses(self._buckets.site_norm(self._gradients) if is_clipped else 0.0)
+        squares = self._buckets.site_squares(self._gradients) if is_clipped else 0.0
+        self._make_guesses(math.sqrt(float(squares)))
         self._sent = self._buckets.send(tokens, self._gradients, self._unused)
 
     @torch.no_grad()

@@ -79,7 +79,9 @@ class LocalSteps:
         self._landed: list[Round] = []
         self.max_norm = math.inf
         """Gradients are the site's own: nobody asks."""
-        hook.after_gradients = self._count_tokens
+        self._squares: torch.Tensor | None = None
+        """Sum of squares of the site's gradient."""
+        hook.after_gradients = self._note_gradients
         self._undo = [optimizer.register_step_pre_hook(self._before_step).remove]
 
     # ---------------------------------------------------------------- what others ask
@@ -95,7 +97,7 @@ class LocalSteps:
 
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`, the site's own."""
-        return self._hook.norm()
+        return 0.0 if self._squares is None else math.sqrt(float(self._squares))
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds over sites that have landed since the last call."""
@@ -104,8 +106,12 @@ class LocalSteps:
 
     # ---------------------------------------------------------------- a step
 
-    def _count_tokens(self) -> None:
+    def _note_gradients(self) -> None:
         assert self._hook.latest is not None, "a round has just ended"
+        grads = {name: each.grad for name, each in self._trained.items()}
+        self._squares = self._buckets.site_squares(
+            {name: local_of(each) for name, each in grads.items() if each is not None}
+        )
         if self._counts():
             self._tokens += self._hook.latest.tokens
 

@@ -9,7 +9,6 @@ and every rank that holds it gets the result. Buckets are those that all sites a
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -141,17 +140,19 @@ class OuterBuckets:
         self._pipeline.release()
         return opened
 
-    def site_norm(self, flats: Mapping[str, torch.Tensor]) -> float:
-        """Return the 2-norm of what the site holds: the same at all its ranks, from all of them.
+    def site_squares(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the sum of squares of what the site holds: float64, the same at all its ranks.
+
+        A collective of the site.
 
         Args:
-            flats: what this rank holds of each parameter, by name; others hold copies of some.
+            values: what this rank holds of each parameter, by name; others hold copies of some.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for name, each in flats.items():
+        for name, each in values.items():
             total += each.float().square().sum(dtype=torch.float64) / self._copies[name]
         wait(self._site_collectives.all_reduce(total))
-        return math.sqrt(float(total))
+        return total
 
     @property
     def can_wait(self) -> bool:
