@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 WHATS = (
-    *("checkpoint_stall", "codecs", "convergence", "frame_calls", "gateways", "memory", "planner"),
-    *("predictions", "replan", "routes", "startup", "step_checks", "strangers"),
+    *("checkpoint_stall", "codecs", "convergence", "frame_calls", "gateways", "gpu", "memory"),
+    *("planner", "predictions", "replan", "routes", "startup", "step_checks", "strangers"),
 )
 
 

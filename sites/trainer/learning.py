@@ -183,9 +183,12 @@ def clip_gradients(parameters: Iterable[Tensor], clip_norm: float) -> float:
     """Scale the gradients down to `clip_norm` where they are longer; return their norm.
 
     The norm is summed in float64 and the scale rounded to float32: accelerators that add in
-    another order then still get the same scale, and sites stay bit-identical.
+    another order then still get the same scale, and sites stay bit-identical. Without gradients,
+    as in the first step of the regime `delayed`, it is 0.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return 0.0
     squares = torch.stack([gradient.double().square().sum() for gradient in gradients])
     norm = float(squares.sum().sqrt())
     if norm > clip_norm:
