@@ -9,7 +9,13 @@ from __future__ import annotations
 import json
 import math
 
-from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoint_name, joined, opened
+from isthmus.protos.checkpoint.store import (
+    StoredCheckpoint,
+    checkpoint_name,
+    joined,
+    opened,
+    steps_in,
+)
 from isthmus.protos.errors import BadCheckpointError
 
 _REQUEST = "request.json"
@@ -71,7 +77,8 @@ def requested_step(store: str) -> int | None:
 def saved_step(store: str, step: int, after: int) -> int | None:
     """Return the step of the requested checkpoint, once it is written; None: not yet.
 
-    Ranks obey only the latest request, so this may be the step of a later one.
+    Ranks obey only the latest request, so this may be the step of a later one. Where they take
+    steps of their own, all sites have the same to save only some steps later.
 
     Args:
         store: the run's checkpoint store.
@@ -79,8 +86,12 @@ def saved_step(store: str, step: int, after: int) -> int | None:
         after: the latest step known at that time.
     """
     wanted = requested_step(store)
-    others = () if wanted is None or wanted <= after else (wanted,)
-    return next((each for each in (step, *others) if is_written(store, each)), None)
+    least = step if wanted is None or wanted <= after else min(step, wanted)
+    try:
+        later = [each for each in steps_in(store) if each >= least and each > after]
+    except OSError:
+        return None
+    return next((each for each in later if is_written(store, each)), None)
 
 
 def is_written(store: str, step: int) -> bool:

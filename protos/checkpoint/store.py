@@ -138,16 +138,23 @@ def checkpoints_in(store: str) -> list[StoredCheckpoint]:
     Raises:
         OSError: the storage does not answer.
     """
+    return [StoredCheckpoint(joined(store, checkpoint_name(each))) for each in steps_in(store)]
+
+
+def steps_in(store: str) -> list[int]:
+    """Return the steps of which there are folders, newest first.
+
+    Raises:
+        OSError: the storage does not answer.
+    """
     try:
         with opened(store) as (files, root):
             files.invalidate_cache()  # other processes write there, too
             names = [each.rstrip("/").rsplit("/", 1)[-1] for each in files.ls(root, detail=False)]
     except FileNotFoundError:
         return []
-    steps = sorted(
-        (int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)) is not None
-    )
-    return [StoredCheckpoint(joined(store, name)) for _, name in reversed(steps)]
+    found = (match for name in names if (match := _NAME.fullmatch(name)) is not None)
+    return sorted((int(each[1]) for each in found), reverse=True)
 
 
 def newest_good(

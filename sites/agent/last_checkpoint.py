@@ -25,6 +25,8 @@ async def save_before_end(
     step_times_s: Sequence[float],
     within_s: float,
     ended: asyncio.Event,
+    *,
+    sync_every: int = 1,
 ) -> str:
     """Have all sites write a checkpoint, and wait; return in time even if the store hangs.
 
@@ -34,12 +36,14 @@ async def save_before_end(
         step_times_s: Durations of the latest steps.
         within_s: Time limit.
         ended: Set once the run is over anyway.
+        sync_every: Steps between those after which all sites have the same to save.
 
     Returns:
         Why no checkpoint was written; empty if it was.
     """
     shortest_s = min(step_times_s, default=0.0)
     ahead = steps_ahead(store, shortest_s)
+    ahead += -(latest_step + ahead) % sync_every
     comes_s = ahead * statistics.median(step_times_s) if step_times_s else 0.0
     if comes_s > within_s:
         return (

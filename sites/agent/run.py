@@ -159,8 +159,10 @@ class SiteRun:
 
         Returns why a checkpoint is missing; empty: none is.
         """
-        checkpoint = None if self._order is None else self._order.spec.job.checkpoint
-        if checkpoint is None or self._latest_step == 0 or self._grace_s is not None:
+        if self._order is None or self._latest_step == 0 or self._grace_s is not None:
+            return ""
+        checkpoint = self._order.spec.job.checkpoint
+        if checkpoint is None:
             return ""
         why_not = await save_before_end(
             joined(checkpoint.to, self.run_id),
@@ -168,6 +170,7 @@ class SiteRun:
             list(self._step_times_s),
             within_s,
             self._ending,
+            sync_every=self._order.spec.job.regime.sync_every,
         )
         if why_not:
             log.warning("no checkpoint: %s", why_not)

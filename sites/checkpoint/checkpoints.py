@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -37,6 +37,13 @@ from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 from isthmus.sites.checkpoint.writer import CheckpointWriter, Snapshot
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.topology.spec.job import Checkpoint
+
+
+class MakeCommon(Protocol):
+    """Has the same state at all sites."""
+
+    def __call__(self, *, is_last: bool = False) -> bool:
+        """Do so after a step; return whether it can be. `is_last`: nothing crosses any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +79,8 @@ class Checkpoints:
         data: Callable[[], dict[str, Any]],
         exchange: ExchangeState,
         missing_sites: MissingSites,
-        make_common: Callable[[], None],
+        make_common: MakeCommon,
+        sync_every: int,
         on_written: Callable[[int, float, int, float], None],
         on_failed: Callable[[int, str], None],
         on_stays: Callable[[int, str], None],
@@ -90,6 +98,7 @@ class Checkpoints:
             exchange: the exchange's state between rounds.
             missing_sites: knows which sites take part.
             make_common: has the same state at all sites, after a step whose state is saved.
+            sync_every: steps between those after which it can.
             on_written: called from a thread with step, seconds, bytes, and seconds that training
                 waited, at the publishing site.
             on_failed: called from a thread with step and reason if this rank could not write.
@@ -106,6 +115,7 @@ class Checkpoints:
         self._exchange = exchange
         self._missing_sites = missing_sites
         self._make_common = make_common
+        self._sync_every = sync_every
         self._stall_s = 0.0
         self._on_written = on_written
         self._staging = Staging(device)
@@ -195,7 +205,11 @@ class Checkpoints:
         """Check whether a checkpoint is due or requested. Call after each step, in order."""
         assert self._interval is not None, "started"
         assert self._watch is not None, "started"
-        if self._interval.is_due(step) or step == self._watch.step:
+        if step % self._sync_every:
+            return
+        wanted = self._watch.step
+        is_wanted = wanted is not None and step - self._sync_every < wanted <= step
+        if self._interval.is_due(step) or is_wanted:
             self._begin(step)
         if self._counts_anew:
             self._counts_anew = False
@@ -207,21 +221,25 @@ class Checkpoints:
             self._copy(self._due)
 
     def finish(self, step: int) -> None:
-        """Save the last step, unless it is saved, and wait until all is written."""
+        """Save the last step, unless it is saved, and wait until all is written.
+
+        One after which sites do not hold the same is not saved.
+        """
         if self._watch is not None:
             self._watch.close()
         if step != self._last_step:
-            self._begin(step)
+            self._begin(step, is_last=True)
         self._save()
         self._writer.wait()
 
     def _tell_written(self, step: int, write_s: float, num_bytes: int) -> None:
         self._on_written(step, write_s, num_bytes, self._stall_s)
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int, *, is_last: bool = False) -> None:
         begin_s = time.monotonic()
         self._last_step = step
-        self._make_common()
+        if not self._make_common(is_last=is_last):
+            return
         sites = list(self._place.ranks)
         gone = {sites[each] for each in self._missing_sites.gone()}
         if self._place.site in self._absent():

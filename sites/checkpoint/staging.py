@@ -7,15 +7,11 @@ stream may change the tensors; the writing thread waits for the copies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from isthmus.sites.worker.exchange.sharding import is_sharded
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from isthmus.sites.worker.exchange.sharding import is_sharded, with_local
 
 Tensors = dict[str, Tensor]
 
@@ -61,7 +57,7 @@ class Staging:
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         if is_sharded(tensor):
-            return _with_local(tensor, self._copy(name, tensor.to_local()))
+            return with_local(tensor, self._copy(name, tensor.to_local()))
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
             return tensor.to("cpu", copy=True)  # a tensor subclass copies its own parts
         kept = self._kept.get(name)
@@ -70,17 +66,6 @@ class Staging:
             self._kept[name] = kept
         kept.copy_(tensor, non_blocking=self._on_cuda)
         return kept
-
-
-def _with_local(tensor: DTensor, local: Tensor) -> Tensor:
-    """Return a copy of a sharded tensor with this rank's part on the host.
-
-    `DTensor.from_local` would move it to the mesh's device.
-    """
-    from torch.distributed.tensor import DTensor
-
-    sharded: Tensor = DTensor(local, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-    return sharded
 
 
 def tensors_in(held: object) -> Iterator[Tensor]:

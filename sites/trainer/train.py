@@ -176,7 +176,7 @@ def _log_evaluation(site: Site, step: int, learner: Learner, corpus: Corpus) -> 
     """Evaluate where text is held out; send what was found, and what the text is."""
     values = {metrics.UNIGRAM_ENTROPY: corpus.unigram_entropy}
     if len(corpus.held_out):
-        with as_written(site.job.trainer):
+        with site.global_parameters(), as_written(site.job.trainer):
             found = learner.evaluate()
         held_out_loss = _site_mean(site, *found)
         values[metrics.HELD_OUT_LOSS] = held_out_loss

@@ -44,3 +44,14 @@ def test_of_two_that_ask_both_have_what_the_later_one_asked_for(tmp_path: Path) 
     (place / MANIFEST).write_bytes(manifest.to_bytes())
     assert [saved_step(store, first, 7), saved_step(store, second, 9)] == [second, second]
     assert saved_step(store, first, second) is None, "it was there before it was asked for"
+
+
+def test_one_that_could_be_saved_only_later_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    step = request_checkpoint(store, 7, 0.1)
+    for saved in (step - 1, step + 20):
+        place = tmp_path / checkpoint_name(saved)
+        place.mkdir()
+        manifest = Manifest(run="run", job="job", step=saved, written_s=0.0, ranks={})
+        (place / MANIFEST).write_bytes(manifest.to_bytes())
+        assert saved_step(store, step, 7) == (saved if saved > step else None)

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from torch.autograd import backward
 
+from isthmus.protos.checkpoint.store import checkpoint_name
 from isthmus.topology.spec.regime import OuterOptimizer, regime_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.fakes.lone_sites import lone_site
 from tests.fakes.two_sites import bits_of, check_digests, check_equal, run
 from tests.sites import layout_programs as programs
+from tests.sites import test_sharded_checkpoints as saved
 from tests.sites.test_worker_layouts import write_plan
 
 LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp", "lone", "lone-tp", "lone-pp"]
@@ -102,3 +104,54 @@ def test_without_inner_steps_nothing_moves(dtype: torch.dtype) -> None:
     for one, other in zip(model.parameters(), before, strict=True):
         assert torch.equal(one, other)
     site.leave()
+
+
+SYNC_EVERY = ["regime.kind=diloco", "regime.sync_every=2", "regime.outer.ramp_steps=4"]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ("ddp", "fsdp2"),
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in [("pp", "tp"), ("hsdp", "ep"), ("lone", "fsdp3")]
+        ),
+    ],
+)
+def test_what_was_saved_goes_on_with_the_same_bits(
+    tmp_path: Path, layouts: tuple[str, str]
+) -> None:
+    """Of model, inner and outer optimizer. The step after the last round is not saved."""
+    whole = saved.run(tmp_path / "whole", layouts, is_noisy=True, more=SYNC_EVERY)
+    resume = whole / checkpoint_name(saved.SAVED)
+    resumed = saved.run(
+        tmp_path / "resumed", layouts, resume=resume, is_noisy=True, more=SYNC_EVERY
+    )
+    assert [each.name for each in sorted(resumed.glob("step-*"))] == [checkpoint_name(4)]
+    expected, found = (saved.everything(each, 4) for each in (whole, resumed))
+    assert found.keys() == expected.keys()
+    different = [name for name, each in found.items() if not torch.equal(each, expected[name])]
+    assert not different
+    names = [name for name, _ in programs.net(seed=0).named_parameters()]
+    for name in names:
+        assert torch.equal(found[f"outer/global/{name}"], found[f"model/{name}"])
+        assert found[f"outer/momentum/{name}"].count_nonzero()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("after", [("fsdp3",), ("ddp", "fsdp2", "lone")])
+def test_another_number_of_sites_goes_on(tmp_path: Path, after: tuple[str, ...]) -> None:
+    whole = saved.run(tmp_path / "whole", ("fsdp2", "lone"), more=SYNC_EVERY)
+    resume = whole / checkpoint_name(saved.SAVED)
+    other = saved.run(tmp_path / "other", after, resume=resume, more=SYNC_EVERY)
+    expected, found = (saved.everything(each, 4) for each in (whole, other))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        if name.startswith("outer/"):
+            torch.testing.assert_close(found[name], expected[name], rtol=0.1, atol=0.02, msg=name)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
 from isthmus.sites.checkpoint.export import model_tensors
+from isthmus.sites.checkpoint.reader import storage_reader
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import gateway_processes
@@ -77,6 +81,20 @@ def run(
     for each in checkpoints_in(str(store / "run")):
         each.verified()
     return store / "run"
+
+
+def everything(store: Path, step: int) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint: of model, optimizer and regime."""
+    reader = storage_reader(str(store / checkpoint_name(step)))
+    found = {
+        path: torch.empty(each.size, dtype=each.properties.dtype)
+        for path, each in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(found, storage_reader=reader, no_dist=True)
+    return found
 
 
 def final(store: Path) -> dict[str, torch.Tensor]:

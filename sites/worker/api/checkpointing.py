@@ -116,10 +116,10 @@ class Checkpointing:
             self._is_stale = False
         return self._steps.num_steps
 
-    def _make_common(self) -> None:
-        """Have the same state at all sites, for it is to be written."""
-        if (loop := self._synchronisation.loop) is not None:
-            loop.make_common()
+    def _make_common(self, *, is_last: bool = False) -> bool:
+        """Have the same state at all sites, for it is to be written; return whether it can be."""
+        loop = self._synchronisation.loop
+        return loop is None or loop.make_common(is_last=is_last)
 
     def finish(self) -> None:
         """Save the last step, and return when all is written."""
@@ -238,6 +238,7 @@ class Checkpointing:
             missing_sites=self._link.missing_sites,
             exchange=exchange,
             make_common=self._make_common,
+            sync_every=context.spec.job.regime.sync_every,
             on_written=self._record_written,
             on_failed=partial(self._records.record_problem, metrics.CHECKPOINT_FAILED),
             on_stays=partial(self._records.record_problem, metrics.CHECKPOINT_STAYS),

@@ -17,6 +17,7 @@ from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.member_history import MemberHistory
+from isthmus.sites.worker.exchange.missing_sites import notice_steps_of
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.step_records import StepLog
 
@@ -39,6 +40,7 @@ class Parts:
     def of(cls, context: RankContext, link: Link, *, owns_group: bool) -> Self:
         """Make all parts. With `owns_group`, the process group ends with the rank's life."""
         missing_sites = link.missing_sites
+        missing_sites.notice_steps = notice_steps_of(context.spec.job.regime)
         records = Records(link)
         steps = StepLog(
             link,

@@ -18,7 +18,7 @@ from isthmus.sites.worker.exchange.member_history import (
     GivenUp,
     MemberHistory,
 )
-from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.step_records import StepLog
 
@@ -49,9 +49,10 @@ class Rejoining:
         self._data = data
         self._steps = steps
         self._records = records
+        self._regime = context.spec.job.regime
         self._entry: EntryState | None = None
         """Writes the training state for sites that catch up."""
-        self._make_common: Callable[[], None] = lambda: None
+        self._make_common: Callable[[], object] = lambda: None
         self._on_catching_up: Callable[[], None] = lambda: None
         self._next_epoch = 0
         """The epoch that the next gradients begin, for sites catch up from there; 0: none."""
@@ -63,7 +64,7 @@ class Rejoining:
     def begin(
         self,
         entry: EntryState,
-        make_common: Callable[[], None],
+        make_common: Callable[[], object],
         on_catching_up: Callable[[], None],
     ) -> None:
         """Let sites rejoin from now on, by the state that `entry` writes.
@@ -73,12 +74,13 @@ class Rejoining:
         """
         self._entry, self._make_common, self._on_catching_up = entry, make_common, on_catching_up
 
-    def end_step(self, _: int) -> None:
+    def end_step(self, step: int) -> None:
         """Do what is due after this step for sites that rejoin."""
         if self._entry is None:
             return
         num_rounds = self._averaging.pipeline.num_rounds
-        for change in self._members.end_step(num_rounds, self._notice_steps):
+        has_landed = self._regime.lands_at(step)
+        for change in self._members.end_step(num_rounds, self._notice_steps, has_landed=has_landed):
             self._apply(self._entry, change)
 
     def take_epoch(self) -> int:
@@ -103,6 +105,9 @@ class Rejoining:
             case CaughtUp():
                 for site in sites:
                     self._missing_sites.rejoin(site)
+                if self._regime.is_local:
+                    # What its optimizer has made of steps that do not count is not to stay.
+                    self._make_common()
                 entry.discard()
                 self._next_epoch = change.epoch
                 if self._context.site in change.sites:
@@ -117,17 +122,20 @@ class Rejoining:
             self._records.record(metrics.ENTERED, step, values)
 
     def _notice_steps(self, sites: Sequence[str]) -> int:
-        """Return after how many steps at least sites take part again: the same at all ranks."""
+        """Return after how many steps at least sites take part again: the same at all ranks.
+
+        A round ends with the last of them.
+        """
         own = self._data.notice_steps(map(self._context.welcome.sites.index, sites))
         if own is None:
             return 0
-        most = self._averaging.largest(own, limit=NOTICE_STEPS)
+        most = self._averaging.largest(own, limit=self._missing_sites.notice_steps)
         if own > most:  # this site catches up: what it says counts for nothing
             raise RuntimeError(
                 f"site.sampler: batches were fetched {own} steps ahead, and {most} at most at the "
                 "sites that this one comes back to"
             )
-        return most
+        return -(-most // self._regime.sync_every) * self._regime.sync_every
 
     def take_state(
         self, entry: EntryState, adopt: Callable[[Sequence[bytes]], None] | None

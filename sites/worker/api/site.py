@@ -200,6 +200,7 @@ class Site:
         """Average a model's buffers over all ranks of all sites after each `every`-th step.
 
         Floating-point ones, as a BatchNorm's running mean and variance: each rank counts alike.
+        Where sites take steps of their own, after the next round of all sites.
         Without it they are each rank's own. After `synchronize` or `average_gradients`, from every
         rank.
 
@@ -208,6 +209,17 @@ class Site:
             TypeError: ranks of the site have unlike buffers, those of a pipeline's stages.
         """
         self._parts.synchronisation.average_buffers(model, every)
+
+    def global_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's parameters hold what all sites have.
+
+        Evaluate and export in it. Where the job's regime has sites take steps of their own, the
+        parameters are put back at its end; no step may be taken in it. In other regimes they hold
+        that anyway.
+
+        A collective of the site then. Bytes sent per rank: 4 a parameter that it hands over.
+        """
+        return self._parts.synchronisation.global_parameters()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes add to gradients here, and nothing crosses.

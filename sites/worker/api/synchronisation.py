@@ -224,6 +224,10 @@ class Synchronisation:
                 each.mul_(scale)
         return norm
 
+    def global_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which parameters are all sites': `Site.global_parameters`."""
+        return nullcontext() if self._now.loop is None else self._now.loop.global_parameters()
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which no gradient crosses: `Site.no_sync`.
 
@@ -249,7 +253,8 @@ class Synchronisation:
         check_tensors("site.average_buffers", buffers)
 
         def average() -> None:
-            if self._steps.num_steps % every == 0:
+            step, since = self._steps.num_steps, self._steps.num_steps - self._regime.sync_every
+            if self._regime.lands_at(step) and step // every > since // every:
                 self._averaging.average(buffers)
 
         self._average_buffers = average

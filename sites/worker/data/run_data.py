@@ -29,6 +29,7 @@ class RunData:
         self._context = context
         self._missing_sites = missing_sites
         self._rates = rates
+        self._regime = context.spec.job.regime
         self._sampler: Sampler | None = None
 
     def make_sampler(
@@ -68,6 +69,7 @@ class RunData:
             rank=context.rank if sharing is None else sharing.index(context.rank),
             replicas=None if sharing is None else len(sharing),
             seed=seed,
+            notice_steps=self._missing_sites.notice_steps,
         )
         if not context.rejoins:
             sampler.begin_without(late)
@@ -80,16 +82,19 @@ class RunData:
 
     # ---------------------------------------------------------------- steps
 
-    def end_step(self, _: int) -> None:
+    def end_step(self, step: int) -> None:
         """Count a step: who took part in it, and which samples it has used."""
-        self._missing_sites.end_step()
+        self._missing_sites.end_step(has_landed=self._regime.lands_at(step))
         if self._sampler is not None:
             self._sampler.lose(self._missing_sites.absent())
             self._sampler.step()
 
     def scale_rates(self, _: int = 0) -> None:
-        """Have learning rates go with the batch of those sites that take part in the next step."""
-        if self._sampler is not None:
+        """Have learning rates go with the batch of those sites that take part in the next step.
+
+        Where sites take steps of their own, each one's batch is what it was.
+        """
+        if self._sampler is not None and not self._regime.is_local:
             gone = self._missing_sites.gone()
             self._rates.scale_to(self._sampler.shares.batch(gone).learning_rate_scale)
 

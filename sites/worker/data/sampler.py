@@ -34,16 +34,18 @@ class _Absence:
     """The first step with it again; None: it is not known."""
     before: tuple[int, ...] = ()
     """Where this rank's site catches up: the positions handed to it in steps before this rank's."""
+    notice_steps: int = NOTICE_STEPS
+    """After so many all ranks know of it."""
 
     @property
     def unnoticed(self) -> range:
         """The steps in which the absent site's part was handed out all the same: its holes."""
-        end = self.since + NOTICE_STEPS
+        end = self.since + self.notice_steps
         return range(self.since, end if self.until is None else min(end, self.until))
 
     def is_gone(self, step: int) -> bool:
         """Whether all ranks do without the site in a step."""
-        return step >= self.since + NOTICE_STEPS and self.is_away(step)
+        return step >= self.since + self.notice_steps and self.is_away(step)
 
     def is_away(self, step: int) -> bool:
         """Whether the site takes no part in a step, whoever knows."""
@@ -57,7 +59,7 @@ class Sampler:
     when the optimizer's step has used it, not when it is drawn, so that a DataLoader may fetch
     ahead. Made by `Site.sampler`, which counts the steps.
 
-    The part of a site that was lost becomes a hole. `NOTICE_STEPS` after the loss holes are handed
+    The part of a site that was lost becomes a hole. `notice_steps` after the loss holes are handed
     out, and the others divide the batch among themselves: then every rank knows of it. Where it
     comes back before, they are handed out then.
     """
@@ -71,6 +73,7 @@ class Sampler:
         rank: int,
         seed: int,
         replicas: int | None = None,
+        notice_steps: int = NOTICE_STEPS,
     ) -> None:
         """Start at the run's first sample.
 
@@ -81,6 +84,7 @@ class Sampler:
             rank: inside the site; where ranks share data, the number of its replica.
             seed: names the orders.
             replicas: of the site, whose ranks share data; None: each rank has its own.
+            notice_steps: after a loss, in which all ranks hear of it.
 
         Raises:
             ValueError: there are no samples.
@@ -92,6 +96,7 @@ class Sampler:
         self._site = site
         self._rank = rank
         self._replicas = replicas
+        self._notice_steps = notice_steps
         self._key = key_of(seed)
         self._first = DataPositions()
         self._drawn: deque[_Drawn] = deque()
@@ -124,7 +129,7 @@ class Sampler:
         positions, after = before.taken(self.shares.batch(gone).samples)
         self._drawn.append(_Drawn(positions, gone, after))
         self._num_drawn += 1
-        if len(self._drawn) > self._num_drawn - self._num_used + NOTICE_STEPS:
+        if len(self._drawn) > self._num_drawn - self._num_used + self._notice_steps:
             self._first = self._drawn.popleft().after
         if any(each.is_away(step) for each in self._absences.get(self._site, ())):
             # It catches up, and nothing of what it makes of its data counts.
@@ -205,12 +210,12 @@ class Sampler:
             latest = self._absences.get(site, [_Absence(since, since)])[-1]
             if latest.until is None or since < latest.until:
                 continue  # it is known
-            if since + NOTICE_STEPS < self._num_drawn:
+            if since + self._notice_steps < self._num_drawn:
                 raise RuntimeError(
                     f"site.sampler: batches were fetched {self._num_drawn - since} steps "
-                    f"ahead; {NOTICE_STEPS} is the most"
+                    f"ahead; {self._notice_steps} is the most"
                 )
-            self._note(site, _Absence(since))
+            self._note(site, since)
 
     def notice_steps(self, sites: Iterable[int]) -> int:
         """Return how many steps from now on sites may take part again at the earliest.
@@ -234,14 +239,17 @@ class Sampler:
 
     def give_up(self, site: int, step: int) -> None:
         """A site that was to take part from a step on does not, and others may have drawn it."""
-        self._note(site, _Absence(step))
+        self._note(site, step)
 
     def begin_without(self, sites: Iterable[int]) -> None:
         """Begin in a run that goes on, or begins, without some sites; all others know it."""
         for site in sites:
-            self._note(site, _Absence(-NOTICE_STEPS - 1))
+            self._note(site, -self._notice_steps - 1)
 
-    def _note(self, site: int, absence: _Absence) -> None:
+    def _note(
+        self, site: int, since: int, until: int | None = None, before: tuple[int, ...] = ()
+    ) -> None:
+        absence = _Absence(since, until, before, self._notice_steps)
         self._absences.setdefault(site, []).append(absence)
 
     def resume(
@@ -266,7 +274,7 @@ class Sampler:
         self._first = used
         self._before_first = before_first
         for site, since, until, before in absences:
-            self._note(site, _Absence(since, until, tuple(before)))
+            self._note(site, since, until, tuple(before))
 
     def _own(self, gone: Gone) -> range:
         """Return this rank's places in the batch."""

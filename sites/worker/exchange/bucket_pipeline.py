@@ -371,7 +371,7 @@ class BucketPipeline:
         with torch.no_grad():
             is_finite = None
             if current.terms.is_gradient and is_gradient and self._counts(current, is_own=is_own):
-                is_finite = self._look(pieces, named, is_own=is_own)
+                is_finite = self._look(current, pieces, named, is_own=is_own)
             if work is not None or (current.terms.is_summed and not factors):
                 factors = [1.0] * len(pieces)
             weights = factors or (current.tokens if is_own else self.site_tokens())
@@ -420,7 +420,7 @@ class BucketPipeline:
         return self._finite is not None and has_part
 
     def _look(
-        self, pieces: Sequence[torch.Tensor], named: Named, *, is_own: bool
+        self, current: Round, pieces: Sequence[torch.Tensor], named: Named, *, is_own: bool
     ) -> torch.Tensor | None:
         """Look for what is not finite before another rank can have it.
 
@@ -434,13 +434,13 @@ class BucketPipeline:
         if self._transfer.device.type != "cpu":
             return found
         if not bool(found):
-            self._tell_not_finite(named, is_own=is_own)
+            self._tell_not_finite(current, named, is_own=is_own)
         return None
 
-    def _tell_not_finite(self, named: Named, *, is_own: bool) -> None:
+    def _tell_not_finite(self, current: Round, named: Named, *, is_own: bool) -> None:
         assert self._finite is not None, "nobody looks"
         try:
-            self._finite.found(named, is_own=is_own)
+            self._finite.found(named, is_own=is_own, what=current.terms.what)
         except NonFiniteError as error:
             self._open.fail(error)
             raise
@@ -469,7 +469,7 @@ class BucketPipeline:
         self._release(current)
         self._wait_finished(current)
         if self._finite is not None and current.terms.is_gradient and not current.is_catching_up:
-            self._finite.end_round(unfit=current.unfit)
+            self._finite.end_round(unfit=current.unfit, what=current.terms.what)
         if has_norm:
             current.read_squares = self._transfer.sum_words(words_of(current.squares))
             current.end_s = self._now_s()
@@ -515,7 +515,7 @@ class BucketPipeline:
                 if bucket.work is not None:
                     bucket.work.leave(bucket.slot.region, current.site_weight)
                 if bucket.is_finite is not None and not bool(bucket.is_finite):
-                    self._tell_not_finite(bucket.named, is_own=bucket.is_own)
+                    self._tell_not_finite(current, bucket.named, is_own=bucket.is_own)
             if current.terms.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
                 current.gradient_hash = hash_of_site(buckets[0].slot.region)
             for bucket in buckets:

@@ -30,21 +30,19 @@ class FiniteWatch:
         self._is_finite = True
         """Of the open round, as far as it has come."""
 
-    def found(self, named: Named, *, is_own: bool) -> None:
+    def found(self, named: Named, *, is_own: bool, what: str = "gradient") -> None:
         """What this rank has to hand over is not finite. `is_own`: it is this rank's gradient.
 
-        Else it is a shard of the site's.
+        Else it is a shard of the site's. `what` says what it is, if no gradient.
 
         Raises:
             NonFiniteError: and the run is to stop for that.
         """
         name, value = _first(named)
-        whose = (
-            f"the gradient of {name}" if is_own else f"its shard of the site's gradient of {name}"
-        )
+        whose = f"the {what} of {name}" if is_own else f"its shard of the site's {what} of {name}"
         self._found(name, f"{whose} held {value} before it was averaged", is_averaged=False)
 
-    def end_round(self, *, unfit: Sequence[Named]) -> None:
+    def end_round(self, *, unfit: Sequence[Named], what: str = "gradient") -> None:
         """A round of gradients is complete; `unfit` are those of its buckets that are not finite.
 
         Raises:
@@ -53,8 +51,8 @@ class FiniteWatch:
         if unfit and self._is_finite:
             name, value = _first([each for named in unfit for each in named])
             reason = (
-                f"the average over sites of the gradient of {name} held {value}, though each rank's "
-                "gradient was finite: it left what float32 or the codec can hold"
+                f"the average over sites of the {what} of {name} held {value}, though each rank's "
+                f"{what} was finite: it left what float32 or the codec can hold"
             )
             self._found(name, reason, is_averaged=True)
         self._was_finite, self._is_finite = self._is_finite, True

@@ -98,16 +98,22 @@ class MemberHistory:
                 self._told[told.epoch] = told
 
     def end_step(
-        self, num_rounds: int, notice_steps: Callable[[Sequence[str]], int]
+        self,
+        num_rounds: int,
+        notice_steps: Callable[[Sequence[str]], int],
+        *,
+        has_landed: bool = True,
     ) -> list[Change]:
         """Count a step of this process, at whose end so many rounds have begun.
 
-        Once all know of sites that have caught up, these take part as many steps later as
-        `notice_steps` says of them: the same at all ranks. No lock is held then, for it may be an
-        average over sites.
+        Nothing changes unless sites hold the same after it: `has_landed`. Once all know of sites
+        that have caught up, these take part as many steps later as `notice_steps` says of them: the
+        same at all ranks. No lock is held then, for it may be an average over sites.
         """
         with self._condition:
             self._num_steps += 1
+            if not has_landed:
+                return []
             known = (at for at, since in self._known_from.items() if since <= num_rounds)
             newest = max(known, default=0)
             changes: list[Change] = []

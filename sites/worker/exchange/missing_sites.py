@@ -2,7 +2,7 @@
 
 Gateways decide nothing of that; each result says since which round a site is missing. The results
 of a round reach ranks before or after a loss is known, but each rank knows it one round later at
-the latest. So what ranks have to do alike, they do `NOTICE_STEPS` later: then all of them know, and
+the latest. So what ranks have to do alike, they do `notice_steps` later: then all of them know, and
 so do data loaders that fetch ahead.
 """
 
@@ -13,11 +13,20 @@ from collections import deque
 from collections.abc import Iterable
 
 from isthmus.sites.local.rank_messages import Reduced
+from isthmus.topology.spec.regime import Regime
 
 NOTICE_STEPS = 64
 """More batches than a data loader fetches ahead."""
-_KEPT_STEPS = 8
+_KEPT_ROUNDS = 8
 """A loss is known one round after its first."""
+
+
+def notice_steps_of(regime: Regime) -> int:
+    """Return how many steps after a loss all ranks know of it, and no batch was drawn before.
+
+    It is known after the round after the first one without the site.
+    """
+    return NOTICE_STEPS + (2 * regime.sync_every if regime.is_local else 0)
 
 
 class MissingSites:
@@ -30,8 +39,13 @@ class MissingSites:
         self._lock = threading.Lock()
         self._round = -1
         self._missing: dict[int, int] = {}
-        self._rounds: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
+        self._rounds: deque[tuple[int, int]] = deque(maxlen=_KEPT_ROUNDS)
+        """The first step whose data are in a round, and the round."""
         self._num_steps = 0
+        self._first_step = 0
+        """The first one whose data are in the next round."""
+        self.notice_steps = NOTICE_STEPS
+        """How many steps after a loss all ranks act on it."""
         self._absent: dict[int, int] = {}
         self.delay_steps = 0
         """Steps by which results come after the step whose gradients they are of."""
@@ -43,11 +57,16 @@ class MissingSites:
             for each in reduced.missing:
                 self._missing[each.site] = each.from_round
 
-    def end_step(self) -> None:
-        """Count a step: all results of it are there, or of the one `delay_steps` before."""
+    def end_step(self, *, has_landed: bool = True) -> None:
+        """Count a step: all results of it are there, or of the one `delay_steps` before.
+
+        `has_landed`: a round has ended with it; else its data are in a later one.
+        """
         with self._lock:
-            self._rounds.append((self._num_steps - self.delay_steps, self._round))
             self._num_steps += 1
+            if has_landed:
+                self._rounds.append((self._first_step - self.delay_steps, self._round))
+                self._first_step = self._num_steps
 
     def absent(self) -> dict[int, int]:
         """Return, by site, the first step without it; of steps that have ended."""
@@ -61,7 +80,7 @@ class MissingSites:
     def begin_without(self, sites: Iterable[int]) -> None:
         """Begin in a run that goes on, or begins, without some sites; all others know it."""
         with self._lock:
-            self._absent.update(dict.fromkeys(sites, -NOTICE_STEPS - 1))
+            self._absent.update(dict.fromkeys(sites, -self.notice_steps - 1))
 
     def begin_amid(self, absent: Iterable[tuple[int, int]]) -> None:
         """Rejoin a run in which sites are missing since some steps before this one."""
@@ -82,4 +101,4 @@ class MissingSites:
         """Return the sites that all ranks do without in a step; None: in the next one."""
         absent = self.absent()
         at = self._num_steps if step is None else step
-        return frozenset(site for site, since in absent.items() if since + NOTICE_STEPS <= at)
+        return frozenset(site for site, since in absent.items() if since + self.notice_steps <= at)

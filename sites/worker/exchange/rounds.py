@@ -101,6 +101,8 @@ class RoundTerms:
     """The ranks whose tokens add up to the site's; None: all."""
     is_counted_alike: bool = False
     """They have to have counted equally many."""
+    what: str = "gradient"
+    """What a parameter has in it, as an error has it."""
     is_background: bool = False
     """Training goes on while it crosses, until somebody waits for it."""
 

@@ -5,6 +5,7 @@ torch takes half a second to import DTensor, so this module does only for a scri
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -76,10 +77,40 @@ def shaped_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     )
 
 
+def laid_out_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return what is laid out as another tensor, of these elements of this rank: a view.
+
+    They may be of another dtype, and lie on another device.
+    """
+    if not is_sharded(tensor):
+        return local.view(tensor.shape)
+    return with_local(tensor, local.view(tensor.to_local().shape))
+
+
+def with_local(tensor: DTensor, local: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor laid out as another one, of this rank's part as it is.
+
+    `DTensor.from_local` would move it to the mesh's device.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+    spec = copy.copy(tensor._spec)
+    spec.tensor_meta = TensorMeta(tensor.shape, tensor.stride(), local.dtype)
+    sharded: torch.Tensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return sharded
+
+
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return all elements: of a sharded tensor a fresh copy, by a collective of its ranks."""
     whole = tensor.detach()
-    return whole.full_tensor() if is_sharded(whole) else whole
+    if not is_sharded(whole):
+        return whole
+    local, device = whole.to_local(), whole.device_mesh.device_type
+    if local.device.type == device:
+        return whole.full_tensor()
+    # Its process group does not reach it there.
+    return whole_of(with_local(whole, local.to(device)))
 
 
 def write_whole(tensor: torch.Tensor, whole: torch.Tensor) -> None:

@@ -20,7 +20,8 @@ The first step has nothing to apply; gradients are None there. The last gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,6 +135,18 @@ class Delayed:
             each()
         self._hook.after_gradients = None
 
+    @contextmanager
+    def global_parameters(self) -> Iterator[None]:
+        """Have parameters hold what all sites have, also amid a step."""
+        was_guessing = self._is_guessing
+        self._restore()
+        try:
+            yield
+        finally:
+            if was_guessing:
+                self._is_guessing = True
+                self._exchange(self._guesses)
+
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
         return self._norm if self._applied is None else self._applied.norm
@@ -148,14 +161,16 @@ class Delayed:
 
     # ---------------------------------------------------------------- state
 
-    def make_common(self) -> None:
+    def make_common(self, *, is_last: bool = False) -> bool:
         """Have the same state at all sites after this step, with what would still be under way.
 
         Waits for the gradient of this step to cross. All sites do so after the same steps.
         """
+        del is_last  # there is nothing to send then
         self.after_end()
         self._wait_sent()
         self._must_guess = self._sent is not None
+        return True
 
     def _wait_sent(self) -> None:
         """Wait for what is under way; forget it if the script has destroyed its process groups."""

@@ -16,7 +16,8 @@ Training waits for the round. Gradients and their norms are the site's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,10 +27,10 @@ from torch.optim import Optimizer
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.refusals import scaler_steps
 from isthmus.sites.worker.exchange.rounds import Round, ShardWork
-from isthmus.sites.worker.exchange.sharding import local_of
+from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
-from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates, Rounded, Taking
+from isthmus.sites.worker.regimes.outer_shard import Giving, OuterShard, Rates, Rounded, Taking
 from isthmus.topology.spec.regime import Regime
 
 if TYPE_CHECKING:
@@ -37,10 +38,18 @@ if TYPE_CHECKING:
 
 _ROUNDED = (torch.bfloat16, torch.float16)
 """Dtypes that cannot hold a float32."""
+_GLOBAL, _MOMENTUM = "global/", "momentum/"
+_COUNT = "step"
+"""The key of an optimizer's own count of steps, which is the same at all sites."""
 
 
 class LocalSteps:
-    """One rank's part. For the training thread."""
+    """One rank's part. For the training thread.
+
+    It is also the `OuterState` of a checkpoint: global parameters and outer momentum, which are
+    written after steps with which a round ends. At these the moments of the inner optimizer are
+    averaged over the sites, too, so that there is one state of all.
+    """
 
     def __init__(
         self,
@@ -76,12 +85,25 @@ class LocalSteps:
         """Of each bucket; none before the first step."""
         self._tokens = 0.0
         """This rank's since the latest round."""
+        self._latest_tokens = 0.0
+        """Those in the latest round."""
+        self._step = 0
+        """The latest one."""
+        self._has_moved = False
+        """Parameters are the site's own: the latest step was none with which a round ends."""
+        self._is_away = False
+        """Parameters hold the global ones for a while, amid a round."""
         self._landed: list[Round] = []
+        self._restored: Tensors = {}
+        """What training is to go on from, until the first step."""
+        self._common: Tensors = {}
+        """The state of the latest step, if that is to be written."""
         self.max_norm = math.inf
         """Gradients are the site's own: nobody asks."""
         self._squares: torch.Tensor | None = None
         """Sum of squares of the site's gradient."""
         hook.after_gradients = self._note_gradients
+        self._optimizer = optimizer
         self._undo = [optimizer.register_step_pre_hook(self._before_step).remove]
 
     # ---------------------------------------------------------------- what others ask
@@ -90,10 +112,28 @@ class LocalSteps:
         """Nothing is under way between two steps."""
 
     def close(self) -> None:
-        """End it between two steps."""
+        """End it between two steps, the same ones at all sites: steps of their own count."""
+        if self._has_moved and self._buckets.can_wait:
+            self._land()
         for each in self._undo:
             each()
         self._hook.after_gradients = None
+
+    @contextmanager
+    def global_parameters(self) -> Iterator[None]:
+        """Have parameters hold the global ones. A collective of the site, unless they do."""
+        if not self._has_moved or self._is_away:
+            yield
+            return
+        kept = {name: local_of(each).to("cpu", copy=True) for name, each in self._trained.items()}
+        self._is_away = True
+        self._write([Giving(each.parameters) for each in self._shards])
+        try:
+            yield
+        finally:
+            self._is_away = False
+            for name, each in kept.items():
+                local_of(self._trained[name]).copy_(each)
 
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`, the site's own."""
@@ -119,8 +159,14 @@ class LocalSteps:
         """Note what the first step begins with.
 
         Raises:
-            ScriptError: a GradScaler may leave a step out at one site, and at another not.
+            ScriptError: parameters are put back later, or a GradScaler may leave a step out at one
+                site, and at another not.
         """
+        if self._is_away:
+            raise ScriptError(
+                "site.global_parameters: the optimizer steps inside it, and parameters are put "
+                "back at its end: step outside"
+            )
         if scaler_steps():
             raise ScriptError(
                 f"regime {self._regime.kind}: a GradScaler leaves out steps at one site and not at "
@@ -129,66 +175,136 @@ class LocalSteps:
         if not self._shards:
             self._begin()
 
-    @torch.no_grad()
     def _begin(self) -> None:
-        """Take the parameters for the global ones."""
-        has_momentum = self._regime.full_momentum > 0.0
+        """Take the parameters for the global ones, or what there is to go on from."""
         self._shards = [
             OuterShard(
                 each.route.shard_numel,
                 [Rounded(*part) for part in each.dtypes() if part[2] in _ROUNDED],
-                has_momentum=has_momentum,
+                has_momentum=self._regime.full_momentum > 0.0,
             )
             for each in self._buckets.buckets
         ]
-        flats = {name: _float_of(each) for name, each in self._trained.items()}
-        self._buckets.pass_inside(flats, [Taking(each.parameters) for each in self._shards])
+        restored, self._restored = self._restored, {}
+        values = {
+            name: _float_of(restored.get(_GLOBAL + name, each))
+            for name, each in self._trained.items()
+        }
+        self._buckets.pass_inside(values, [Taking(each.parameters) for each in self._shards])
+        if self._regime.full_momentum and any(each.startswith(_MOMENTUM) for each in restored):
+            momentum = {
+                name: _float_of(restored.get(_MOMENTUM + name, torch.zeros_like(each)))
+                for name, each in self._trained.items()
+            }
+            self._buckets.pass_inside(momentum, [Taking(each.momentum) for each in self._shards])
 
     def before_end(self, step: int) -> None:
         """Meet the other sites, if a round ends with this step."""
+        self._step, self._common, self._has_moved = step, {}, True
         if self._regime.lands_at(step):
-            self._land(step)
+            self._land()
 
-    @torch.no_grad()
-    def _land(self, step: int) -> None:
-        """Have parameters be the global ones after a round of all sites."""
-        rates = Rates(*self._regime.outer_rates(step, self._num_sites()))
+    def _land(self) -> None:
+        """Have parameters be the global ones, by a round of all sites."""
+        rates = Rates(*self._regime.outer_rates(self._step, self._num_sites()))
         for each in self._shards:
             each.rates = rates
-        tokens, self._tokens = self._tokens, 0.0
-        flats = {name: local_of(each).contiguous() for name, each in self._trained.items()}
-        flat = {name: each.view(-1) for name, each in flats.items()}
-        work: Sequence[ShardWork] = self._shards
-        self._landed.append(self._buckets.exchange(tokens, flat, work))
-        for name, value in flats.items():
-            local = local_of(self._trained[name])
-            if local.data_ptr() != value.data_ptr():
-                local.copy_(value)
+        self._latest_tokens, self._tokens = self._tokens, 0.0
+        with _written(self._trained) as flats:
+            self._landed.append(self._buckets.exchange(self._latest_tokens, flats, self._shards))
+        self._has_moved = False
+
+    def _write(self, work: Sequence[ShardWork]) -> None:
+        """Write into parameters what ranks of this site give."""
+        with _written(self._trained) as flats:
+            self._buckets.pass_inside(flats, work)
 
     def after_end(self) -> None:
         """Nothing: the round was in the step."""
 
     # ---------------------------------------------------------------- state
 
-    def make_common(self) -> None:
-        """Refuse to write a state: it is not the same at all sites yet."""
-        raise RuntimeError(f"regime {self._regime.kind}: its state is not saved yet")
+    def make_common(self, *, is_last: bool = False) -> bool:
+        """Have the same state at all sites after this step, if a round has ended with it.
+
+        Averages the inner optimizer's moments over the sites, which do so after the same steps. The
+        last state has the moments of the site that writes it. There is none in a script that has
+        destroyed its process groups.
+        """
+        if self._common:
+            return True
+        if self._has_moved or not self._shards or not self._buckets.can_wait:
+            return False
+        if not is_last:
+            self._average_moments()
+        self._common = self._gathered(_GLOBAL, [each.parameters for each in self._shards])
+        if self._regime.full_momentum:
+            self._common |= self._gathered(_MOMENTUM, [each.momentum for each in self._shards])
+        return True
 
     def tensors(self) -> Tensors:
-        """Return none."""
-        return {}
+        """Return what all sites have beside the model, after `make_common`: references."""
+        return self._common
 
     def to_load(self, stored: Forms) -> Tensors:
-        """Return none."""
-        del stored
-        return {}
+        """Return tensors to load what was stored into, of what this rank has a part of."""
+        found: Tensors = {}
+        for path in stored:
+            prefix, _, name = path.partition("/")
+            if f"{prefix}/" in (_GLOBAL, _MOMENTUM) and name in self._trained:
+                parameter = self._trained[name]
+                found[path] = laid_out_as(parameter, _blank(parameter))
+        return found
 
     def take(self, tensors: Tensors) -> None:
-        """Begin from the parameters."""
-        del tensors
+        """Go on from what was loaded; nothing: from the parameters."""
+        self._restored, self._shards = tensors, ()
+
+    def _gathered(self, prefix: str, shards: Sequence[torch.Tensor]) -> Tensors:
+        """Return all of what ranks of this site have in shards, laid out as the parameters are."""
+        flats = {name: _blank(each) for name, each in self._trained.items()}
+        self._buckets.pass_inside(flats, [*map(Giving, shards)])
+        return {
+            prefix + name: laid_out_as(self._trained[name], flat) for name, flat in flats.items()
+        }
+
+    def _average_moments(self) -> None:
+        """Average what the inner optimizer has of each element of a parameter over the sites."""
+        moments: dict[str, dict[str, torch.Tensor]] = {}
+        for name, parameter in self._trained.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if is_moment and value.is_floating_point() and key != _COUNT:
+                    moments.setdefault(key, {})[name] = value
+        for place, (key, found) in enumerate(sorted(moments.items())):
+            with _written(found) as flats:
+                # A parameter that this site has not used has none here, and may at another site.
+                absent = {
+                    name: torch.zeros_like(local_of(each)).view(-1)
+                    for name, each in self._trained.items()
+                    if name not in found
+                }
+                self._buckets.average_exactly(self._latest_tokens, absent | flats, key, place)
 
 
-def _float_of(parameter: torch.Tensor) -> torch.Tensor:
+@contextmanager
+def _written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Have what this rank holds of tensors be what is written into flat ones in this context."""
+    with torch.no_grad():
+        locals_ = {name: local_of(each) for name, each in tensors.items()}
+        flats = {name: each.contiguous().view(-1) for name, each in locals_.items()}
+        yield flats
+        for name, each in locals_.items():
+            if each.data_ptr() != flats[name].data_ptr():
+                each.copy_(flats[name].view(each.shape))
+
+
+def _float_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's elements, flat; a copy in float32 of what that does not hold exactly."""
-    flat = local_of(parameter).contiguous().view(-1)
+    flat = local_of(tensor).contiguous().view(-1)
     return flat.float() if flat.dtype == torch.float64 else flat
+
+
+def _blank(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a flat float32 tensor for this rank's elements of a parameter, on the host."""
+    return torch.zeros(local_of(parameter).numel())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from isthmus.sites.checkpoint.training_state import OuterState
@@ -20,14 +21,19 @@ class RegimeLoop(OuterState, Protocol):
     def after_end(self) -> None:
         """Do what is due between two steps, once all have heard of the step."""
 
-    def make_common(self) -> None:
+    def make_common(self, *, is_last: bool = False) -> bool:
         """Have the same state at all sites after this step, for it is to be written.
 
-        From all ranks of all sites after the same step, before `after_end`.
+        From all ranks of all sites after the same step, before `after_end`. Returns whether there
+        is such a state. `is_last`: the run is over for this site, and maybe not for others, so
+        nothing more is sent.
         """
 
     def finish(self) -> None:
-        """Wait for what is under way, at the end of a run; parameters hold what all sites have."""
+        """Wait for what is under way, at the end of a run."""
+
+    def global_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which parameters hold what all sites have: as `Site` has it."""
 
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""

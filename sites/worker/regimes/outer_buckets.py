@@ -20,7 +20,8 @@ from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives, Ranks, wait
 from isthmus.sites.worker.exchange.rounds import Round, RoundTerms, ShardWork, SharedBy
 from isthmus.sites.worker.exchange.routes import Route, participants
-from isthmus.sites.worker.exchange.tensor_average import IN_FLIGHT_BYTES
+from isthmus.sites.worker.exchange.tensor_average import IN_FLIGHT_BYTES, first_bucket_of
+from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 from isthmus.sites.worker.exchange.used_flags import UsedFlags
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import Agreed, BucketCut, GradientPlan
@@ -190,9 +191,45 @@ class OuterBuckets:
             work: for each of `buckets`.
         """
         terms = RoundTerms(
-            is_gradient=True, counted_by=self.data_ranks, num_slots=self._num_slots()
+            is_gradient=True,
+            what="value",
+            counted_by=self.data_ranks,
+            num_slots=self._num_slots(),
         )
         return self._run(self._pipeline, tokens, terms, flats, work)
+
+    def average_exactly(
+        self, tokens: float, flats: Mapping[str, torch.Tensor], what: str, place: int
+    ) -> None:
+        """Average what this rank holds as float32 over all sites, in place, weighted by tokens.
+
+        Args:
+            tokens: this rank's.
+            flats: as `send`, of what is laid out as the parameters are.
+            what: names it, alike at all sites.
+            place: of it among all that is averaged so.
+        """
+        terms = RoundTerms(
+            # Numbers of their own, or the gateway would drop the residuals of a regime's rounds.
+            first_bucket=first_bucket_of(1 + place),
+            counted_by=self.data_ranks,
+            num_slots=self._num_slots(),
+        )
+        self._pipeline.begin(tokens, terms)
+        futures = [
+            self._pipeline.submit(
+                held_pieces(each.cut, each.route, flats),
+                layout_of_labels([f"{what} of {each.layout}"]),
+                exact=True,
+                route=each.route,
+                number=each.cut.number,
+                sharing=each.sharing,
+            )
+            for each in self.buckets
+        ]
+        self._pipeline.wait()
+        for future in futures:
+            future.wait()
 
     def pass_inside(self, flats: Mapping[str, torch.Tensor], work: Sequence[ShardWork]) -> None:
         """The same among the ranks of this site: a collective of these."""
