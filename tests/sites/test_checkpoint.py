@@ -65,12 +65,14 @@ class Training:
         width: int = 5,
         later: int = 0,
         site: str = "a",
+        sync_every: int = 1,
     ) -> None:
         """With `later`, there is a second site of so many ranks: `b`, which is late for `a`."""
         self.model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.written: list[int] = []
+        self.step = 0
         self.failed: list[tuple[int, str]] = []
         self.stay: list[tuple[int, str]] = []
         state, self.exchange = TrainingState(self.model, self.optimizer), Owing()
@@ -89,8 +91,8 @@ class Training:
             exchange=self.exchange,
             data=lambda: {"next": 7, "holes": []},
             missing_sites=self.missing_sites,
-            make_common=lambda **_: True,
-            sync_every=1,
+            make_common=lambda **_: self.step % sync_every == 0,
+            sync_every=sync_every,
             on_written=self.note_written,
             on_failed=lambda *told: self.failed.append(told),
             on_stays=lambda *told: self.stay.append(told),
@@ -106,6 +108,7 @@ class Training:
 
     def take(self, steps: range) -> None:
         for step in steps:
+            self.step = step
             self.optimizer.zero_grad()
             torch.autograd.backward(self.model(torch.randn(4, 3)).square().sum())
             self.optimizer.step()
@@ -168,6 +171,23 @@ def test_who_waits_for_a_slow_store_says_so(tmp_path: Path) -> None:
     assert training.waited.is_set()
     training.checkpoints.finish(5)
     assert training.written == [2, 4, 5]
+
+
+@pytest.mark.parametrize("asked", [None, 9])
+def test_where_rounds_have_several_steps_it_is_saved_with_the_next_that_ends(
+    tmp_path: Path, asked: int | None
+) -> None:
+    """Every second step is wanted, and maybe one that somebody has asked for."""
+    training = Training(str(tmp_path / "store"), tmp_path, sync_every=5)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 5))
+    assert training.written == []
+    training.checkpoints._interval = Interval(Checkpoint(every_steps=15), 0, lambda value: value)
+    assert training.checkpoints._watch is not None
+    training.checkpoints._watch.step = asked
+    training.take(range(5, 18))
+    training.checkpoints.finish(17)
+    assert training.written == ([15] if asked is None else [10, 15])
 
 
 @pytest.mark.parametrize("where", ["folder", "url"])

@@ -12,6 +12,8 @@ from torch import nn
 from torch.autograd import backward
 
 from isthmus.protos.checkpoint.store import checkpoint_name
+from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.api.site import Site
 from isthmus.topology.spec.regime import OuterOptimizer, regime_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.fakes.lone_sites import lone_site
@@ -155,3 +157,65 @@ def test_another_number_of_sites_goes_on(tmp_path: Path, after: tuple[str, ...])
     for name in expected:
         if name.startswith("outer/"):
             torch.testing.assert_close(found[name], expected[name], rtol=0.1, atol=0.02, msg=name)
+
+
+def lone_steps(num_steps: int) -> tuple[Site, nn.Module, torch.optim.Optimizer]:
+    """Return a lone site of rounds of three steps that has taken some."""
+    regime = regime_of("diloco", sync_every=3, outer=OuterOptimizer(lr=0.5, ramp_steps=0))
+    site = lone_site(RecordingLink(), regime=regime)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    for _ in range(num_steps):
+        train_once(model, optimizer)
+    return site, model, optimizer
+
+
+def train_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    backward(model(torch.ones(2, 4)).square().mean())
+    optimizer.step()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_global_parameters_are_those_of_the_latest_round() -> None:
+    """Also before the first one; in the context, and nowhere else."""
+    initial, after = (bits_of(lone_steps(each)[1].state_dict()) for each in (0, 3))
+    for num_steps, wanted in [(0, initial), (2, initial), (3, after), (4, after)]:
+        site, model, optimizer = lone_steps(num_steps)
+        own = bits_of(model.state_dict())
+        with site.global_parameters(), site.global_parameters():
+            assert bits_of(model.state_dict()) == wanted
+            if num_steps % 3:
+                with pytest.raises(ScriptError, match="steps inside it"):
+                    train_once(model, optimizer)
+        assert bits_of(model.state_dict()) == own
+        assert (own == wanted) == (num_steps % 3 == 0)
+        site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_is_not_alike_at_all_sites_is_refused_or_its_own() -> None:
+    site, model, optimizer = lone_steps(1)
+    assert site.grad_norm > 0.0
+    with pytest.raises(RuntimeError, match="regime is diloco, which needs"):
+        site.average_gradients(optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer.zero_grad()
+    backward(scaler.scale(model(torch.ones(2, 4)).square().mean()))
+    with pytest.raises(ScriptError, match="a GradScaler leaves out steps at one site"):
+        scaler.step(optimizer)
+    site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_has_moved_counts_where_something_else_is_synchronised() -> None:
+    """It is a round then, and its result what the other optimizer begins with."""
+    site, model, _ = lone_steps(4)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [each.detach().clone() for each in model.parameters()]
+    site.synchronize(model, other)
+    assert not all(map(torch.equal, model.parameters(), before)), "the outer step was taken"
+    train_once(model, other)
+    site.leave()

@@ -61,6 +61,20 @@ def test_a_site_catches_up_from_the_next_gradients_on_and_rejoins_like_any_other
         assert not each.is_catching_up
 
 
+def test_where_rounds_are_longer_than_a_step_nothing_changes_amid_one() -> None:
+    """Though members are known, and something of the script's has crossed since."""
+    history = MemberHistory("a")
+    history.tell(CATCHES_UP)
+    found = [
+        history.end_step(num_rounds, lambda _: 4, has_landed=step % 4 == 0)
+        for step, num_rounds in enumerate([9, 9, 9, 9, 10, 10, 11, 11, 12], start=1)
+    ]
+    assert found == [*[[]] * 7, [CatchingUp(("b",), 2, Path("state"))], []]
+    history.tell(dataclasses.replace(REJOINS, epoch=3, from_round=11))
+    found = [history.end_step(13, lambda _: 4, has_landed=step % 4 == 0) for step in range(10, 17)]
+    assert found == [[], [], [Announced(("b",), 16)], [], [], [], [CaughtUp(("b",), 3)]]
+
+
 def test_without_data_loaders_it_rejoins_with_the_next_step() -> None:
     history = MemberHistory("a")
     history.tell(REJOINS)

@@ -11,9 +11,14 @@ from isthmus.sites.worker.data.batch_shares import BatchShares
 from isthmus.sites.worker.data.data_positions import DataPositions
 from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.sites.worker.data.shuffling import key_of, shuffled
-from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.sites.worker.exchange.missing_sites import (
+    NOTICE_STEPS,
+    MissingSites,
+    notice_steps_of,
+)
 from isthmus.topology.spec.batch_rule import FullBatch
 from isthmus.topology.spec.compute import share
+from isthmus.topology.spec.regime import regime_of
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 16, 17, 1000])
@@ -277,6 +282,19 @@ def test_ranks_that_hear_of_a_loss_a_round_apart_agree_on_its_step() -> None:
     assert early.gone() == frozenset()
     assert early.gone(3 + NOTICE_STEPS) == late.gone(3 + NOTICE_STEPS) == {1}
     assert early.gone(2 + NOTICE_STEPS) == frozenset()
+
+
+def test_a_loss_counts_from_the_first_step_of_its_round() -> None:
+    """Where a round has several steps, and the script averages something amid it."""
+    early, late = MissingSites(), MissingSites()
+    for step in range(9):  # rounds end with steps 2, 5 and 8
+        for missing_sites in (early, late):
+            knows = step >= 5 if missing_sites is early else step >= 8
+            missing_sites.note(result(step, *([(1, 4)] if knows else [])))
+            missing_sites.end_step(has_landed=step % 3 == 2)
+    assert early.absent() == late.absent() == {1: 3}
+    assert notice_steps_of(regime_of("diloco", sync_every=30)) == NOTICE_STEPS + 60
+    assert notice_steps_of(regime_of("delayed")) == NOTICE_STEPS
 
 
 def test_shares_are_the_planners_and_stay_whole_without_a_site() -> None:
