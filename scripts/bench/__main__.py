@@ -14,7 +14,16 @@ from pathlib import Path
 
 WHATS = (
     *("checkpoint_stall", "codecs", "convergence", "frame_calls", "gateways", "gpu", "memory"),
-    *("planner", "predictions", "replan", "routes", "startup", "step_checks", "strangers"),
+    *(
+        "planner",
+        "predictions",
+        "regimes",
+        "replan",
+        "routes",
+        "startup",
+        "step_checks",
+        "strangers",
+    ),
 )
 
 

@@ -25,12 +25,15 @@ SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 LAYOUTS_SCRIPT = SCRIPT.with_name("user_layouts.py")
 
 
-@pytest.mark.parametrize("role", ["gateway", "rank", "agent"])
-def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "regime"),
+    [("gateway", "sync"), ("rank", "sync"), ("agent", "sync"), ("gateway", "delayed")],
+)
+def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str, regime: str) -> None:
     topology = topology_yaml(
         [(1, 1), (1, 1), (1, 2)], emulate=False, detect_within="5s", min_sites=1
     )
-    text = job_yaml(steps=STEPS, codec="int8")
+    text = job_yaml(steps=STEPS, codec="int8") + f"regime: {regime}\n"
     if role == "rank":  # a site comes back with checkpoints as without
         text += "checkpoint: {every: 400 steps, keep: 2}\n"
     job = run.write(topology, text)
