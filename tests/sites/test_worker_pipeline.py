@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -23,6 +24,7 @@ from isthmus.sites.worker.exchange.bucket_copy import Sizes, Transfer, write_pie
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.gateway_link import AloneLink
+from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.routes import Route
 from isthmus.sites.worker.layouts.initial_state import InitialState
 from tests.fakes.lone_exchanges import (
@@ -171,3 +173,57 @@ def test_padding_in_rank_major_order_is_computed_with_the_gradient() -> None:
     own = slot.cut(Sizes.of(8, way, 2), way)
     write_pieces([torch.ones(3)], 1.0, own.padded)
     assert own.shard.tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+class HoldingLink(AloneLink):
+    """Answers once the test says so, from another thread, as a gateway does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def reduce(self, request: Reduce) -> None:
+        def answer() -> None:
+            assert self.may_answer.wait(LONG_S)
+            super(HoldingLink, self).reduce(request)
+
+        threading.Thread(target=answer, daemon=True).start()
+
+
+BACKGROUND = RoundTerms(is_background=True)
+
+
+def test_a_round_in_the_background_is_waited_for_by_the_next_one(start: Start) -> None:
+    """That time is exposed; what is computed meanwhile hides the rest."""
+    link, ticks, is_waiting = HoldingLink(), itertools.count(), threading.Event()
+
+    def now_s() -> float:
+        if is_waiting.is_set():
+            link.may_answer.set()
+        return float(next(ticks))
+
+    exchange = start(link, now_s=now_s)
+    sent = exchange.begin(2.0, BACKGROUND)
+    values = torch.arange(3.0)
+    exchange.submit([values], layout=0)
+    exchange.release()
+    assert sent.num_finished == 0, "training goes on"
+    is_waiting.set()
+    exchange.begin(1.0)
+    assert torch.equal(values, torch.arange(3.0)), "in place"
+    ((begin_s, end_s),) = sent.waits
+    assert end_s > begin_s
+    assert sent.times.exposed == ((begin_s, end_s),)
+    exchange.submit([torch.ones(2)], layout=0)
+    exchange.wait()
+    assert exchange.wait(sent) is sent, "its results were there before the other round began"
+
+
+def test_a_round_that_came_back_meanwhile_is_not_exposed(start: Start) -> None:
+    exchange = start(AloneLink())
+    sent = exchange.begin(1.0, BACKGROUND)
+    exchange.submit([torch.ones(3)], layout=0).wait()
+    exchange.begin(1.0)
+    assert sum(end - begin for begin, end in sent.times.exposed) < 1.0
+    exchange.submit([torch.ones(3)], layout=0)
+    exchange.wait()
