@@ -32,6 +32,17 @@ EVERYTHING = (
     *("coordinator now", "coordinator torn", "coordinator full", "coordinator kept"),
 )
 """What has to have happened in any few hundred runs, or they would show little."""
+CAUGHT_BY = {
+    "no_fence": 100,
+    "mixed_views": 17,
+    "ranges_twice": 11,
+    "script_goes_on": 290,
+    "follower_stopped": 17,
+    "no_chain_check": 63,
+    "drop_forgotten": 25,
+    "done_forgotten": 25,
+}
+"""Seeds that are tried first, to save time: the first that caught a mutant, if it is a late one."""
 RARE = ("forks found", "rolled back")
 """What has to have happened in the first of them: later ones may go without."""
 
@@ -50,7 +61,7 @@ def carry_out(seed: int, mutant: str = "") -> Counter[str]:
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=[pytest.mark.exhaustive] if first >= NUM_SEEDS // 4 else [])
+        pytest.param(first, marks=[pytest.mark.exhaustive] if first else [])
         for first in range(0, NUM_SEEDS, PER_TEST)
     ],
 )
@@ -72,4 +83,5 @@ def test_a_machine_that_breaks_a_promise_is_caught(mutant: str) -> None:
             return True
         return False
 
-    assert any(is_caught(seed) for seed in range(MUTANT_SEEDS)), mutant
+    seeds = (CAUGHT_BY.get(mutant, 0), *range(MUTANT_SEEDS))
+    assert any(is_caught(seed) for seed in seeds), mutant
