@@ -18,7 +18,7 @@ from typing import Any
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 
 FAULT = os.environ.get("FAKE_GATEWAY", "")
-FLOOD = 50_000
+FLOOD = 20_000
 
 
 def say(**message: object) -> None:

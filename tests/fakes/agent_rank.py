@@ -63,8 +63,8 @@ def act(action: str, gateway: socket.socket) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             wait()
         case "talk":
-            for line in range(150_000):
-                print(f"line {line}", flush=False)
+            for line in range(30_000):  # 3 MB at once: several times what is shipped in a second
+                print(f"line {line} {'.' * 100}", flush=False)
             print("x" * 20_000)
             sys.stdout.flush()
             raise RuntimeError("the last words")

@@ -101,7 +101,7 @@ def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ran
             *(1, "exit", "SCRIPT_FAILED", 17, "exiting with 17"), marks=pytest.mark.exhaustive
         ),
         (2, "raise", "SCRIPT_FAILED", 1, "ValueError: a mistake in the script"),
-        (1, "kill", "RANK_KILLED", -9, ""),
+        pytest.param(1, "kill", "RANK_KILLED", -9, "", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_rank_that_failed_is_named(
@@ -138,7 +138,7 @@ def test_a_script_that_ends_without_having_joined_is_named(tmp_path: Path) -> No
     play(story)
 
 
-@pytest.mark.parametrize("action", ["done", "quit"])
+@pytest.mark.parametrize("action", [pytest.param("done", marks=pytest.mark.exhaustive), "quit"])
 def test_whoever_ended_first_is_named_and_not_the_rank_that_lost_it(
     tmp_path: Path, action: str
 ) -> None:
@@ -297,7 +297,7 @@ def test_a_signal_stops_the_run_and_says_so(
     ("fault", "code"),
     [
         ("fail", "PEER_LOST"),
-        ("garbage", "INTERNAL"),
+        pytest.param("garbage", "INTERNAL", marks=pytest.mark.exhaustive),
         pytest.param("exit", "GATEWAY_EXITED", marks=pytest.mark.exhaustive),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_flood_of_metrics_and_logs_holds_up_nobody(tmp_path: Path) -> None:
             end = await ended(coordinator, bench)
             assert end.failures[0].rank == 0
             text = coordinator.text("rank0")
-            assert "lines dropped" in text or text.count("rank0: line ") == 150_000
+            assert "lines dropped" in text or text.count("rank0: line ") == 30_000
             assert "bytes cut]" in text
             assert "RuntimeError: the last words" in text
             assert coordinator.largest_batch_bytes <= 32 << 10
