@@ -284,6 +284,22 @@ def test_ranks_that_hear_of_a_loss_a_round_apart_agree_on_its_step() -> None:
     assert early.gone(2 + NOTICE_STEPS) == frozenset()
 
 
+def test_what_crosses_before_a_site_takes_part_again_does_not_lose_it_again() -> None:
+    """The mean of a step's time, say, which still says since when it was missing."""
+    missing_sites = MissingSites()
+    for round_ in range(4):
+        missing_sites.note(result(round_, (1, 2)))
+        missing_sites.end_step()
+    assert missing_sites.absent() == {1: 2}
+    missing_sites.rejoin(1)
+    missing_sites.note(result(4, (1, 2)))
+    missing_sites.end_step()
+    assert missing_sites.absent() == {}
+    missing_sites.note(result(5, (1, 5)))
+    missing_sites.end_step()
+    assert missing_sites.absent() == {1: 5}
+
+
 def test_a_loss_counts_from_the_first_step_of_its_round() -> None:
     """Where a round has several steps, and the script averages something amid it."""
     early, late = MissingSites(), MissingSites()

@@ -39,6 +39,8 @@ class MissingSites:
         self._lock = threading.Lock()
         self._round = -1
         self._missing: dict[int, int] = {}
+        self._rejoined: dict[int, int] = {}
+        """The latest round when a site's taking part again was noted: it has none before that."""
         self._rounds: deque[tuple[int, int]] = deque(maxlen=_KEPT_ROUNDS)
         """The first step whose data are in a round, and the round."""
         self._num_steps = 0
@@ -55,7 +57,8 @@ class MissingSites:
         with self._lock:
             self._round = max(self._round, reduced.round)
             for each in reduced.missing:
-                self._missing[each.site] = each.from_round
+                if each.from_round > self._rejoined.get(each.site, -1):
+                    self._missing[each.site] = each.from_round
 
     def end_step(self, *, has_landed: bool = True) -> None:
         """Count a step: all results of it are there, or of the one `delay_steps` before.
@@ -94,6 +97,7 @@ class MissingSites:
     def rejoin(self, site: int) -> None:
         """Note that a site takes part again from the next step on."""
         with self._lock:
+            self._rejoined[site] = self._round
             self._missing.pop(site, None)
             self._absent.pop(site, None)
 
