@@ -72,11 +72,18 @@ def _loss(name: str, seed: int, lr: float, options: argparse.Namespace) -> float
         "evaluate_every": options.steps,
         "evaluation_batches": 24,
         "model": {"layers": 4, "heads": 4, "width": 104, "context": 64},
-        "optimizer": {"learning_rate": lr, "min_learning_rate": lr / 10, "warmup_steps": 20},
+        "optimizer": {
+            "learning_rate": lr,
+            "min_learning_rate": round(lr / 10, 9),
+            "warmup_steps": 20,
+        },
     }
     sites = [f"s{index}" for index in range(options.sites)]
     each = "nodes: 1, accelerators_per_node: 1, accelerator: cpu"
-    links = [f"{{between: [{sites[0]}, {other}], bandwidth: 10Gbit/s}}" for other in sites[1:]]
+    links = [
+        f"{{between: [{sites[0]}, {other}], bandwidth: 10Gbit/s, rtt: 0.2ms}}"
+        for other in sites[1:]
+    ]
     topology = TOPOLOGY.replace("SITES", ", ".join(f"{{name: {site}, {each}}}" for site in sites))
     topology = topology.replace("LINKS", ", ".join(links))
     settings = [*REGIMES[name], "verify.parameters_every=50"]
