@@ -185,7 +185,7 @@ class StepLog:
         own = [each for each in rounds if not each.crosses] or crossed
         self.num_steps += 1
         if self._sends and is_kept(self.num_steps, self._timeline_every):
-            for metric in timeline_of(self.num_steps, start_s, end_s, crossed):
+            for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
                 self._link.send(metric)
         self._start_s = end_s
         self._last_round = crossed[-1].number if crossed else -1
@@ -263,9 +263,10 @@ def timeline_of(
 
     Steps count from 1; times are those of `time.perf_counter`.
     """
+    computed_s = [each.last_submit_s for each in rounds if not each.terms.is_background]
     values = {
         metrics.BEGIN_S: _wall_s(begin_s),
-        metrics.COMPUTED_S: _wall_s(max((each.last_submit_s for each in rounds), default=end_s)),
+        metrics.COMPUTED_S: _wall_s(max(computed_s, default=end_s)),
         metrics.END_S: _wall_s(end_s),
     }
     yield Metric(kind=metrics.TIMELINE, step=step, values=values, labels={})
