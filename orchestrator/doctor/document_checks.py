@@ -9,8 +9,8 @@ from isthmus.orchestrator.doctor.examiner import NoAnswerError, examined_here
 from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.orchestrator.doctor.job_checks import job_findings
 from isthmus.orchestrator.documents import Pair
-from isthmus.topology.documents.hasty_rounds import hasty_rounds
 from isthmus.topology.documents.light import too_quick_links
+from isthmus.topology.documents.round_lengths import round_problems
 from isthmus.topology.models.topology_model import is_loopback
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.job import Job
@@ -38,7 +38,7 @@ def light_problems(pair: Pair) -> list[Problem]:
 
 def regime_problems(pair: Pair) -> list[Problem]:
     """Return warnings of a job's rounds."""
-    return hasty_rounds(pair.job_text, str(pair.job_path), pair.job_overrides, pair.job)
+    return round_problems(pair.job_text, str(pair.job_path), pair.job_overrides, pair.job)
 
 
 def is_all_here(topology: Topology) -> bool:

@@ -198,3 +198,20 @@ def test_rounds_of_one_step_with_outer_momentum_are_a_warning(
     for fine in ("outer.momentum=0", "sync_every=2", "kind=local_sgd"):
         assert warned(isthmus, job, "--set", f"regime.{fine}") == []
     assert warned(isthmus, job, "--set", "regime=delayed") == []
+
+
+def test_steps_in_no_round_are_a_warning_where_the_trainer_takes_them(
+    isthmus: Isthmus, folder: Path
+) -> None:
+    job = folder / "job.yaml"
+    text = f"{JOB}regime: {{kind: diloco, sync_every: 30}}\n"
+    job.write_text(text)
+    assert warned(isthmus, job, "--set", "trainer.steps=100") == [], "the script decides"
+    job.write_text(text.replace("entrypoint: train.py\n", ""))
+    assert warned(isthmus, job, "--set", "trainer.steps=120") == []
+    ((place, message),) = warned(isthmus, job, "--set", "trainer.steps=100")
+    assert place == "4:36"
+    assert message == (
+        "trainer.steps is 100, and rounds have 30 steps: the last 10 are in no round, so nobody "
+        "evaluates or saves them"
+    )
