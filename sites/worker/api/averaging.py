@@ -16,7 +16,7 @@ from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch
-from isthmus.sites.worker.exchange.gateway_link import AloneLink, Link
+from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
@@ -56,7 +56,6 @@ class Averaging:
         if context.device.type == "cpu" and context.world_size == 1:
             self.shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
-        self._site_pipeline: BucketPipeline | None = None
         self._site_averages: SiteAverages | None = None
         self._collectives: Collectives | None = None
         self._site_collectives: Collectives | None = None
@@ -92,22 +91,6 @@ class Averaging:
         return self._site_averages
 
     @property
-    def site_pipeline(self) -> BucketPipeline:
-        """A pipeline that averages inside the site alone; as `pipeline`, a collective."""
-        if self._site_pipeline is None:
-            context = self._context
-            self._site_pipeline = BucketPipeline(
-                AloneLink(context.world_size),
-                self._transfer(self.site_collectives),
-                rank=context.rank,
-                world_size=context.world_size,
-                deadline_s=self._deadline_s,
-                crosses=False,
-            )
-            self._site_pipeline.start()
-        return self._site_pipeline
-
-    @property
     def collectives(self) -> Collectives:
         """The process groups inside the site that averages take; as `pipeline`, a collective."""
         if self._collectives is None:
@@ -116,16 +99,15 @@ class Averaging:
 
     @property
     def site_collectives(self) -> Collectives:
-        """Those of `site_pipeline`, for both may be under way; as `pipeline`, a collective."""
+        """Those of `site_averages`, for both may be under way; as `pipeline`, a collective."""
         if self._site_collectives is None:
             self._site_collectives = Collectives(self._context.spec.timeouts.process_group_s)
         return self._site_collectives
 
     def close(self) -> None:
-        """End the pipelines. Idempotent."""
-        for each in (self._site_pipeline, self._pipeline):
-            if each is not None:
-                each.close()
+        """End the pipeline. Idempotent."""
+        if self._pipeline is not None:
+            self._pipeline.close()
 
     @property
     def _deadline_s(self) -> float:

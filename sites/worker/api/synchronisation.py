@@ -413,7 +413,7 @@ class Synchronisation:
         inside = self._agreement(hook, averaging.site_collectives, is_own=True)
         inside.adopt([inside.tensors.to_bytes()])
         return OuterBuckets(
-            averaging.pipeline, hook, averaging.site_pipeline, averaging.site_collectives
+            averaging.pipeline, hook, averaging.site_collectives, self._context.device
         )
 
     def _begin_loop(

@@ -226,7 +226,6 @@ class BucketPipeline:
         shared: SharedTensors | None = None,
         members: MemberHistory | None = None,
         finite: FiniteWatch | None = None,
-        crosses: bool = True,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepare; `start` starts the threads.
@@ -235,7 +234,7 @@ class BucketPipeline:
         at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
         None: the gateway does. `shared` are tensors that are averaged where they lie. `members`
         is told what the gateway says of them, and allows rounds. `finite` is told of gradients that
-        are not. Without `crosses`, averages are over the ranks of this site alone.
+        are not.
         """
         self._link = link
         self._transfer = transfer
@@ -247,7 +246,6 @@ class BucketPipeline:
         self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
         self._members = members or MemberHistory("")
         self._finite = finite
-        self._crosses = crosses
         self.num_rounds = 0
         """How many rounds of the run have begun."""
         self.before_gradients: Callable[[], None] = lambda: None
@@ -312,7 +310,7 @@ class BucketPipeline:
             self._wait_finished(previous)
         self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens, terms.counted_by)
-        opened = Round(self.num_rounds, tokens, total, pending, terms, self._crosses)
+        opened = Round(self.num_rounds, tokens, total, pending, terms)
         opened.is_catching_up = self._members.is_catching_up
         opened.begins_epoch = begins_epoch
         self._open.open(opened)

@@ -26,18 +26,16 @@ from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.refusals import scaler_steps
-from isthmus.sites.worker.exchange.rounds import Round, ShardWork
+from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
-from isthmus.sites.worker.regimes.outer_shard import Giving, OuterShard, Rates, Rounded, Taking
+from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates, Rounded
 from isthmus.topology.spec.regime import Regime
 
 if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
 
-_ROUNDED = (torch.bfloat16, torch.float16)
-"""Dtypes that cannot hold a float32."""
 _GLOBAL, _MOMENTUM = "global/", "momentum/"
 _COUNT = "step"
 """The key of an optimizer's own count of steps, which is the same at all sites."""
@@ -127,7 +125,8 @@ class LocalSteps:
             return
         kept = {name: local_of(each).to("cpu", copy=True) for name, each in self._trained.items()}
         self._is_away = True
-        self._write([Giving(each.parameters) for each in self._shards])
+        with _written(self._trained) as flats:
+            self._buckets.give_shards([each.parameters for each in self._shards], flats)
         try:
             yield
         finally:
@@ -177,26 +176,26 @@ class LocalSteps:
 
     def _begin(self) -> None:
         """Take the parameters for the global ones, or what there is to go on from."""
+        restored, self._restored = self._restored, {}
+        own = {name: local_of(each) for name, each in self._trained.items()}
+        values = {name: local_of(restored.get(_GLOBAL + name, each)) for name, each in own.items()}
+        parameters = self._buckets.take_shards(_flat(values))
+        momenta: Sequence[torch.Tensor | None] = [None] * len(parameters)
+        if self._regime.full_momentum:
+            momenta = [*map(torch.zeros_like, parameters)]
+            if any(each.startswith(_MOMENTUM) for each in restored):
+                zeros = {name: torch.zeros_like(each) for name, each in own.items()}
+                found = {
+                    name: local_of(restored.get(_MOMENTUM + name, each))
+                    for name, each in zeros.items()
+                }
+                momenta = self._buckets.take_shards(_flat(found))
         self._shards = [
             OuterShard(
-                each.route.shard_numel,
-                [Rounded(*part) for part in each.dtypes() if part[2] in _ROUNDED],
-                has_momentum=self._regime.full_momentum > 0.0,
+                of, momentum, [Rounded(*part) for part in each.dtypes() if _is_short(part[2])]
             )
-            for each in self._buckets.buckets
+            for each, of, momentum in zip(self._buckets.buckets, parameters, momenta, strict=True)
         ]
-        restored, self._restored = self._restored, {}
-        values = {
-            name: _float_of(restored.get(_GLOBAL + name, each))
-            for name, each in self._trained.items()
-        }
-        self._buckets.pass_inside(values, [Taking(each.parameters) for each in self._shards])
-        if self._regime.full_momentum and any(each.startswith(_MOMENTUM) for each in restored):
-            momentum = {
-                name: _float_of(restored.get(_MOMENTUM + name, torch.zeros_like(each)))
-                for name, each in self._trained.items()
-            }
-            self._buckets.pass_inside(momentum, [Taking(each.momentum) for each in self._shards])
 
     def before_end(self, step: int) -> None:
         """Meet the other sites, if a round ends with this step."""
@@ -213,11 +212,6 @@ class LocalSteps:
         with _written(self._trained) as flats:
             self._landed.append(self._buckets.exchange(self._latest_tokens, flats, self._shards))
         self._has_moved = False
-
-    def _write(self, work: Sequence[ShardWork]) -> None:
-        """Write into parameters what ranks of this site give."""
-        with _written(self._trained) as flats:
-            self._buckets.pass_inside(flats, work)
 
     def after_end(self) -> None:
         """Nothing: the round was in the step."""
@@ -238,8 +232,9 @@ class LocalSteps:
         if not is_last:
             self._average_moments()
         self._common = self._gathered(_GLOBAL, [each.parameters for each in self._shards])
-        if self._regime.full_momentum:
-            self._common |= self._gathered(_MOMENTUM, [each.momentum for each in self._shards])
+        momenta = [each.momentum for each in self._shards if each.momentum is not None]
+        if momenta:
+            self._common |= self._gathered(_MOMENTUM, momenta)
         return True
 
     def tensors(self) -> Tensors:
@@ -263,7 +258,7 @@ class LocalSteps:
     def _gathered(self, prefix: str, shards: Sequence[torch.Tensor]) -> Tensors:
         """Return all of what ranks of this site have in shards, laid out as the parameters are."""
         flats = {name: _blank(each) for name, each in self._trained.items()}
-        self._buckets.pass_inside(flats, [*map(Giving, shards)])
+        self._buckets.give_shards(shards, flats)
         return {
             prefix + name: laid_out_as(self._trained[name], flat) for name, flat in flats.items()
         }
@@ -292,17 +287,20 @@ def _written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Te
     """Have what this rank holds of tensors be what is written into flat ones in this context."""
     with torch.no_grad():
         locals_ = {name: local_of(each) for name, each in tensors.items()}
-        flats = {name: each.contiguous().view(-1) for name, each in locals_.items()}
+        flats = _flat(locals_)
         yield flats
         for name, each in locals_.items():
             if each.data_ptr() != flats[name].data_ptr():
                 each.copy_(flats[name].view(each.shape))
 
 
-def _float_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's elements, flat; a copy in float32 of what that does not hold exactly."""
-    flat = local_of(tensor).contiguous().view(-1)
-    return flat.float() if flat.dtype == torch.float64 else flat
+def _flat(locals_: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each.contiguous().view(-1) for name, each in locals_.items()}
+
+
+def _is_short(dtype: torch.dtype) -> bool:
+    """Whether a dtype cannot hold a float32."""
+    return dtype in (torch.bfloat16, torch.float16)
 
 
 def _blank(parameter: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,14 @@ import torch
 import torch.distributed as dist
 
 from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.worker.exchange.bucket_copy import (
+    Slot,
+    bring_back,
+    end_in,
+    read_pieces,
+    start_in,
+    write_pieces,
+)
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives, Ranks, wait
 from isthmus.sites.worker.exchange.rounds import Round, RoundTerms, ShardWork, SharedBy
@@ -62,19 +70,19 @@ class OuterBuckets:
         self,
         pipeline: BucketPipeline,
         hook: AgreedHook,
-        site_pipeline: BucketPipeline,
         site_collectives: Collectives,
+        device: torch.device,
     ) -> None:
         """Send what `hook` has averaged inside the site; `agree` comes next.
 
-        `site_pipeline` reaches the ranks of this site alone, by groups of `site_collectives`.
+        `device` is this rank's: what moves inside the site does so there, by `site_collectives`.
         """
         self._copies: dict[str, int] = {}
         """How many ranks of the site hold what this one does of a parameter."""
         self._pipeline = pipeline
         self._hook = hook
-        self._site_pipeline = site_pipeline
         self._site_collectives = site_collectives
+        self._device = device
         self._world_size = dist.get_world_size()
         self.own = hook.own
         self.twins = hook.twins
@@ -107,14 +115,9 @@ class OuterBuckets:
         names = plan.flags.names
         own = [name for name in names if name in self.own]
         self._flags = UsedFlags(
-            names, own, self.device, number=plan.flags.number, sharing=plan.flags_sharing
+            names, own, self._device, number=plan.flags.number, sharing=plan.flags_sharing
         )
         return self._groups
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's tensors are."""
-        return next((each.device for each in self.own.values()), torch.device("cpu"))
 
     def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """Return the parameter of which one of these is a shard, or of whose gradient."""
@@ -135,7 +138,7 @@ class OuterBuckets:
         """
         terms = RoundTerms(is_gradient=True, is_background=True, counted_by=self.data_ranks)
         opened = self._pipeline.begin(tokens, terms)
-        self._futures = [self._submit(self._pipeline, each, flats) for each in self.buckets]
+        self._futures = [self._submit(each, flats) for each in self.buckets]
         assert self._flags is not None, "agree comes first"
         self._flags.submit(self._pipeline, unused)
         self._pipeline.release()
@@ -149,7 +152,7 @@ class OuterBuckets:
         Args:
             values: what this rank holds of each parameter, by name; others hold copies of some.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for name, each in values.items():
             total += each.float().square().sum(dtype=torch.float64) / self._copies[name]
         wait(self._site_collectives.all_reduce(total))
@@ -196,7 +199,13 @@ class OuterBuckets:
             counted_by=self.data_ranks,
             num_slots=self._num_slots(),
         )
-        return self._run(self._pipeline, tokens, terms, flats, work)
+        self._pipeline.begin(tokens, terms)
+        pairs = zip(self.buckets, work, strict=True)
+        futures = [self._submit(each, flats, of) for each, of in pairs]
+        finished = self._pipeline.wait()
+        for future in futures:
+            future.wait()
+        return finished
 
     def average_exactly(
         self, tokens: float, flats: Mapping[str, torch.Tensor], what: str, place: int
@@ -231,27 +240,50 @@ class OuterBuckets:
         for future in futures:
             future.wait()
 
-    def pass_inside(self, flats: Mapping[str, torch.Tensor], work: Sequence[ShardWork]) -> None:
-        """The same among the ranks of this site: a collective of these."""
-        self._site_collectives.make_groups(sorted(self._groups))
-        terms = RoundTerms(num_slots=self._num_slots())
-        self._run(self._site_pipeline, 1.0, terms, flats, work)
+    # ---------------------------------------------------------------- inside the site
 
-    def _run(
-        self,
-        pipeline: BucketPipeline,
-        tokens: float,
-        terms: RoundTerms,
-        flats: Mapping[str, torch.Tensor],
-        work: Sequence[ShardWork],
-    ) -> Round:
-        pipeline.begin(tokens, terms)
-        pairs = zip(self.buckets, work, strict=True)
-        futures = [self._submit(pipeline, each, flats, work) for each, work in pairs]
-        finished = pipeline.wait()
-        for future in futures:
-            future.wait()
-        return finished
+    @torch.no_grad()
+    def take_shards(self, flats: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return this rank's shard of each bucket: float32, on the host.
+
+        A collective of the site.
+
+        Args:
+            flats: as `send`. Not modified.
+        """
+        self._site_collectives.make_groups(sorted(self._groups))
+        found = []
+        for each in self.buckets:
+            slot = self._site_slot(each)
+            write_pieces(held_pieces(each.cut, each.route, flats), 1.0, slot.padded)
+            wait(start_in(self._site_collectives, slot))
+            end_in(slot)
+            found.append(slot.shard.to("cpu"))
+        return found
+
+    @torch.no_grad()
+    def give_shards(
+        self, shards: Sequence[torch.Tensor], flats: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Write into `flats` what ranks of this site have in their shards of each bucket.
+
+        A collective of the site.
+        """
+        for each, shard in zip(self.buckets, shards, strict=True):
+            slot = self._site_slot(each)
+            slot.shard.copy_(shard)
+            bring_back(self._site_collectives, slot)
+            read_pieces(slot.padded, held_pieces(each.cut, each.route, flats))
+
+    def _site_slot(self, bucket: OuterBucket) -> Slot:
+        """Return buffers for a bucket that stays inside the site."""
+        route = bucket.route
+        shard = torch.zeros(route.shard_numel, device=self._device)
+        is_moved = route.there is not None
+        padded = torch.zeros(route.held_numel, device=self._device) if is_moved else shard
+        return Slot(route.numel, padded, shard, shard, route=route)
+
+    # ---------------------------------------------------------------- a bucket
 
     def _num_slots(self) -> int:
         largest = max((each.route.numel for each in self.buckets), default=1)
@@ -259,12 +291,11 @@ class OuterBuckets:
 
     def _submit(
         self,
-        pipeline: BucketPipeline,
         bucket: OuterBucket,
         flats: Mapping[str, torch.Tensor],
         work: ShardWork | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
-        return pipeline.submit(
+        return self._pipeline.submit(
             held_pieces(bucket.cut, bucket.route, flats),
             bucket.layout,
             exact=bucket.cut.exact,

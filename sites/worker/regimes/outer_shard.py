@@ -41,12 +41,14 @@ class Rounded:
 class OuterShard:
     """What a rank keeps of one bucket; `ShardWork` of its rounds over sites."""
 
-    def __init__(self, numel: int, rounded: Sequence[Rounded], *, has_momentum: bool) -> None:
-        """Have zeros of `numel` elements."""
-        self.parameters = torch.zeros(numel)
+    def __init__(
+        self, parameters: torch.Tensor, momentum: torch.Tensor | None, rounded: Sequence[Rounded]
+    ) -> None:
+        """Own them from now on: float32, shape (n,)."""
+        self.parameters = parameters
         """G."""
-        self.momentum = torch.zeros(numel if has_momentum else 0)
-        """M; nothing where it is always 0."""
+        self.momentum = momentum
+        """M; None: it is always 0."""
         self.rates = Rates(1.0, 0.0)
         """Of the round that is to land next."""
         self._rounded = rounded
@@ -64,7 +66,7 @@ class OuterShard:
     def land(self, shard: torch.Tensor) -> None:
         """Take the outer step by the sites' mean, and deliver the global parameters."""
         lr = np.float32(self.rates.lr)
-        if not self.momentum.numel():
+        if self.momentum is None:
             loops.take_plain_outer_step(self.parameters.numpy(), shard.numpy(), lr)
             return
         loops.take_outer_step(
@@ -74,35 +76,3 @@ class OuterShard:
             lr,
             np.float32(self.rates.momentum),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Taking:
-    """Keeps a shard of what the site's ranks hold, which stays as it is."""
-
-    kept: torch.Tensor
-
-    def leave(self, shard: torch.Tensor, weight: float) -> None:
-        """Keep it."""
-        del weight
-        self.kept.copy_(shard)
-
-    def land(self, shard: torch.Tensor) -> None:
-        """Deliver what there was."""
-        shard.copy_(self.kept)
-
-
-@dataclass(frozen=True, slots=True)
-class Giving:
-    """Delivers a shard to those ranks of the site that hold any of it."""
-
-    given: torch.Tensor
-
-    def leave(self, shard: torch.Tensor, weight: float) -> None:
-        """What they hold now does not matter."""
-        del weight
-        shard.zero_()
-
-    def land(self, shard: torch.Tensor) -> None:
-        """Deliver what was kept."""
-        shard.copy_(self.given)
