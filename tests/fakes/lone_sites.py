@@ -23,6 +23,7 @@ def lone_site(
     averages: bool = True,
     exchange: Exchange | None = None,
     regime: Regime | None = None,
+    device: str = "cpu",
 ) -> Site:
     """A real site of one rank whose link records."""
     welcome = Welcome(
@@ -44,7 +45,7 @@ def lone_site(
         welcome=welcome,
         spec=dataclasses.replace(lone_spec(1), job=job),
         run_folder=Path(),
-        device=torch.device("cpu"),
+        device=torch.device(device),
         averages=averages,
     )
     return Site(context, link, owns_group=False)

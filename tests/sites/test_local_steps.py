@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd import backward
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from isthmus.protos.checkpoint.store import checkpoint_name
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.exchange.collectives import ensure_process_group
+from isthmus.sites.worker.exchange.sharding import local_of, whole_of, write_whole
 from isthmus.topology.spec.regime import OuterOptimizer, regime_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.fakes.lone_sites import lone_site
@@ -219,3 +226,80 @@ def test_what_has_moved_counts_where_something_else_is_synchronised() -> None:
     assert not all(map(torch.equal, model.parameters(), before)), "the outer step was taken"
     train_once(model, other)
     site.leave()
+
+
+def sharded(device: str) -> tuple[Site, nn.Module, torch.optim.Optimizer]:
+    """Return a lone site of rounds of two steps with a model of bf16 shards."""
+    regime = regime_of("diloco", sync_every=2, outer=OuterOptimizer(lr=0.5, ramp_steps=0))
+    site = lone_site(RecordingLink(), regime=regime, device=device)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).to(device, torch.bfloat16)
+    fully_shard(model, mesh=init_device_mesh(device, (1,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    return site, model, optimizer
+
+
+def train_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        inputs = torch.ones(2, 4, device=next(model.parameters()).device, dtype=torch.bfloat16)
+        backward(model(inputs * (step + 1)).square().mean())
+        optimizer.step()
+
+
+def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [local_of(each).cpu().clone() for each in tensors]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
+    """The state lies on the host, and is made whole where others are to have it."""
+    ensure_process_group(torch.device(device), 30.0)
+    site, model, optimizer = sharded(device)
+    train_sharded(model, optimizer, 3)
+    own = locals_of(model.parameters())
+    with site.global_parameters():
+        common = locals_of(model.parameters())
+    assert not any(map(torch.equal, own, common))
+    assert all(map(torch.equal, own, locals_of(model.parameters())))
+    train_sharded(model, optimizer, 1)
+    loop = site._parts.synchronisation.loop
+    assert loop is not None
+    assert loop.make_common()
+    parameters = [local_of(each).clone() for each in model.parameters()]
+    moments = deepcopy(optimizer.state_dict())
+    state = {path: whole_of(each).cpu() for path, each in loop.tensors().items()}
+    assert {local_of(each).device.type for each in loop.tensors().values()} == {"cpu"}
+    assert {each.dtype for each in state.values()} == {torch.float32}
+    train_sharded(model, optimizer, 2)
+    expected = locals_of(model.parameters())
+    site.leave()
+
+    site, model, optimizer = sharded(device)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), parameters, strict=True):
+            local_of(parameter).copy_(value)
+    optimizer.load_state_dict(moments)
+    loop = site._parts.synchronisation.loop
+    assert loop is not None
+    targets = loop.to_load({path: (each.shape, each.dtype) for path, each in state.items()})
+    for path, target in targets.items():
+        write_whole(target, state[path])
+    loop.take(targets)
+    train_sharded(model, optimizer, 2)
+    assert all(map(torch.equal, expected, locals_of(model.parameters())))
+    site.leave()
+    dist.destroy_process_group()
