@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,14 +175,14 @@ def test_on_a_device_it_is_told_once_the_values_are_there() -> None:
 
 
 def reports(
-    folder: Path, layouts: tuple[str, str], parameter: str, rank: str
+    folder: Path, layouts: tuple[str, str], parameter: str, rank: str, *, job: Sequence[str] = ()
 ) -> list[tuple[str, int, dict[str, Any]]]:
     plan = {"layouts": layouts, "parameter": parameter, "rank": rank}
     (folder / "layouts.json").write_text(json.dumps(plan))
     ranks = [layout_programs.RANKS[each] for each in layouts]
     with FakeGateways(folder, ranks, verify_every=0) as gateways:
         paths = [gateways.path(site) for site in range(len(ranks))]
-        codes = run_ranks(folder, paths, ranks, layout_programs.train_not_finite)
+        codes = run_ranks(folder, paths, ranks, layout_programs.train_not_finite, job)
     assert set(codes.values()) == {0}
     assert gateways.problems == []
     kind = metrics.NON_FINITE
@@ -200,6 +200,19 @@ def test_the_rank_with_a_nan_in_one_parameter_is_named_and_no_other(tmp_path: Pa
         "tensor": "layers.1.up.weight",
         "reason": "in step 2 the gradient of layers.1.up.weight held a NaN before it was averaged",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_where_rounds_have_several_steps_the_site_with_a_nan_is_named(tmp_path: Path) -> None:
+    """What crosses are values then; a NaN of the first steps is in them at the round's end."""
+    job = ["regime.kind=diloco", "regime.sync_every=3"]
+    told = reports(tmp_path, ("ddp", "ddp"), "layers.1.up.weight", "site1-rank1", job=job)
+    own = [each for each in told if not each[2]["values"]["averaged"]]
+    assert {site for site, _, _ in own} == {"site1"}
+    for _, _, message in own:
+        assert message["step"] == 3
+        assert message["labels"]["reason"].startswith("in step 3 its shard of the site's value of")
 
 
 @pytest.mark.slow
