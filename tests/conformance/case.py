@@ -53,8 +53,8 @@ class Case:
     holds: Mapping[Way, Outcome]
     broken: Mapping[Way, str]
     """Why it does not hold today."""
-    is_quick: bool
-    """Runs in `./scripts/test`; all others with `--all` only."""
+    quick_ways: tuple[Way, ...]
+    """Those that run in `./scripts/test`; all others with `--all` only."""
     ranks: tuple[int, ...]
     """Of each site."""
     job: tuple[str, ...]
@@ -93,7 +93,7 @@ def case(
     holds: Outcome | Mapping[Way, Outcome] = EQUAL,
     *,
     broken: str | Mapping[Way, str] = "",
-    quick: bool = False,
+    quick: Iterable[Way] | bool = (),
     ranks: tuple[int, ...] = (1, 1),
     job: tuple[str, ...] = (),
     oracle: Script | None = None,
@@ -102,7 +102,10 @@ def case(
     early_ranks: tuple[int, ...] = (),
     resumes_at: int | None = None,
 ) -> Callable[[Script], Script]:
-    """Add a script to the suite. `holds` and `broken` may differ by way."""
+    """Add a script to the suite.
+
+    `holds` and `broken` may differ by way. `quick`: in which ways it is; True: in all.
+    """
     taken = tuple(ways)
 
     def add(script: Script) -> Script:
@@ -115,7 +118,7 @@ def case(
                 if isinstance(broken, Mapping)
                 else dict.fromkeys(taken if broken else (), broken)
             ),
-            is_quick=quick,
+            quick_ways=taken if quick is True else tuple(quick or ()),
             ranks=ranks,
             job=job,
             oracle=oracle or script,

@@ -15,7 +15,7 @@ def _parameters() -> list[object]:
     found = []
     for case in CASES.values():
         for way in case.ways:
-            marks = [] if case.is_quick else [pytest.mark.exhaustive]
+            marks = [] if way in case.quick_ways else [pytest.mark.exhaustive]
             if way in case.broken:
                 marks.append(pytest.mark.xfail(strict=True, reason=case.broken[way]))
             found.append(pytest.param(case, way, marks=marks, id=f"{case.name}-{way}"))

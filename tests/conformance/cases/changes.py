@@ -31,7 +31,7 @@ def take_step(world: World, model: Any, optimizer: torch.optim.Optimizer, step: 
     optimizer.step()
 
 
-@case((*DDP, *AVERAGE), quick=True)
+@case((*DDP, *AVERAGE), quick=DDP)
 def adapters_and_synchronized_again(world: World) -> Any:
     """LoRA adapters put in, the rest frozen, another optimizer, and `synchronize` again"""
     model = net()
@@ -293,7 +293,7 @@ def _grown(world: World, *, says_so: bool = True) -> Any:
     return wrapped
 
 
-@case((*DDP, *AVERAGE), quick=True, resumes_at=AT - 1)
+@case((*DDP, *AVERAGE), quick=DDP, resumes_at=AT - 1)
 def resumed_before_a_change(world: World) -> Any:
     """A run whose model grows, from a checkpoint of before"""
     return _grown(world)

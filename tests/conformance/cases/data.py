@@ -163,7 +163,7 @@ def _workers(world: World, kind: str, held: Any = None) -> Any:
     return train_on(world, loader)
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def site_sampler(world: World) -> Any:
     """`site.sampler`"""
     sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)

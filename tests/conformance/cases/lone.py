@@ -179,7 +179,7 @@ def _in_sequence(world: World, *, by_two: bool) -> Any:
     return learn(world, model, optimizer, by_two=by_two)
 
 
-@case(LONE, quick=True, ranks=(2, 2))
+@case(LONE, ranks=(2, 2))
 def sequence_parallel(world: World) -> Any:
     """Sequence parallelism alone: each rank has some of a norm's gradient"""
     return _in_sequence(world, by_two=False)

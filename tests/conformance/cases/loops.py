@@ -376,7 +376,7 @@ def rounds_without_steps(world: World) -> Any:
     return model
 
 
-@case(BOTH, quick=True, steps=2)
+@case(BOTH, quick=DDP, steps=2)
 def many_rounds_a_step(world: World) -> Any:
     """Accumulation without `no_sync`: a round for each micro-batch, and few steps"""
     model = world.wrap(net())
@@ -502,7 +502,7 @@ def _all_but_one(world: World) -> Any:
     return model
 
 
-@case(BOTH, quick=True, oracle=_all_but_one)
+@case(BOTH, quick=DDP, oracle=_all_but_one)
 def one_site_counts_nothing(world: World) -> Any:
     """One site leaves a batch out by `site.count_tokens(0)`"""
     model = world.wrap(net())

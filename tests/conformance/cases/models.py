@@ -42,7 +42,7 @@ def frozen(world: World) -> Any:
     return train(world, model)
 
 
-@case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"0\.weight"), quick=True)
+@case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"0\.weight"), quick=DDP)
 def thawed_later(world: World) -> Any:
     """A layer that is thawed after `synchronize`"""
     model = net()
@@ -59,7 +59,7 @@ def thawed_later(world: World) -> Any:
     return wrapped
 
 
-@case((*BOTH, *LONE), quick=True)
+@case((*BOTH, *LONE), quick=DDP)
 def thawed_and_synchronized_again(world: World) -> Any:
     """A layer that is thawed, and `synchronize` again with a new wrapper"""
     model = net()
@@ -148,7 +148,7 @@ def swapped_head(world: World) -> Any:
     return wrapped
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def group_added_later(world: World) -> Any:
     """Layers that the optimizer gets later (`add_param_group`), and that were wrapped all along"""
     model = world.wrap(net())
@@ -271,7 +271,7 @@ class Adapted(nn.Module):
         return self.inner(inputs) + inputs @ self.down.T @ self.up.T
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def lora(world: World) -> Any:
     """LoRA adapters on a frozen model"""
     layers = [Adapted(each) if isinstance(each, nn.Linear) else each for each in net()]
@@ -415,7 +415,7 @@ def tokens_of(batch: Any) -> Any:
     return (inputs.abs() * 5).long() % 7, labels
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def tied_embedding(world: World) -> Any:
     """An embedding that the head is tied to"""
     model = world.wrap(Tied(), as_one=True)
@@ -557,7 +557,7 @@ def _branches_alone(world: World) -> Any:
     return model
 
 
-@case(BOTH, oracle=_branches_alone, quick=True)
+@case(BOTH, oracle=_branches_alone, quick=DDP)
 def order_of_backward(world: World) -> Any:
     """A backward pass whose order depends on the data"""
     return _train_branches(world)
@@ -812,7 +812,7 @@ def spectral_norm(world: World) -> Any:
     return train(world, model)
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def batch_norm(world: World) -> Any:
     """BatchNorm, of each rank's own samples"""
     inner = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.BatchNorm1d(HIDDEN), *net()[1:])
@@ -859,7 +859,7 @@ def channels_last(world: World) -> Any:
     return train(world, Images().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
-@case((*DDP, *AVERAGE), quick=True)
+@case((*DDP, *AVERAGE), quick=DDP)
 def channels_last_at_one_site(world: World) -> Any:
     """`channels_last` at one site only"""
     model: Any = Images()

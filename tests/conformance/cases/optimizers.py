@@ -28,7 +28,7 @@ def train(world: World, make: Callable[[Any], torch.optim.Optimizer], steps: int
     return model
 
 
-@case((*BOTH, *AVERAGE), quick=True)
+@case((*BOTH, *AVERAGE), quick=DDP)
 def adamw_groups(world: World) -> Any:
     """AdamW with groups: no weight decay for biases"""
 
@@ -376,7 +376,7 @@ class ScheduleFree(torch.optim.Optimizer):
                 z.sub_(each.grad, alpha=group["lr"])
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def schedule_free(world: World) -> Any:
     """A schedule-free optimizer with evaluations in between"""
     model = world.wrap(net())
@@ -514,7 +514,7 @@ def clip_in_a_step_hook(world: World) -> Any:
 # ---------------------------------------------------------------- learning rates
 
 
-@case((*BOTH, *AVERAGE), quick=True)
+@case((*BOTH, *AVERAGE), quick=DDP)
 def schedulers(world: World) -> Any:
     """A scheduler of warm-up and cosine"""
     model = world.wrap(net())

@@ -141,7 +141,7 @@ def wrapper_inside_a_module(world: World) -> Any:
 # ---------------------------------------------------------------- several models
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def gan(world: World) -> Any:
     """A GAN: two models and two optimizers"""
     judge = nn.Sequential(nn.Linear(OUTPUTS, 5), nn.Tanh(), nn.Linear(5, 1))
@@ -322,7 +322,7 @@ def _scaled(world: World, *, inf_at: int | None) -> Any:
     return model
 
 
-@case(BOTH, quick=True)
+@case(BOTH, quick=DDP)
 def grad_scaler(world: World) -> Any:
     """AMP: `GradScaler`"""
     return _scaled(world, inf_at=None)
