@@ -197,19 +197,11 @@ class Bench:
 
     def metrics(self, run_id: str = "") -> list[dict[str, Any]]:
         """Return every metric that the run wrote."""
-        lines = (self.run_folder(run_id) / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return metrics_of(self.run_folder(run_id))
 
     def losses(self, run_id: str = "") -> list[float]:
         """Return the global batch's mean loss, by step."""
-        sums: dict[int, list[float]] = {}
-        for metric in self.metrics(run_id):
-            if metric["kind"] == "step" and "loss" in metric["values"]:
-                values = metric["values"]
-                entry = sums.setdefault(metric["step"], [0.0, 0.0])
-                entry[0] += values["loss"] * values["site_tokens"]
-                entry[1] += values["site_tokens"]
-        return [total / tokens for _, (total, tokens) in sorted(sums.items())]
+        return losses_of(self.run_folder(run_id))
 
     def pids(self, *words: str) -> list[int]:
         """Return the run's processes whose command line holds all `words`, lowest pid first."""
@@ -270,6 +262,23 @@ class Result:
             f"exit {self.code}, want {code}\n{self.out}\n{self.err}\n{self.bench.logs()}"
         )
         return self
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Return every metric of a run's folder."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(folder: Path) -> list[float]:
+    """Return the global batch's mean loss, by step, from a run's folder."""
+    sums: dict[int, list[float]] = {}
+    for metric in metrics_of(folder):
+        if metric["kind"] == "step" and "loss" in metric["values"]:
+            values = metric["values"]
+            entry = sums.setdefault(metric["step"], [0.0, 0.0])
+            entry[0] += values["loss"] * values["site_tokens"]
+            entry[1] += values["site_tokens"]
+    return [total / tokens for _, (total, tokens) in sorted(sums.items())]
 
 
 @contextmanager

@@ -5,14 +5,12 @@ And at other numbers of sites and ranks, in the same losses.
 
 import os
 import random
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
 from isthmus.sites.checkpoint.export import model_tensors
@@ -26,7 +24,10 @@ from tests.multiprocess.harness import (
     topology_yaml,
 )
 
-pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [
+    *(UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow),
+    pytest.mark.exhaustive,
+]
 
 STEPS = 30
 GLOBAL_BATCH = 12
@@ -84,7 +85,6 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
     return Wholes(tmp_path_factory.mktemp("wholes"))
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(10))
 def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, wholes: Wholes) -> None:
     kind = KINDS[seed % len(KINDS)]
@@ -108,7 +108,6 @@ def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, whol
     assert not different, f"{seed=}: {resumed.err}"
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "sites",
     [
@@ -126,7 +125,6 @@ def test_other_numbers_of_sites_and_ranks_go_on_alike(
     check_goes_on(run, "other", whole.losses("whole"))
 
 
-@pytest.mark.exhaustive
 def test_four_ranks_go_on_in_two(run: Bench) -> None:
     run.launch(topology([(1, 2), (1, 2)]), job("trainer-fp32"), "--run-id", "four").check()
     stored = store(run, "four") / checkpoint_name(STEPS - 9)
@@ -145,7 +143,6 @@ def check_goes_on(run: Bench, run_id: str, whole: list[float]) -> None:
     ]
 
 
-@pytest.mark.exhaustive
 def test_four_ranks_state_goes_on_in_two_with_fsdp(run: Bench) -> None:
     run.launch(
         topology([(1, 4), (1, 1)]), job("fsdp-fp32", dropout=0.0), "--run-id", "four"
@@ -159,7 +156,6 @@ def test_four_ranks_state_goes_on_in_two_with_fsdp(run: Bench) -> None:
         torch.testing.assert_close(each, expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.exhaustive
 def test_the_batch_and_the_learning_rate_shrink_with_the_ranks(run: Bench) -> None:
     text = job("trainer-fp32") + "on_fewer_sites: shrink\n"
     run.launch(topology([(1, 2), (1, 1)]), text, "--run-id", "whole").check()
@@ -186,42 +182,6 @@ def steps_of(run: Bench, run_id: str) -> list[dict[str, Any]]:
     return [each for each in found if "step_s" in each["values"]]
 
 
-def test_damaged_ones_are_refused_by_name_and_the_one_before_is_taken(
-    run: Bench, wholes: Wholes
-) -> None:
-    copied, kind = run.folder / "copied", KINDS[2]
-    shutil.copytree(store(wholes.of(kind), "whole"), copied)
-    newest, second, third, oldest = sorted(copied.iterdir(), reverse=True)
-    shared = newest / "shared" / "__0_0.distcp"
-    shared.write_bytes(shared.read_bytes()[:-1])
-    (second / "manifest.json").unlink()
-    own = third / "own" / "b" / "0.pt"
-    data = bytearray(own.read_bytes())
-    data[len(data) // 2] ^= 1
-    own.write_bytes(data)
-    (copied / ".step-00000099.g1").mkdir()  # as a killed writer leaves it
-
-    out = str(run.folder / "model.safetensors")  # by the same rule as `launch --resume`
-    taken = run.isthmus("checkpoints", "export", str(copied), "--out", out, "--json").check()
-    assert f"refused: {newest.name}: shared/__0_0.distcp has" in taken.err
-    assert f"refused: {second.name}: has no manifest.json: half written" in taken.err
-    assert f"refused: {third.name}: own/b/0.pt has changed" in taken.err
-    assert taken.envelope["data"]["checkpoint"] == str(oldest)
-    exported, expected = load_file(out), model_tensors(str(oldest))
-    assert all(torch.equal(exported[name], each) for name, each in expected.items())
-    assert exported.keys() == expected.keys()
-
-    verified = run.isthmus("checkpoints", "verify", str(copied), "--json").check(8)
-    assert verified.envelope["error"]["code"] == "BAD_CHECKPOINT"
-    assert len(verified.envelope["error"]["where"]) == 3
-    path = str(run.write(topology(sites_of(kind)), job(kind)))
-    by_itself = run.isthmus("launch", path, "--resume", str(newest), "--json").check(8)
-    assert "is refused: step-00000030: shared/__0_0.distcp" in by_itself.err
-    shutil.rmtree(oldest)
-    none = run.isthmus("launch", path, "--resume", str(copied), "--json").check(8)
-    assert none.envelope["error"]["code"] == "NO_CHECKPOINT"
-
-
 def stepping(run: Bench) -> bool:
     """Whether the only run has begun to take steps."""
     return any(
@@ -235,7 +195,6 @@ def newest_step(run: Bench) -> int:
     return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("by", ["cancel", "agent"])
 def test_a_run_that_is_stopped_saves_first(run: Bench, by: str) -> None:
     text = job_yaml(steps=100_000) + "checkpoint: {every: 1h}\n"
@@ -256,7 +215,6 @@ def test_a_run_that_is_stopped_saves_first(run: Bench, by: str) -> None:
     assert process.returncode == (6 if by == "cancel" else 4)
 
 
-@pytest.mark.exhaustive
 def test_a_run_that_lost_its_first_site_saves_on_and_uses_each_sample_once(run: Bench) -> None:
     batch, steps = 12, 200
     text = job_yaml(steps=steps, global_batch=batch) + "checkpoint: {every: 20 steps, keep: 50}\n"

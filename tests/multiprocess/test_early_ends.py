@@ -11,7 +11,8 @@ import torch
 from isthmus.protos.catalogue import ExitCode
 from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+# In one process: tests/orchestrator/test_early_ends.py, tests/sim, and the conformance suite.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_early.py"
 STEPS = 14
@@ -43,11 +44,10 @@ def is_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bo
     ("num_sites", "kind", "job"),
     [
         pytest.param(2, "end", "", id="end"),
-        pytest.param(2, "skip", "", id="skip", marks=pytest.mark.exhaustive),
+        pytest.param(2, "skip", "", id="skip"),
         pytest.param(
             *(3, "end", "checkpoint: {every: 5 steps}\n"),
             id="three sites that save",
-            marks=pytest.mark.exhaustive,
         ),
     ],
 )
@@ -74,7 +74,6 @@ def test_the_others_go_on_and_that_is_said_at_once_and_no_loss(
     run.wait_for_nothing_left(20)
 
 
-@pytest.mark.exhaustive
 def test_the_run_ends_where_that_is_wanted_and_says_who_ended_first(run: Bench) -> None:
     error = launch(run, 2, "end", 4, "on_early_end: end, ").check(ExitCode.JOB_FAILED)
     told = error.envelope["error"]
@@ -84,7 +83,6 @@ def test_the_run_ends_where_that_is_wanted_and_says_who_ended_first(run: Bench) 
     run.wait_for_nothing_left(20)
 
 
-@pytest.mark.exhaustive
 def test_steps_that_one_site_leaves_out_are_named(run: Bench) -> None:
     error = launch(run, 2, "steps", 1).check(ExitCode.JOB_FAILED).envelope["error"]
     assert error["code"] == "STEPS_DIFFER"

@@ -1,4 +1,7 @@
-"""A run over mutual TLS, one site behind NAT; nothing listens beyond what is configured."""
+"""A run over mutual TLS, one site behind NAT: it trains as one process does.
+
+And nothing listens beyond what is configured.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from isthmus.sites.trainer.reference import train_alone
+from isthmus.topology.documents.load import load_job
+from tests.multiprocess.harness import Bench, job_yaml, losses_of, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 SITES = [(1, 1), (1, 2)]
-
+STEPS = 200
+COMPARED_STEPS = 50
+"""As tests/multiprocess/test_same_training.py has them, which says how near losses are."""
 
 PORTS = (23100, 23149)
 
@@ -38,7 +45,9 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
         "address: 127.0.0.2", f"address: 127.0.0.2, ports: {PORTS[0]}-{PORTS[1]}"
     )
     topology = topology.replace("address: 127.0.0.3", "inbound: false")
-    job = run.write(topology.replace("mode: insecure", "mode: mtls"), job_yaml(steps=200))
+    # 13 sequences a step over 3 ranks: nothing divides, so the weights have to be right.
+    text = job_yaml(steps=STEPS, global_batch=13)
+    job = run.write(topology.replace("mode: insecure", "mode: mtls"), text)
     topology_path, state = run.folder / "topology.yaml", run.folder / "coordinator"
     certs = str(run.folder / "certs")
     run.isthmus("certs", "init", str(topology_path), "--folder", certs).check()
@@ -70,7 +79,7 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
     def steps() -> bool:
         return any('"kind": "step"' in path.read_text() for path in metrics.rglob("metrics.jsonl"))
 
-    run.wait_for("steps", steps, 60)
+    run.wait_for("steps", steps)
 
     found = listening(run)
     inside = {what for (host, _), what in found.items() if host == "127.0.0.1"}
@@ -90,7 +99,14 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
     assert status.envelope["data"]["state"] in {"ACTIVE", "STOPPING", "SUCCEEDED"}
     out, err = launched.communicate(timeout=120)
     assert launched.returncode == 0, f"{out}\n{err}\n{run.logs()}"
-    assert json.loads(out)["data"]["verified_steps"] == 1 + 200
+    data = json.loads(out)["data"]
+    assert data["verified_steps"] == 1 + STEPS
+    folder = state / "runs" / data["run_id"]
+    alone = train_alone(load_job(text, "job.yaml"), run.folder).losses[:COMPARED_STEPS]
+    losses = losses_of(folder)
+    assert len(losses) == STEPS
+    assert losses[:COMPARED_STEPS] == pytest.approx(alone, rel=1e-5)
+    assert losses[-1] < losses[0] - 0.3
     for folder in (state, run.folder / "agent-a", run.home / "runs"):
         assert unprotected(folder) == []
 

@@ -15,7 +15,10 @@ from isthmus.sites.trainer.reference import train_alone
 from isthmus.topology.documents.load import load_job
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    *(pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)),
+    pytest.mark.exhaustive,  # tests/multiprocess/test_mtls_run.py has one such run
+]
 
 STEPS = 50
 EQUAL = [(1, 2), (1, 2), (1, 2)]
@@ -24,10 +27,10 @@ EQUAL = [(1, 2), (1, 2), (1, 2)]
 @pytest.mark.parametrize(
     ("sites", "tree"),
     [
-        pytest.param(EQUAL, "star", id="3x2", marks=pytest.mark.exhaustive),
+        pytest.param(EQUAL, "star", id="3x2"),
         pytest.param([(1, 1), (1, 2)], "gather", id="1-and-2-ranks"),
-        pytest.param([(1, 1), (1, 3)], "gather", id="1-and-3-ranks", marks=pytest.mark.exhaustive),
-        pytest.param([(1, 2), (2, 1)], "gather", id="1-and-2-nodes", marks=pytest.mark.exhaustive),
+        pytest.param([(1, 1), (1, 3)], "gather", id="1-and-3-ranks"),
+        pytest.param([(1, 2), (2, 1)], "gather", id="1-and-2-nodes"),
     ],
 )
 def test_losses_equal_those_of_one_process(
@@ -50,7 +53,6 @@ def test_losses_equal_those_of_one_process(
 
 # Every codec with every tree: tests/sites/test_bit_identity.py. Here one of each kind, through
 # everything: whose sizes are known and whose are not, with a residual and without; fp32 is above.
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(("codec", "tree"), [("bf16-split", "gather"), ("int4-zstd", "star")])
 def test_parameters_stay_bit_identical_with_each_kind_of_codec(
     run: Bench, codec: str, tree: str

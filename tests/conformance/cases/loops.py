@@ -460,7 +460,7 @@ def _without_a_batch(world: World) -> Any:
     return model
 
 
-@case((*BOTH, *AVERAGE), oracle=_without_a_batch, steps=None, early_ranks=(1,))
+@case((*BOTH, *AVERAGE), oracle=_without_a_batch, steps=None, early_ranks=(1,), quick=DDP)
 def one_site_skips_a_batch(world: World) -> Any:
     """One site skips a batch whose loss is bad (`continue`)"""
     model = world.wrap(net())
