@@ -135,7 +135,10 @@ def test_the_command_becomes_the_coordinator(files: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(("--bind", "{taken}"), "ADDRESS_IN_USE"), (("--bind", "127.0.0.1:0"), "STATE_LOCKED")],
+    [
+        (("--bind", "{taken}"), "ADDRESS_IN_USE"),
+        pytest.param(("--bind", "127.0.0.1:0"), "STATE_LOCKED", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_what_only_the_coordinator_itself_can_find_wrong(
     files: Path, tmp_path: Path, arguments: tuple[str, ...], code: str

@@ -180,7 +180,9 @@ def test_it_ends_with_its_command_and_as_it_did(bench: Bench) -> None:
     bench.processes.wait_gone()
 
 
-@pytest.mark.parametrize("victim", ["owner", "emulator"])
+@pytest.mark.parametrize(
+    "victim", ["owner", pytest.param("emulator", marks=pytest.mark.exhaustive)]
+)
 def test_after_sigkill_only_a_folder_may_be_left(
     bench: Bench, isthmus: Isthmus, victim: str
 ) -> None:

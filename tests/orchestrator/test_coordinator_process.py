@@ -21,7 +21,7 @@ from isthmus.protos.errors import StateConflictError
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.timeouts import Timeouts
 from tests.fakes.marked_processes import MarkedProcesses
-from tests.fakes.waiting import DEADLINE_S, wait_for
+from tests.fakes.waiting import DEADLINE_S, PROCESSES_S, wait_for
 from tests.fakes.worlds import JOB, topology_text
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -104,16 +104,20 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         made.close()
 
 
-def test_who_is_refused_at_the_start(bench: Bench, tmp_path: Path) -> None:
+def test_a_second_one_is_refused_at_the_same_folder_and_address(
+    bench: Bench, tmp_path: Path
+) -> None:
     bench.start()
     address = bench.listening()
-
     assert bench.refused() == (8, f"error: another coordinator uses {bench.state}")
-    first, bench.state = bench.state, tmp_path / "other"
+    bench.state = tmp_path / "other"
     code, said = bench.refused(bind=address)
     assert (code, "something else listens on" in said) == (8, True)
-    code, said = bench.refused("--set", "failure.detect_within=never")
-    assert code == 2
+
+
+@pytest.mark.exhaustive
+def test_files_that_cannot_be_used_are_named(bench: Bench, tmp_path: Path) -> None:
+    assert bench.refused("--set", "failure.detect_within=never")[0] == 2
     bench.topology = tmp_path / "none.yaml"
     code, said = bench.refused()
     assert (code, "none.yaml" in said) == (2, True)
@@ -121,7 +125,6 @@ def test_who_is_refused_at_the_start(bench: Bench, tmp_path: Path) -> None:
     bench.topology, bench.state = tmp_path / "topology.yaml", tmp_path / "file"
     code, said = bench.refused()
     assert (code, str(tmp_path / "file") in said) == (8, True)
-    bench.state = first
 
 
 def test_errors_are_an_envelope_with_json(bench: Bench) -> None:
@@ -185,6 +188,13 @@ def run_of(address: str) -> control_pb2.Run:
         return client.get_run("run-1")
 
 
+def wait_for_pause(address: str) -> None:
+    def is_paused() -> bool:
+        return any("paused" in each for each in run_of(address).notes)
+
+    wait_for(is_paused, "a note", look_s=PROCESSES_S)
+
+
 def test_one_whose_journal_cannot_be_written_says_so_and_goes_on_when_it_can(
     bench: Bench,
 ) -> None:
@@ -192,7 +202,7 @@ def test_one_whose_journal_cannot_be_written_says_so_and_goes_on_when_it_can(
     address = bench.listening()
     bench.submit(address)
     full_disk(process.pid, is_full=True)
-    wait_for(lambda: any("paused" in each for each in run_of(address).notes), "a note")
+    wait_for_pause(address)
     run = run_of(address)
     assert run.state == control_pb2.RUN_STATE_FORMING
     (note,) = [each for each in run.notes if "paused" in each]
@@ -210,7 +220,7 @@ def test_one_whose_journal_cannot_be_written_says_so_and_goes_on_when_it_can(
         except CoordinatorUnreachableError:
             return False
 
-    wait_for(goes_on, "the coordinator to go on")
+    wait_for(goes_on, "the coordinator to go on", look_s=PROCESSES_S)
     with Client(address) as client:
         client.cancel_run("run-1")
     assert process.poll() is None
@@ -221,13 +231,13 @@ def test_a_paused_one_ends_when_it_is_asked_to(bench: Bench) -> None:
     address = bench.listening()
     bench.submit(address)
     full_disk(process.pid, is_full=True)
-    wait_for(lambda: any("paused" in each for each in run_of(address).notes), "a note")
+    wait_for_pause(address)
     process.terminate()
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signal.SIGTERM, err
 
 
-@pytest.mark.parametrize("trouble", ["full", "removed"])
+@pytest.mark.parametrize("trouble", [pytest.param("full", marks=pytest.mark.exhaustive), "removed"])
 def test_the_run_of_an_embedded_one_ends_by_name_when_its_journal_is_gone_or_full(
     bench: Bench, trouble: str
 ) -> None:
@@ -277,8 +287,12 @@ def test_agents_die_with_an_embedded_coordinator_that_is_killed(bench: Bench) ->
     process = bench.start("--embedded")
     with Client(bench.listening()) as client:
         bench.submit(client.address)
-        wait_for(lambda: len(bench.processes.pids("isthmus.sites.agent")) == 2, "agents")
-        wait_for(lambda: all(site.host for site in client.get_run("").sites), "both sites' hellos")
+        wait_for(
+            lambda: all(site.host for site in client.get_run("").sites),
+            "both sites' hellos",
+            look_s=PROCESSES_S,
+        )
+        assert len(bench.processes.pids("isthmus.sites.agent")) == 2
     process.kill()
     bench.processes.wait_gone()
 

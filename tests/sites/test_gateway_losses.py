@@ -198,6 +198,7 @@ def test_the_round_in_which_a_gateway_is_killed_ends_alike_at_all_others(
         assert [process.end() for process in everybody] == [0] * 3
 
 
+@pytest.mark.exhaustive  # tests/sites/test_gateway_switch.py has one in this process
 def test_a_planned_change_costs_no_round(tmp_path: Path) -> None:
     with ExitStack() as stack:
         processes = start(stack, tmp_path, PLANS["gather"], "bf16")

@@ -94,8 +94,10 @@ def test_sigterm_is_a_stop(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (b"nonsense", "stdin: not a JSON line"),
-        (b"[1]", "stdin: want a JSON object with an op"),
-        (b'{"op": "connect"}', "the first line must be a configure"),
+        pytest.param(b"[1]", "stdin: want a JSON object with an op", marks=pytest.mark.exhaustive),
+        pytest.param(
+            b'{"op": "connect"}', "the first line must be a configure", marks=pytest.mark.exhaustive
+        ),
         (b'{"op": "configure", "site": "ash"}', "stdin: configure: run_id is missing"),
     ],
 )
@@ -107,25 +109,33 @@ def test_a_bad_first_line_is_named(line: bytes, message: str, tmp_path: Path) ->
     assert "Traceback" not in (tmp_path / "gateway.log").read_text()
 
 
-def test_bad_later_lines_and_addresses_are_named(tmp_path: Path) -> None:
-    config = gateway_config(tmp_path, PLAN, 0)
-    cases = [
+@pytest.mark.parametrize(
+    ("changes", "line", "message"),
+    [
         (
-            config,
+            {},
             b'{"op": "connect", "peers": [{"site": "birch"}]}',
             "connect: peers.0.gateway is missing",
         ),
-        (config, b'{"op": "connect", "peers": []}', "no address of site birch gateway 0"),
-        (config, b'{"op": "what"}', "unknown op 'what'"),
-        (gateway_config(tmp_path, PLAN, 0, socket_path="/" + "x" * 200), b"{}", "at most 107"),
-        (gateway_config(tmp_path, PLAN, 0, bind_host="192.0.2.1"), b"{}", "cannot listen on"),
-    ]
-    for index, (given, line, message) in enumerate(cases):
-        with GatewayProcess(tmp_path / f"{index}.log") as process:
-            process.configure(given)
-            process.say(line)
-            assert message in process.wait("failed")["message"]
-            assert process.process.wait(DEADLINE_S) == 1
+        pytest.param(
+            *({}, b'{"op": "connect", "peers": []}', "no address of site birch gateway 0"),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param({}, b'{"op": "what"}', "unknown op 'what'", marks=pytest.mark.exhaustive),
+        pytest.param(
+            *({"socket_path": "/" + "x" * 200}, b"{}", "at most 107"), marks=pytest.mark.exhaustive
+        ),
+        ({"bind_host": "192.0.2.1"}, b"{}", "cannot listen on"),
+    ],
+)
+def test_bad_later_lines_and_addresses_are_named(
+    tmp_path: Path, changes: dict[str, Any], line: bytes, message: str
+) -> None:
+    with GatewayProcess(tmp_path / "gateway.log") as process:
+        process.configure(gateway_config(tmp_path, PLAN, 0, **changes))
+        process.say(line)
+        assert message in process.wait("failed")["message"]
+        assert process.process.wait(DEADLINE_S) == 1
 
 
 def test_end_of_file_before_anything(tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ def test_several_write_and_remove_the_same_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.exhaustive
 def test_only_gateways_load_kernels(tmp_path: Path) -> None:
     """Ranks would import LLVM for nothing."""
     code = (

@@ -233,6 +233,7 @@ def test_the_rank_that_failed_is_first(tmp_path: Path, action: str) -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rank_that_is_killed_while_the_disk_is_full_is_told_as_that(tmp_path: Path) -> None:
     script = write_script(tmp_path)
     (tmp_path / "node").mkdir()
@@ -246,6 +247,7 @@ def test_a_rank_that_is_killed_while_the_disk_is_full_is_told_as_that(tmp_path: 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_launcher_without_room_says_why_its_ranks_cannot_be_started(tmp_path: Path) -> None:
     script = write_script(tmp_path)
     full = tmp_path / "node"
@@ -268,6 +270,8 @@ def test_a_module_ends_well(tmp_path: Path) -> None:
     assert "Linux" in log
 
 
+@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_the_store_listens_on_the_sites_address_only(tmp_path: Path) -> None:
     script = write_script(tmp_path)
     status, _, stderr = run_node(tmp_path, str(script), "listen", str(tmp_path))
