@@ -8,7 +8,6 @@ which at least one bucket was with the gateway, gradients crossed the WAN. What 
 collectives inside the site.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +61,8 @@ def step_parts(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> St
         exposed_s += sum(max(0.0, stop - start) for start, stop in each.exposed)
         crossing_s += crossed_s
         wait_s += sum(_covered_s(late, window) for window in each.exposed)
-        hidden_s += _covered_s(away, (start_s, math.inf)) - crossed_s
+        until_s = max([end_s, *(stop for _, stop in each.exposed)])
+        hidden_s += _covered_s(away, (start_s, until_s)) - crossed_s
         if away:
             inter_s += max(end for _, end in away) - min(start for start, _ in away)
     return StepParts(
