@@ -38,7 +38,7 @@ from tests.fakes.gateway_sites import GATHER_2, gateway_config
 from tests.fakes.worlds import JOB, topology_text
 from tests.fuzz.target import KIB, MIB, Target
 
-_TOPOLOGY = topology_text(detect_within="5s", start_within="30s")
+_TOPOLOGY = topology_text()
 _HASH = topology_hash(load_topology(_TOPOLOGY, "t.yaml"))
 _RUN = "run-1"
 _REFUSALS = (DecodeError, IsthmusError, ConfigError)

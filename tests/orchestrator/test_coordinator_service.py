@@ -46,7 +46,7 @@ def test_a_run_from_submit_to_its_summary(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with coordinating(tmp_path) as bench:
             a, b = await bench.join("a", "b")
-            assert a.welcome.lease_s == 30
+            assert a.welcome.lease_s == 5
             assert await bench.submit() == "run-1"
             await a.prepare(1111)
             await b.prepare(2222)
