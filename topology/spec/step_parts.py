@@ -8,7 +8,7 @@ which at least one bucket was with the gateway, gradients crossed the WAN. What 
 collectives inside the site.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Interval = tuple[float, float]
@@ -57,12 +57,10 @@ def step_parts(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> St
             (crossing.start_s, min(crossing.end_s, crossing.start_s + max(0.0, crossing.wait_s)))
             for crossing in each.crossings
         ]
-        crossed_s = sum(_covered_s(away, window) for window in each.exposed)
         exposed_s += sum(max(0.0, stop - start) for start, stop in each.exposed)
-        crossing_s += crossed_s
+        crossing_s += sum(_covered_s(away, window) for window in each.exposed)
         wait_s += sum(_covered_s(late, window) for window in each.exposed)
-        until_s = max([end_s, *(stop for _, stop in each.exposed)])
-        hidden_s += _covered_s(away, (start_s, until_s)) - crossed_s
+        hidden_s += sum(_covered_s(away, gap) for gap in _gaps(start_s, end_s, each.exposed))
         if away:
             inter_s += max(end for _, end in away) - min(start for start, _ in away)
     return StepParts(
@@ -73,6 +71,14 @@ def step_parts(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> St
         inter_s=inter_s,
         hidden_inter_s=hidden_s,
     )
+
+
+def _gaps(start_s: float, end_s: float, windows: Iterable[Interval]) -> Iterator[Interval]:
+    """Yield what is left of a step beside these windows, which are in order."""
+    for window_start_s, window_end_s in windows:
+        yield start_s, window_start_s
+        start_s = max(window_start_s, window_end_s)
+    yield start_s, end_s
 
 
 def _covered_s(intervals: Iterable[Interval], window: Interval) -> float:
