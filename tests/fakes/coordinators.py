@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +87,6 @@ class FakeAgent:
         await self.say(ended=control_pb2.SiteEnded(succeeded=succeeded, failures=failures))
 
 
-@cache
-def _hash_of(topology: str) -> str:
-    return topology_hash(load_topology(topology, "topology.yaml"))
-
-
 def _is_answer(message: object) -> bool:
     kind = message.WhichOneof("kind") if isinstance(message, CoordinatorMessage) else ""
     return kind in ("heartbeat_ack", None)
@@ -138,7 +132,7 @@ class Bench:
             "protocol_min": CONTROL_PROTOCOL_MIN,
             "protocol_max": CONTROL_PROTOCOL_MAX,
             "build": "test",
-            "topology_hash": _hash_of(self.topology),
+            "topology_hash": topology_hash(load_topology(self.topology, "topology.yaml")),
             "incarnation": f"{fields['site']}-1",
             "host": f"host-{fields['site']}",
         }
