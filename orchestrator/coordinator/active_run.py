@@ -89,6 +89,7 @@ class ActiveRun:
         self._closing: asyncio.Task[None] | None = None
         self._saved_s = 0.0
         self._clock = ClockWatch()
+        self._clock.look(time.time(), time.monotonic())
         self._unwritten: JournalError | None = None
         topology = submission.spec.topology
         self._wan: Wan | None = None
