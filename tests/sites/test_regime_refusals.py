@@ -173,6 +173,40 @@ def test_what_delayed_cannot_do_is_refused_before_the_first_step() -> None:
     site.leave()
 
 
+def test_gradients_that_are_averaged_by_hand_are_refused() -> None:
+    site, model = delayed_site()
+    train_once(model)
+    grads = [each.grad for each in model.parameters() if each.grad is not None]
+    with pytest.raises(RuntimeError, match="what is averaged by hand may be gradients"):
+        site.all_reduce(grads)
+    site.all_reduce([torch.ones(1)], exact=True)
+    site.leave()
+
+
+def test_passes_amid_a_step_may_want_the_parameters_of_all_sites() -> None:
+    """Also where they compute gradients: the guess is back after it, and gone with the step."""
+    site, model = delayed_site()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        train_once(model)
+        optimizer.step()
+    common = _flat(model)
+    loss = model(torch.ones(2, 3)).square().mean()
+    guess = _flat(model)
+    assert not torch.equal(guess, common)
+    with site.global_parameters():
+        model(torch.ones(2, 3))
+        assert torch.equal(_flat(model), common)
+    assert torch.equal(_flat(model), guess)
+    del loss
+    optimizer.zero_grad()
+    train_once(model)
+    assert torch.equal(_flat(model), common)
+    site.leave()
+
+
 def test_without_looking_any_optimizer_will_do() -> None:
     site, model = delayed_site(look=False)
     optimizer = torch.optim.Adagrad(model.parameters())

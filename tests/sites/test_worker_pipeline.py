@@ -217,13 +217,3 @@ def test_a_round_in_the_background_is_waited_for_by_the_next_one(start: Start) -
     exchange.submit([torch.ones(2)], layout=0)
     exchange.wait()
     assert exchange.wait(sent) is sent, "its results were there before the other round began"
-
-
-def test_a_round_that_came_back_meanwhile_is_not_exposed(start: Start) -> None:
-    exchange = start(AloneLink())
-    sent = exchange.begin(1.0, BACKGROUND)
-    exchange.submit([torch.ones(3)], layout=0).wait()
-    exchange.begin(1.0)
-    assert sum(end - begin for begin, end in sent.times.exposed) < 1.0
-    exchange.submit([torch.ones(3)], layout=0)
-    exchange.wait()

@@ -189,6 +189,12 @@ class Synchronisation:
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         now = self._now
+        if not (exact or self._regime.is_sync or now.hook):
+            raise RuntimeError(
+                f"site.all_reduce: the job's regime is {self._regime.kind}, which needs "
+                "site.synchronize(model, optimizer), and what is averaged by hand may be gradients: "
+                "call that first, give all_reduce exact=True, or say `regime: sync`"
+            )
         shard = None if now.agreement is None else now.agreement.hook.shard_in(tensors)
         if shard is not None:
             raise TypeError(

@@ -61,22 +61,6 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if is_sharded(tensor) else tensor).detach()
 
 
-def shaped_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a view of this rank's elements of a tensor that is laid out as another one is."""
-    if not is_sharded(tensor):
-        return local.view(tensor.shape)
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local.view(tensor.to_local().shape),
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
-
-
 def laid_out_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """Return what is laid out as another tensor, of these elements of this rank: a view.
 

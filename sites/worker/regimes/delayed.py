@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.refusals import scaler_steps
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.exchange.sharding import local_of, shaped_as
+from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.look_ahead import check_known, look_ahead, settings_of
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
@@ -109,8 +109,10 @@ class Delayed:
         """The guess is made in the next forward pass, by the gradient of all sites."""
         self._is_guessing = False
         """Parameters hold the guess."""
+        self._is_away = False
+        """The script wants parameters to hold what all sites have, in all passes."""
         self._norm = 0.0
-        """Of a gradient that came with the run's state."""
+        """The 2-norm of a gradient that came with the run's state."""
         self.max_norm = math.inf
         """To which the script clips gradients, as far as it is known."""
         self._landed: list[Round] = []
@@ -138,11 +140,13 @@ class Delayed:
     @contextmanager
     def global_parameters(self) -> Iterator[None]:
         """Have parameters hold what all sites have, also amid a step."""
-        was_guessing = self._is_guessing
+        was_guessing, was_away = self._is_guessing, self._is_away
         self._restore()
+        self._is_away = True
         try:
             yield
         finally:
+            self._is_away = was_away
             if was_guessing:
                 self._is_guessing = True
                 self._exchange(self._guesses)
@@ -157,7 +161,7 @@ class Delayed:
         return landed
 
     def before_end(self, step: int) -> None:
-        """Nothing: what is applied came in the backward pass."""
+        """Do nothing: what is applied came in the backward pass."""
 
     # ---------------------------------------------------------------- state
 
@@ -186,7 +190,7 @@ class Delayed:
         if self._sent is None:
             return {}
         tensors = {
-            f"{_GRADIENT}{name}": shaped_as(self._trained[name], self._gradients[name])
+            f"{_GRADIENT}{name}": laid_out_as(self._trained[name], self._gradients[name])
             for name in self._with_result(self._sent)
         }
         norms = torch.tensor([self._sent.norm, self.max_norm], dtype=torch.float64)
@@ -195,7 +199,7 @@ class Delayed:
     def to_load(self, stored: Forms) -> Tensors:
         """Return tensors to load what was stored into, of what this rank has a part of."""
         wanted = {
-            path: shaped_as(self._trained[name], self._gradients[name])
+            path: laid_out_as(self._trained[name], self._gradients[name])
             for path in stored
             if (name := path.removeprefix(_GRADIENT)) in self._trained
         }
@@ -213,7 +217,7 @@ class Delayed:
 
     def _guess(self, *_: object) -> None:
         """Have a forward pass compute at the guess: what the models call before each."""
-        if self._is_guessing or not torch.is_grad_enabled():
+        if self._is_guessing or self._is_away or not torch.is_grad_enabled():
             return
         self._before_forward()
         if self._must_guess:

@@ -80,11 +80,11 @@ class LocalSteps:
             if isinstance(each, nn.Parameter) and each.requires_grad
         }
         self._shards: Sequence[OuterShard] = ()
-        """Of each bucket; none before the first step."""
+        """The outer optimizer's part of each bucket; none before the first step."""
         self._tokens = 0.0
         """This rank's since the latest round."""
         self._latest_tokens = 0.0
-        """Those in the latest round."""
+        """This rank's tokens in the latest round."""
         self._step = 0
         """The latest one."""
         self._has_moved = False
@@ -107,7 +107,7 @@ class LocalSteps:
     # ---------------------------------------------------------------- what others ask
 
     def finish(self) -> None:
-        """Nothing is under way between two steps."""
+        """Do nothing: nothing is under way between two steps."""
 
     def close(self) -> None:
         """End it between two steps, the same ones at all sites: steps of their own count."""
@@ -214,7 +214,7 @@ class LocalSteps:
         self._has_moved = False
 
     def after_end(self) -> None:
-        """Nothing: the round was in the step."""
+        """Do nothing: the round was in the step."""
 
     # ---------------------------------------------------------------- state
 

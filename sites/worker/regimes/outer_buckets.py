@@ -89,7 +89,7 @@ class OuterBuckets:
         self.is_lone = hook.is_lone
         self.data_ranks = hook.data_ranks
         self.buckets: Sequence[OuterBucket] = ()
-        """Those of this rank."""
+        """The buckets that this rank has a part of."""
         self._groups: set[Ranks] = set()
         """The ranks that share a bucket whose elements move among them."""
         self._flags: UsedFlags | None = None

@@ -23,7 +23,7 @@ from isthmus.sites.codecs.kernels import loops
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of the outer optimizer in one round."""
+    """The outer optimizer's learning rate and momentum in one round."""
 
     lr: float
     momentum: float
@@ -50,7 +50,7 @@ class OuterShard:
         self.momentum = momentum
         """M; None: it is always 0."""
         self.rates = Rates(1.0, 0.0)
-        """Of the round that is to land next."""
+        """The rates of the round that is to land next."""
         self._rounded = rounded
 
     def leave(self, shard: torch.Tensor, weight: float) -> None:
