@@ -253,7 +253,7 @@ def test_a_run_that_was_being_stopped_is_stopped_again(tmp_path: Path) -> None:
 
 def test_a_drop_that_was_asked_for_is_not_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
-        topology = topology_text(3, min_sites=1)
+        topology = topology_text(3, min_sites=1, detect_within="20s")
         async with coordinating(tmp_path, topology) as bench:
             old = await active(bench, "a", "b", "c")
             await bench.stub.DropSite(pb.SiteRequest(site="c"), timeout=20)

@@ -328,6 +328,7 @@ def test_an_event_that_could_not_be_written_ends_the_coordinator(
             agents = await active(bench, "a", "b")
             monkeypatch.setattr(Journal, "append", refuse)
             await agents[0].end(succeeded=True)
+            await bench.until(lambda run: run.sites[0].state == pb.SITE_STATE_ENDED)
             await agents[1].end(succeeded=True)
             _, said = await agents[1].end_of_session()
             assert "disk is full" in said
