@@ -41,7 +41,10 @@ FEW_SEEDS = 3
 FEW_SLOW_SEEDS = 1
 """A run without `--all` takes so many seeds of a slow test."""
 RUNS = "tests/multiprocess/"
-SHARED = ("tests/topology/", "tests/fuzz/", "tests/conformance/")
+SHARED = (
+    *("tests/topology/", "tests/fuzz/", "tests/conformance/"),
+    *("tests/test_packaging.py", "tests/cli/test_slim_client.py"),
+)
 """Where the tests of a file share what takes long to make."""
 PURE = {"topology", "sim"}
 """Folders of tests that only compute. With coverage they take three times as long."""

@@ -33,7 +33,9 @@ def values_of(run: Bench, kind: str, site: str) -> dict[int, dict[str, float]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["diloco", "local_sgd"])
+@pytest.mark.parametrize(
+    "kind", ["diloco", pytest.param("local_sgd", marks=pytest.mark.exhaustive)]
+)
 def test_the_shipped_trainer_learns_in_rounds(run: Bench, kind: str) -> None:
     steps = 5 * SYNC_EVERY + 2
     topology = topology_yaml([(1, 1), (1, 2)], emulate=False, rtt="2ms")
@@ -53,7 +55,8 @@ def test_the_shipped_trainer_learns_in_rounds(run: Bench, kind: str) -> None:
     assert losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("role", ["gateway", pytest.param("rank", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("role", ["gateway", "rank"])
 def test_a_site_fails_amid_a_round_and_the_others_lose_no_step(run: Bench, role: str) -> None:
     """What they have moved is in the next round."""
     steps = 80

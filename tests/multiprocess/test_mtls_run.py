@@ -19,7 +19,7 @@ from tests.multiprocess.harness import Bench, job_yaml, losses_of, topology_yaml
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 SITES = [(1, 1), (1, 2)]
-STEPS = 200
+STEPS = 100
 COMPARED_STEPS = 50
 """As tests/multiprocess/test_same_training.py has them, which says how near losses are."""
 

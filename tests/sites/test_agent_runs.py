@@ -156,6 +156,7 @@ def test_whoever_ended_first_is_named_and_not_the_rank_that_lost_it(
     play(story)
 
 
+@pytest.mark.exhaustive  # tests/sites/test_launcher.py, and lost sites of whole runs
 def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
     async def story() -> None:
         async with scene(tmp_path, "lost", "0") as (coordinator, bench):
