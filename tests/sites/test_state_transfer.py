@@ -135,7 +135,7 @@ def test_two_donors_give_all_pieces(tmp_path: Path, served: Served) -> None:
 
 
 def test_a_link_that_is_reset_twice_costs_a_piece_each_time(
-    tmp_path: Path, served: Served, wan: Wan
+    tmp_path: Path, served: Served, wan: Wan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_state(tmp_path / "a", 24 * MIB)
     port = served.serve(tmp_path / "a")
@@ -144,8 +144,16 @@ def test_a_link_that_is_reset_twice_costs_a_piece_each_time(
     [dial] = wan(
         links, [RelayEndpoint(source="b", target="a", gateway=0, host="127.0.0.1", port=port)]
     )
-    wan.run_faults("version: 1\nfaults: [{at: 200ms, reset: [b, a]}, {at: 400ms, reset: [b, a]}]")
     taking = fetch(tmp_path / "b", donor(dial.port))
+    note_come, resets_at = taking._note_come, [4 * MIB, 12 * MIB]
+
+    def note_and_reset(num_bytes: int) -> None:
+        note_come(num_bytes)
+        if resets_at and taking.fetched_bytes >= resets_at[0]:
+            del resets_at[0]
+            wan.run_faults("version: 1\nfaults: [{at: 0s, reset: [b, a]}]")
+
+    monkeypatch.setattr(taking, "_note_come", note_and_reset)
     taking.run()
     assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
     assert taking.fetched_bytes == 24 * MIB + 3, "what had come was not asked for again"
