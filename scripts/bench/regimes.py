@@ -22,6 +22,15 @@ REGIMES = {
     "delayed, int4": ["regime=delayed", "exchange.codec=int4"],
     "local_sgd, H = 10": ["regime={kind: local_sgd, sync_every: 10}"],
     "diloco, H = 10": ["regime={kind: diloco, sync_every: 10}"],
+    "diloco, H = 10, topk2": [
+        "regime={kind: diloco, sync_every: 10}",
+        "exchange.codec=topk2",
+        "exchange.error_feedback_decay=0.95",
+    ],
+    "diloco, H = 10, topk2, no decay": [
+        "regime={kind: diloco, sync_every: 10}",
+        "exchange.codec=topk2",
+    ],
     "diloco, H = 30": ["regime={kind: diloco, sync_every: 30}"],
     "never": ["exchange.schedule=off"],
 }
@@ -58,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
             baselines = baselines or losses
             gaps = [loss - baseline for loss, baseline in zip(losses, baselines, strict=True)]
             seeds = " ".join(f"{gap:+.3f}" for gap in gaps)
-            print(f"{name:22} {fmean(losses):.4f}  {fmean(gaps):+.3f}   {seeds}", flush=True)
+            print(f"{name:32} {fmean(losses):.4f}  {fmean(gaps):+.3f}   {seeds}", flush=True)
     return status
 
 

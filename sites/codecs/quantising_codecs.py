@@ -1,4 +1,4 @@
-"""The lossy codecs: quantised blocks of 128 elements with one scale, and top-k.
+"""The codecs that quantise: blocks of 128 elements with one scale; and what all lossy ones share.
 
 A payload starts with one byte for its format: quantised numbers, quantised numbers under zstd, or
 plain float32. The last is for chunks with a NaN, an infinity or a number of 2**127 and more: such a
@@ -10,11 +10,6 @@ element overflows; and at least 2**-126, so that its inverse is finite. An eleme
 (both rounded to nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A
 maximum does not depend on the order, and all else is elementwise, so the bytes do not depend on the
 machine. Why 128 elements share a scale: docs/measurements/codecs.md.
-
-*Top-k* sends one element in a hundred, by magnitude; all others count as zero. A body holds the k
-values as bfloat16, in the order of their places, and then the places. A place is the number of
-elements skipped before it: one byte up to 254, preceded by a byte of 255 for each further 255. k
-follows from the size of the chunk. Of equal magnitudes at the threshold, the first ones are sent.
 """
 
 from __future__ import annotations
@@ -23,7 +18,6 @@ from abc import abstractmethod
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from isthmus.protos.errors import CorruptDataError
 from isthmus.sites.codecs import zstd_guard
@@ -34,13 +28,11 @@ from isthmus.sites.codecs.codec import (
     Encoded,
     FloatPart,
     Floats,
-    Halves,
     Octets,
     Part,
     Payload,
     expect_size,
 )
-from isthmus.sites.codecs.float_codecs import round_to_bf16
 from isthmus.sites.codecs.kernels import loops
 from isthmus.topology.trees.codec_costs import BLOCK
 
@@ -49,12 +41,6 @@ assert loops.BLOCK == BLOCK
 QUANTISED: Final = 0
 COMPRESSED: Final = 1
 AS_IT_IS: Final = 2
-
-SHARE: Final = 0.01
-"""The share of a chunk's elements that top-k sends."""
-_CARRY: Final = 255
-
-Places = npt.NDArray[np.int64]
 
 
 class Lossy(Codec):
@@ -213,81 +199,3 @@ class BlockCodec(Lossy, BodyCodec):
 
 def _num_blocks(numel: int) -> int:
     return -(-numel // BLOCK)
-
-
-class TopK(Lossy):
-    """The codec that sends only the largest elements of a chunk."""
-
-    def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Find and round the largest elements; copy all if a number is too large."""
-        meant = values
-        if residual is not None:
-            meant = residual
-            loops.add_to_residual(values, residual)
-        magnitudes = meant.view(np.uint32) & loops.MAGNITUDE
-        if len(meant) and magnitudes.max() >= loops.TOO_LARGE:
-            return as_it_is(meant, residual)
-        places = _largest(magnitudes, num_kept(len(meant)))
-        kept = round_to_bf16(meant[places])
-        decoded = _spread(kept, places, len(meant))
-        if residual is not None:
-            residual -= decoded
-        body = np.concatenate((kept.view(np.uint8), _pack_places(places)))
-        payload = self._compressed(body) or bytes((QUANTISED,)) + body.tobytes()
-        return Encoded(payload, FloatPart(decoded))
-
-    def _body_bounds(self, numel: int) -> tuple[int, int]:
-        count = num_kept(numel)
-        return 3 * count, 3 * count + numel // _CARRY
-
-    def _part(self, body: Octets, numel: int) -> Part:
-        count = num_kept(numel)
-        places = _unpack_places(body[2 * count :], count, numel)
-        return FloatPart(_spread(body[: 2 * count].view(np.uint16), places, numel))
-
-
-def num_kept(numel: int) -> int:
-    """Return the number of elements sent of a chunk: at least one, unless it is empty."""
-    return min(numel, max(1, round(numel * SHARE)))
-
-
-def _spread(kept: Halves, places: Places, numel: int) -> Floats:
-    """Return the kept values in their places, and zeros elsewhere: float32, shape (numel,)."""
-    widened = np.empty(len(kept), dtype=np.float32)
-    loops.write_halves(kept, widened)
-    values = np.zeros(numel, dtype=np.float32)
-    values[places] = widened
-    return values
-
-
-def _largest(magnitudes: npt.NDArray[np.uint32], count: int) -> Places:
-    """Return the places of the `count` largest, ascending."""
-    if count == 0:
-        return np.empty(0, dtype=np.int64)
-    threshold = np.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
-    above = np.flatnonzero(magnitudes > threshold)
-    equal = np.flatnonzero(magnitudes == threshold)[: count - len(above)]
-    return np.sort(np.concatenate((above, equal)))
-
-
-def _pack_places(places: Places) -> npt.NDArray[np.uint8]:
-    skipped = np.diff(places, prepend=-1) - 1
-    ends = np.cumsum(skipped // _CARRY + 1) - 1
-    digits = np.full(ends[-1] + 1 if len(ends) else 0, _CARRY, dtype=np.uint8)
-    digits[ends] = skipped % _CARRY
-    return digits
-
-
-def _unpack_places(digits: npt.NDArray[np.uint8], count: int, numel: int) -> Places:
-    """Return `count` ascending places below `numel`.
-
-    Raises:
-        CorruptDataError: the digits encode something else.
-    """
-    ends = np.flatnonzero(digits != _CARRY)
-    if len(ends) != count or (count and ends[-1] != len(digits) - 1) or (not count and len(digits)):
-        raise CorruptDataError(f"{len(ends)} places in {len(digits)} bytes, where {count} belong")
-    places = np.cumsum(digits, dtype=np.int64)[ends] + np.arange(count)
-    if count and places[-1] >= numel:
-        raise CorruptDataError(f"a value for place {places[-1]} of {numel}")
-    return places

@@ -5,7 +5,8 @@ from __future__ import annotations
 from isthmus.sites.codecs.codec import Codec
 from isthmus.sites.codecs.float_codecs import Bf16, Fp32, Split
 from isthmus.sites.codecs.kernels import loops
-from isthmus.sites.codecs.quantising_codecs import BlockCodec, TopK
+from isthmus.sites.codecs.quantising_codecs import BlockCodec
+from isthmus.sites.codecs.sparse_codecs import TopK, TopK2
 from isthmus.topology.spec.errors import ConfigError
 
 _CODECS: tuple[Codec, ...] = (
@@ -21,6 +22,7 @@ _CODECS: tuple[Codec, ...] = (
     BlockCodec("fp8-zstd", 10, loops.FP8, 448.0, compresses=True),
     TopK("topk", 11),
     TopK("topk-zstd", 12, compresses=True),
+    TopK2("topk2", 13),
 )
 """Append only: a number is never given to another codec."""
 

@@ -72,6 +72,8 @@ class GatewayConfig:
     """Codec names, one per tree of the plan. A gather has one."""
     error_feedback: bool
     """Whether the residual of a lossy codec is added to the next gradient."""
+    error_feedback_decay: float = 1.0
+    """Factor on that residual in each round."""
     chunk_bytes: int
     channels_per_link: int | None
     """TCP connections to each peer gateway. None: chosen and adapted at run time."""

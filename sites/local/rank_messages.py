@@ -36,6 +36,7 @@ WEIGHT_MAX = float(1 << 53)
 Count = Annotated[int, (1 << 63) - 1]
 UInt32 = Annotated[int, (1 << 32) - 1]
 UInt64 = Annotated[int, (1 << 64) - 1]
+Factor = Annotated[float, 1.0]
 Weight = Annotated[float, WEIGHT_MAX]
 """Numbers from 0 to the annotated limit."""
 
@@ -223,6 +224,8 @@ class EncodingOffer:
     """Largest number of elements of a chunk, from which the grid is made."""
     error_feedback: bool
     """Whether the rank keeps a residual and adds it to the next shard."""
+    error_feedback_decay: Factor = 1.0
+    """Factor on that residual in each round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

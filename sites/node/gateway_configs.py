@@ -52,6 +52,7 @@ def gateway_config(
         plan=spec.first_reduction.plan,
         codecs=spec.first_reduction.codecs,
         error_feedback=exchange.error_feedback,
+        error_feedback_decay=exchange.error_feedback_decay,
         non_finite=exchange.non_finite,
         chunk_bytes=spec.chunk_bytes,
         channels_per_link=exchange.channels_per_link,

@@ -195,5 +195,9 @@ WIRE_TARGETS = (
         samples=_ack_samples,
         most_bytes=lambda data: 4 * KIB,
     ),
-    *(_sealed_target(plan, codec) for plan in _PLANS for codec in ("split", "int4-zstd", "topk")),
+    *(
+        _sealed_target(plan, codec)
+        for plan in _PLANS
+        for codec in ("split", "int4-zstd", "topk", "topk2")
+    ),
 )

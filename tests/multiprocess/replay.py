@@ -240,7 +240,8 @@ class Replay:
         self._begun = journal_of(run)
         self._entries = [each.epoch.from_round for each in self._begun if each.lets_in]
         self.carriers = Carriers(first, self._begun)
-        self._residuals = {site: Residuals() for site in range(len(self.names))}
+        self._decay = self.spec.job.exchange.error_feedback_decay
+        self._residuals = {site: Residuals(self._decay) for site in range(len(self.names))}
 
     def steps(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Take all steps; yield how many there were, and the parameters."""
@@ -276,7 +277,7 @@ class Replay:
                     for replica in self.replicas:
                         replica.sampler.regain(site, at)
                 if name in entered and at == step:
-                    self._residuals[site] = Residuals()
+                    self._residuals[site] = Residuals(self._decay)
 
     def _bucket(self, round_: int, index: int) -> Floats:
         """Return the mean of a bucket."""

@@ -155,7 +155,7 @@ def test_sums_are_numpy_s_whatever_lies_where(codec: Codec) -> None:
             assert bits(out) == bits(oracle.mean(decoded, divisor)), f"{seed=}"
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "fp8", "topk"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "fp8", "topk", "topk2"])
 def test_a_sum_that_is_no_number_is_one_nan_and_a_part_alone_is_left_as_it_is(name: str) -> None:
     codec, two = BY_NAME[name], np.float32(2)
     patterns = [0x7FC00001, 0xFFC20000, 0x7F840000, 0xFF810000]

@@ -61,7 +61,7 @@ def test_registry_is_what_jobs_may_name_and_numbers_are_unique() -> None:
     assert {name: codec.number for name, codec in BY_NAME.items()} == {
         "fp32": 1, "bf16": 2, "split": 3, "bf16-split": 4, "int8": 5, "int8-zstd": 6,
         "int4": 7, "int4-zstd": 8, "fp8": 9, "fp8-zstd": 10, "topk": 11,
-        "topk-zstd": 12,
+        "topk-zstd": 12, "topk2": 13,
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"exchange\.codec: want one of fp32.*got 'int3'"):
         codec_named("int3")

@@ -20,15 +20,15 @@ from isthmus.sites.codecs.quantising_codecs import (
     COMPRESSED,
     QUANTISED,
     BlockCodec,
-    num_kept,
 )
 from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.codecs.sparse_codecs import ROW, ROW_KEPT, num_kept, num_kept_in_rows
 from isthmus.topology.trees.codec_costs import BLOCK, RATIOS
 
 BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]
 EACH_BLOCK = pytest.mark.parametrize("codec", BLOCKS, ids=[codec.name for codec in BLOCKS])
-TOPK = BY_NAME["topk"]
-QUANTISING = [*BLOCKS, TOPK, BY_NAME["topk-zstd"]]
+TOPK, TOPK2 = BY_NAME["topk"], BY_NAME["topk2"]
+QUANTISING = [*BLOCKS, TOPK, BY_NAME["topk-zstd"], TOPK2]
 EACH = pytest.mark.parametrize("codec", QUANTISING, ids=[codec.name for codec in QUANTISING])
 SIZES = (0, 1, 2, 127, 128, 129, 4097, (1 << 16) - 1, (1 << 16) + 1, (1 << 18) + 77)
 FINITE = st.integers(0, 2**32 - 1).filter(lambda bits: bits & 0x7FFFFFFF < 0x7F000000)
@@ -84,8 +84,8 @@ def test_sizes(codec: Codec, numel: int) -> None:
     if isinstance(codec, BlockCodec):
         assert (np.abs(decoded - values) <= steps(codec, values) * (0.5 + 1e-5)).all()
     if numel >= 4097:
-        ratio = {"int8": 3.9, "int4": 7.5, "fp8": 3.9, "topk": 80}[codec.name.removesuffix("-zstd")]
-        assert values.nbytes / len(payload) >= ratio
+        ratios = {"int8": 3.9, "int4": 7.5, "fp8": 3.9, "topk": 80, "topk2": 180}
+        assert values.nbytes / len(payload) >= ratios[codec.name.removesuffix("-zstd")]
 
 
 def test_predictions_know_what_does_not_depend_on_values() -> None:
@@ -189,9 +189,86 @@ def test_topk_reaches_far_places() -> None:
         assert TOPK.quantize(values).tobytes() == values.tobytes()
 
 
+def best_split(magnitudes: Floats) -> tuple[float, Doubles]:
+    """Return the least squared error of two magnitudes for all, and those, by trying each split."""
+    ordered = np.sort(magnitudes.astype(np.float64))
+    found = [
+        (float(((ordered - ordered.mean()) ** 2).sum()), np.full(len(ordered), ordered.mean()))
+    ]
+    for split in range(1, len(ordered)):
+        parts = ordered[:split], ordered[split:]
+        levels = np.concatenate([np.full(len(part), part.mean()) for part in parts])
+        found.append((float(((ordered - levels) ** 2).sum()), levels))
+    return min(found, key=lambda each: each[0])
+
+
+@pytest.mark.parametrize("numel", [1, 63, 64, 65, 4095, 4096, 4097, 30_000])
+def test_topk2_keeps_the_largest_of_each_row_as_the_best_two_magnitudes(numel: int) -> None:
+    values = gradient(numel, numel)
+    values[numel // 2 :] = np.round(values[numel // 2 :], 3)  # many ties, many zeros
+    decoded = TOPK2.quantize(values)
+    count = 0
+    for first in range(0, numel, ROW):
+        row, sent = values[first : first + ROW], decoded[first : first + ROW]
+        kept = np.lexsort((np.arange(len(row)), -np.abs(row)))[: -(-len(row) // ROW_KEPT)]
+        count += len(kept)
+        assert not np.delete(sent, kept).any()
+        assert (np.signbit(sent[kept]) == np.signbit(row[kept])).all()
+        assert len(np.unique(np.abs(sent[kept]))) <= 2
+        least, levels = best_split(np.abs(row[kept]))
+        error = float(((sent[kept].astype(np.float64) - row[kept]) ** 2).sum())
+        rounding = float(((levels * 2.0**-8) ** 2).sum())  # of both magnitudes to bfloat16
+        assert error <= (least**0.5 + rounding**0.5) ** 2 * (1 + 1e-6) + 1e-45
+    assert count == num_kept_in_rows(numel)
+
+
+def test_topk2_is_a_gap_of_a_byte_and_two_bits_an_element() -> None:
+    """And 4 bytes a row: 0.0209 bytes an element where the largest lie anywhere."""
+    numel = 1 << 18
+    values = np.random.default_rng(3).standard_normal(numel).astype(np.float32)
+    assert len(TOPK2.encode(values)) / numel == pytest.approx((4 + 16 + 64 + 1.2) / ROW, rel=0.01)
+
+
+def test_topk2_tells_two_magnitudes_apart_exactly() -> None:
+    values = np.zeros(2 * ROW + 100, dtype=np.float32)
+    values[:ROW_KEPT] = 3.0
+    values[5:9] = -0.5
+    values[ROW + 1000] = 2.0**-130  # a row of one element, subnormal, and zeros
+    values[-1] = -(2.0**126)  # alone in the last row, but for one zero
+    assert TOPK2.quantize(values).tobytes() == values.tobytes()
+
+
+def test_topk2_bodies_that_no_encoder_makes_are_refused() -> None:
+    values = np.zeros(2 * ROW, dtype=np.float32)
+    values[: 2 * ROW : 64] = 1.0
+    good = bytearray(TOPK2.encode(values))
+    assert TOPK2.decode(bytes(good), len(values)).tobytes() == values.tobytes()
+    places = 1 + 2 * 4 + 2 * ROW_KEPT // 4
+    row = bytearray(good)
+    # The first row's last element moves to the begin of the second one, whose first makes way.
+    row[places + ROW_KEPT - 1 : places + ROW_KEPT + 2] = bytes((127, 0, 62))
+    unordered = bytearray(good)
+    unordered[1:5] = b"\x80\x3f\x00\x3f"  # small is 1, large is 0.5
+    negative = bytearray(good)
+    negative[1:5] = b"\x80\xbf\x80\xbf"
+    for body in (row, unordered, negative):
+        with pytest.raises(CorruptDataError):
+            TOPK2.decode(bytes(body), len(values))
+    short = bytearray(TOPK2.encode(values[:65]))  # two elements: half a byte of codes
+    short[1 + 4] |= 0x80
+    with pytest.raises(CorruptDataError, match="behind the last"):
+        TOPK2.decode(bytes(short), 65)
+
+
 @pytest.mark.parametrize(
     ("name", "crc"),
-    [("int8", 582259731), ("int4", 2655856120), ("fp8", 3780187688), ("topk", 4237281705)],
+    [
+        ("int8", 582259731),
+        ("int4", 2655856120),
+        ("fp8", 3780187688),
+        ("topk", 4237281705),
+        ("topk2", 376691151),
+    ],
 )
 def test_payloads_are_the_same_bytes_everywhere(name: str, crc: int) -> None:
     """Made of integers, so that the input itself is the same on every machine."""

@@ -73,6 +73,22 @@ def test_what_arrives_adds_up_to_what_was_meant(codec: Codec) -> None:
     assert np.linalg.norm(meant - arrived) < 0.5 * np.linalg.norm(meant - alone)
 
 
+@EACH
+def test_a_decay_is_of_the_residual_before_each_round(codec: Codec) -> None:
+    """As if what is sent were the values plus the decayed residual, and nothing were kept."""
+    numel, decay = 3000, np.float32(0.9)
+    residuals, kept = Residuals(0.9).bucket(0, 5, numel), np.zeros(numel, dtype=np.float32)
+    for round_ in range(5):
+        values = gradient(round_, numel)
+        kept *= decay
+        expected = codec.encode_with_residual(values, kept)
+        found = residuals.encode(0, Kind.CONTRIBUTION, codec, values)
+        assert bytes(found.payload) == bytes(expected.payload)
+        lost = residuals.of(0, Kind.CONTRIBUTION)
+        assert lost is not None
+        assert lost.tobytes() == kept.tobytes()
+
+
 def test_residuals_last_as_long_as_the_buckets() -> None:
     residuals = Residuals()
     first = residuals.bucket(0, 11, 100)

@@ -43,9 +43,21 @@ MIXED = ("int8", "split", "bf16", "int4-zstd", "topk")
 
 
 def make_encoder(
-    name: str, ranks: tuple[int, ...], site: int, rank: int, *, feedback: bool = True
+    name: str,
+    ranks: tuple[int, ...],
+    site: int,
+    rank: int,
+    *,
+    feedback: bool = True,
+    decay: float = 1.0,
 ) -> ShardEncoder:
-    offer = EncodingOffer(codecs=(name,), turns=(0,), chunk_numel=256, error_feedback=feedback)
+    offer = EncodingOffer(
+        codecs=(name,),
+        turns=(0,),
+        chunk_numel=256,
+        error_feedback=feedback,
+        error_feedback_decay=decay,
+    )
     return ShardEncoder(offer, site_index=site, rank=rank, ranks_per_site=ranks, device=CPU)
 
 
@@ -72,11 +84,12 @@ def chunk_payloads(name: str, form: Form, region: Floats, numel: int) -> list[Pa
 
 
 @EACH
-def test_what_is_lost_is_the_residual_that_a_gateway_has(name: str) -> None:
+@pytest.mark.parametrize("decay", [1.0, 0.95])
+def test_what_is_lost_is_the_residual_that_a_gateway_has(name: str, decay: float) -> None:
     """Ten rounds: one has a NaN, one numbers that bfloat16 rounds to infinity, one a new layout."""
     chance, numel, codec = np.random.default_rng(7), 1111, body_codec(name)
-    encoder, cut = make_encoder(name, (1, 3), 0, 0), grid(numel, 256, (1, 3))
-    residuals = BucketResiduals(1, numel)
+    encoder = make_encoder(name, (1, 3), 0, 0, decay=decay)
+    cut, residuals = grid(numel, 256, (1, 3)), BucketResiduals(1, numel, decay)
     for round_ in range(10):
         values = (chance.standard_normal(numel) * 10.0 ** chance.integers(-9, 9)).astype(np.float32)
         if round_ == 3:
@@ -85,7 +98,7 @@ def test_what_is_lost_is_the_residual_that_a_gateway_has(name: str) -> None:
             values[5] = 3.4e38
         layout = 1 if round_ < 8 else 2
         if round_ == 8:
-            residuals = BucketResiduals(2, numel)
+            residuals = BucketResiduals(2, numel, decay)
         region = values.copy()
         form = encode(encoder, region, numel, layout)
         found = chunk_payloads(name, form, region, numel)

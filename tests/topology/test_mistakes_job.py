@@ -18,14 +18,14 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         "codec: bf16",
         "codec: bf61",
         [
-            "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk' or 'topk-zstd', got 'bf61' (did you mean 'bf16'?) [exchange.codec]"
+            "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk', 'topk-zstd' or 'topk2', got 'bf61' (did you mean 'bf16'?) [exchange.codec]"
         ],
     ),
     (
         "codec: bf16",
         "codec: 16",
         [
-            "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk' or 'topk-zstd', got 16 [exchange.codec]"
+            "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk', 'topk-zstd' or 'topk2', got 16 [exchange.codec]"
         ],
     ),
     ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),

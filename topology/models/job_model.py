@@ -140,6 +140,10 @@ class ExchangeModel(Strict):
     error_feedback: Annotated[
         bool, Field(description="Add what a lossy codec loses of a gradient to the next one.")
     ] = _EXCHANGE.error_feedback
+    error_feedback_decay: Annotated[
+        Number,
+        Field(gt=0, le=1, description="Factor on what is added, in each round: 0.95, say."),
+    ] = _EXCHANGE.error_feedback_decay
     non_finite: Annotated[
         str,
         *choice(NON_FINITE),
@@ -171,6 +175,12 @@ class ExchangeModel(Strict):
     def _window_holds_a_chunk(self) -> Self:
         if self.window is not None and self.window < self.chunk:
             raise KeyedError("window", f"want at least the chunk, {format_size(self.chunk)}")
+        return self
+
+    @model_validator(mode="after")
+    def _decay_is_of_something(self) -> Self:
+        if self.error_feedback_decay != 1 and not self.error_feedback:
+            raise KeyedError("error_feedback_decay", "has no use without error_feedback: want 1")
         return self
 
 

@@ -27,13 +27,14 @@ CODECS = (
     "fp8-zstd",
     "topk",
     "topk-zstd",
+    "topk2",
 )
 """The codecs for gradient chunks; sites/codecs implements them, docs/codecs.md compares them.
 
 `fp32` and `bf16` are plain; `split` is fp32 cut into byte planes, each under zstd: lossless;
 `bf16-split` rounds to bf16, then compresses the plane with the exponents. `int8`, `int4` and `fp8`
-(e4m3) give each block of 128 elements a scale; `topk` sends the largest one in a hundred. With
-`-zstd`, what compresses is compressed.
+(e4m3) give each block of 128 elements a scale; `topk` sends the largest one in a hundred,
+`topk2` 64 of each 4096 with two bits for each value. With `-zstd`, what compresses is compressed.
 """
 
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
@@ -75,6 +76,8 @@ class Exchange:
     """Patterns of parameter names whose gradients cross as fp32, like those of one dimension."""
     error_feedback: bool = True
     """Whether a lossy codec's loss on a gradient is added to the next one."""
+    error_feedback_decay: float = field(default=1.0, metadata=IN_USE)
+    """Factor on that loss in each round, above 0, up to 1."""
     non_finite: str = "carry"
     """One of NON_FINITE."""
     chunk_bytes: int = 1 << 20

@@ -49,6 +49,7 @@ COSTS = {
     "fp8-zstd": CodecCost(3.48e9, 5.55e9, 1 / 4.655),
     "topk": CodecCost(3.11e9, 20.6e9, 1 / 124.1),
     "topk-zstd": CodecCost(2.85e9, 17.5e9, 1 / 169.3),
+    "topk2": CodecCost(2e9, 15e9, 1 / 192),
 }
 """The cost of each codec, by its name; one for each of isthmus.topology.spec.job.CODECS."""
 
@@ -65,6 +66,7 @@ RELATIVE_ERRORS = {
     "fp8-zstd": 0.02581,
     "topk": 0.67573,
     "topk-zstd": 0.67573,
+    "topk2": 0.7,
 }
 """|decoded - original| / |original| of the same gradients, without feedback; 0: lossless."""
 

@@ -58,6 +58,7 @@ class RankEncoding:
             turns=(0,) if is_one else tuple(config.plan.turns),
             chunk_numel=config.chunk_numel,
             error_feedback=config.error_feedback,
+            error_feedback_decay=config.error_feedback_decay,
         )
 
     def check(self, rank: int, reduce: Reduce) -> None:

@@ -164,7 +164,7 @@ class Executor:
         self._expected: dict[BucketKey, Expected] = {}
         self._open: dict[BucketKey, OpenBucket] = {}
         self._history = RoundHistory()
-        self._residuals = Residuals()
+        self._residuals = Residuals(config.error_feedback_decay)
         self._sharing: dict[int, Sharing] = {}
         """Ranks that share a bucket, by its layout, if not all ranks do."""
         self._epochs = Epochs(self._plan(config.plan, config.codecs, epoch=0, from_round=0))

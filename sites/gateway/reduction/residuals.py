@@ -3,7 +3,9 @@
 A site encodes its own part, a subtree's sum, or a root's result. It keeps the residual, the
 difference between the true values and the decoded ones, and adds it to the same chunk of the next
 round. So no value is lost, only late. Over any number of rounds, the decoded values add up to the
-true ones less the latest residual, which is at most one step of the codec.
+true ones less the latest residual, which is at most one step of the codec. A decay below 1
+multiplies the residual each time before it is added: then what is late for n rounds arrives as
+decay^n of itself.
 
 A residual has the unit of what is encoded. Going up, that is gradients times tokens. So each
 token's share arrives once, whatever the rounds' weights are; a late part is divided by the next
@@ -40,9 +42,10 @@ class BucketResiduals:
     at a time.
     """
 
-    def __init__(self, layout: int, numel: int) -> None:
+    def __init__(self, layout: int, numel: int, decay: float = 1.0) -> None:
         self.layout = layout
         self.numel = numel
+        self._decay = np.float32(decay)
         self._lost: dict[tuple[int, Kind], Floats] = {}
         """Residual by (chunk, kind of frame). Absent until first encoded; ranks that encode may
         keep it."""
@@ -55,6 +58,8 @@ class BucketResiduals:
         lost = self._lost.get((chunk, kind))
         if lost is None:
             lost = self._lost[chunk, kind] = np.zeros(len(values), dtype=np.float32)
+        elif self._decay != 1:
+            lost *= self._decay
         return codec.encode_with_residual(values, lost)
 
     def of(self, chunk: int, kind: Kind) -> Floats | None:
@@ -73,7 +78,9 @@ class Residuals:
     posted after the previous one is reduced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = 1.0) -> None:
+        """`decay`: factor on a residual, each time before it is added."""
+        self._decay = decay
         self._buckets: dict[int, BucketResiduals] = {}
 
     def bucket(self, index: int, layout: int, numel: int) -> BucketResiduals:
@@ -87,7 +94,7 @@ class Residuals:
             self._buckets.clear()
             residuals = None
         if residuals is None:
-            residuals = self._buckets[index] = BucketResiduals(layout, numel)
+            residuals = self._buckets[index] = BucketResiduals(layout, numel, self._decay)
         return residuals
 
     def kept(self, chunks: Callable[[int, int], Iterable[int]]) -> KeptResiduals:

@@ -106,6 +106,8 @@ class ShardEncoder:
         cut = grid(numel, self._offer.chunk_numel, sharing)
         first, count = cut.shard(self._site_index, self._rank)
         residual = self._residual_of(bucket, layout, numel, count)
+        if residual is not None and self._offer.error_feedback_decay != 1:
+            residual.mul_(self._offer.error_feedback_decay)
         if len(self._octets) < FLOAT_BYTES * count:
             self._octets = shard.new_empty(FLOAT_BYTES * count, dtype=torch.uint8)
         # What begins with a value begins with it here, on the stream that goes on to use it.
