@@ -28,6 +28,21 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
             "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk', 'topk-zstd' or 'topk2', got 16 [exchange.codec]"
         ],
     ),
+    (
+        "codec: bf16",
+        "codec: topk2, error_feedback_decay: 0",
+        ["4:48 want more than 0, got 0 [exchange.error_feedback_decay]"],
+    ),
+    (
+        "codec: bf16",
+        "codec: topk2, error_feedback_decay: 1.5",
+        ["4:48 want at most 1, got 1.5 [exchange.error_feedback_decay]"],
+    ),
+    (
+        "codec: bf16",
+        "error_feedback: false, error_feedback_decay: 0.9",
+        ["4:57 has no use without error_feedback: want 1 [exchange.error_feedback_decay]"],
+    ),
     ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),
     ("chunk: 256KiB", "chunk: 32MiB", ["4:32 want 64KiB to 16MiB, got '32MiB' [exchange.chunk]"]),
     (

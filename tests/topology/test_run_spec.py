@@ -87,6 +87,14 @@ def test_a_site_must_know_of_several_gateways_a_node_only_where_there_are_any() 
     assert RunSpec.from_bytes(several.to_bytes()) == several
 
 
+def test_a_site_must_know_of_a_decay_only_where_there_is_one() -> None:
+    plain = json.loads(spec().to_bytes())
+    assert "error_feedback_decay" not in plain["job"]["exchange"]
+    one = spec("exchange: {codec: topk2, error_feedback_decay: 0.95}\n")
+    assert "job.exchange.error_feedback_decay" in json.loads(one.to_bytes())["required"]
+    assert RunSpec.from_bytes(one.to_bytes()).job.exchange.error_feedback_decay == 0.95
+
+
 @pytest.mark.parametrize("required", ["job.exchange.newer.x", "topology.links.newer"])
 def test_a_reader_refuses_what_it_must_know_by_name(required: str) -> None:
     fields = json.loads(spec().to_bytes())
