@@ -84,7 +84,7 @@ def test_sizes(codec: Codec, numel: int) -> None:
     if isinstance(codec, BlockCodec):
         assert (np.abs(decoded - values) <= steps(codec, values) * (0.5 + 1e-5)).all()
     if numel >= 4097:
-        ratios = {"int8": 3.9, "int4": 7.5, "fp8": 3.9, "topk": 80, "topk2": 180}
+        ratios = {"int8": 3.9, "int4": 7.5, "fp8": 3.9, "topk": 80, "topk2": 150}
         assert values.nbytes / len(payload) >= ratios[codec.name.removesuffix("-zstd")]
 
 
