@@ -58,7 +58,10 @@ PROBE = "probe"
 ALLREDUCE = "allreduce"
 """One repetition of `isthmus bench allreduce` at one rank, counted by `step` from 0; label
 DIGEST."""
-FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, STATE})
+MODEL = "model"
+"""What a script has synchronised, once it has taken a step with it; reported by a site's first
+rank. Label DEVICE."""
+FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, MODEL, STATE})
 """Rare kinds that are never dropped, because a report on the run depends on them."""
 
 # kind "step"
@@ -98,6 +101,19 @@ ROUND = "round"
 """Last round in which the step's gradients crossed, from 0. Absent: none did."""
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
+MFU = "mfu"
+"""Model FLOPs utilisation, 0 to 1. The coordinator adds it to a site's latest step and to the run's
+totals, where it is known: orchestrator/core/model_flops.py."""
+MFU_ESTIMATE = "mfu_estimate"
+"""The same instead of it, where FLOPs a token are estimated as 6 a trainable parameter."""
+
+# kind "model"
+PARAMETERS = "parameters"
+"""Number of trainable parameters, over all ranks of the site."""
+COUNTS_TOKENS = "counts_tokens"
+"""1: the script has called `site.count_tokens`, so SITE_TOKENS are its tokens; else 0."""
+DEVICE = "device"
+"""A label: the name of the device that the rank computes on."""
 
 # kind "entry"
 STATE_BYTES = "state_bytes"

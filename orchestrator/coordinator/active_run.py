@@ -24,6 +24,7 @@ from isthmus.orchestrator.coordinator.wan import FaultPlan, Wan, emulation
 from isthmus.orchestrator.core import replan_machine, run_events
 from isthmus.orchestrator.core.clock_watch import ClockWatch
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent, fold
+from isthmus.orchestrator.core.model_flops import ModelFlops
 from isthmus.orchestrator.core.run import DROPPED, Run, RunSettings, losable_failures
 from isthmus.orchestrator.core.run_events import RunState
 from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
@@ -103,7 +104,10 @@ class ActiveRun:
                 record=self._record,
                 add_metrics=self._add_wan_metrics,
             )
-        self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
+        self._metrics = RunMetrics(
+            tuple(site.name for site in topology.sites),
+            ModelFlops(submission.spec.job, topology),
+        )
         self.view = fold(self.run_id, recorded)
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
+from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
 from isthmus.protos import metrics
 
 MAX_LOSSES = 4096
@@ -76,8 +77,12 @@ class _OpenStep:
 class RunMetrics:
     """All that a run has measured. Pure: metrics in, figures out."""
 
-    def __init__(self, sites: tuple[str, ...]) -> None:
+    def __init__(self, sites: tuple[str, ...], flops: ModelFlops | None = None) -> None:
+        """Have nothing measured yet. `flops` finds MFUs; None: there are none."""
         self.sites = {site: SiteMetrics() for site in sites}
+        self._flops = flops
+        self._reports: dict[str, ModelReport] = {}
+        """What sites have said of their models."""
         self._members = frozenset(sites)
         self.losses: list[tuple[int, float]] = []
         """Step, and the mean loss of its global batch, of the steps that were complete; ascending.
@@ -108,6 +113,8 @@ class RunMetrics:
             self._evaluated_step = step
             self.held_out_loss = values.get(metrics.HELD_OUT_LOSS, self.held_out_loss)
             self.unigram_entropy = values.get(metrics.UNIGRAM_ENTROPY, self.unigram_entropy)
+        elif kind == metrics.MODEL:
+            self._reports[site] = ModelReport.of(values, labels)
         elif kind == metrics.LINK and labels.get("source") == site:
             pair = (site, labels.get("target", ""))
             self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
@@ -148,6 +155,21 @@ class RunMetrics:
         """The last totals of each directed link, of all gateways that share it together."""
         return {pair: _together(list(each.values())) for pair, each in self._by_gateway.items()}
 
+    def mfu(self, *sites: str) -> Mfu | None:
+        """Return the MFU of sites over the run, by default of all that have taken a step."""
+        done = {
+            name: Done(self.sites[name].tokens, self.sites[name].step_s)
+            for name in sites or [name for name, site in self.sites.items() if site.num_steps]
+        }
+        return None if self._flops is None else self._flops.mfu(done, self._reports)
+
+    def _latest_mfu(self, site: str) -> dict[str, float]:
+        """Return the MFU of a site's latest step, by its name; empty: it is not known."""
+        latest = self.sites[site].latest
+        done = Done(latest.get(metrics.SITE_TOKENS, 0.0), latest.get(metrics.STEP_S, 0.0))
+        found = None if self._flops is None else self._flops.mfu({site: done}, self._reports)
+        return {} if found is None else found.by_name
+
     def totals(self) -> dict[str, float]:
         """Return figures of the whole run, by the names of protos/metrics.py."""
         links = self.links.values()
@@ -163,6 +185,8 @@ class RunMetrics:
             totals[metrics.HELD_OUT_LOSS] = self.held_out_loss
         if self.unigram_entropy is not None:
             totals[metrics.UNIGRAM_ENTROPY] = self.unigram_entropy
+        if (mfu := self.mfu()) is not None:
+            totals |= mfu.by_name
         return totals
 
     def progress(self) -> dict[str, Any]:
@@ -170,7 +194,7 @@ class RunMetrics:
         return {
             "totals": self.totals(),
             "sites": {
-                name: {"step": site.step, "latest": site.latest}
+                name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
                 for name, site in self.sites.items()
             },
             "links": [
@@ -264,6 +288,7 @@ def summarise(
         "unigram_entropy": measured.unigram_entropy,
         "tokens": totals[metrics.TOKENS],
         "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
+        **_mfu(measured.mfu()),
         "active_s": active_s,
         "time_split": _time_split(measured),
         "sites": [
@@ -272,12 +297,19 @@ def summarise(
                 "steps": site.num_steps,
                 "tokens": site.tokens,
                 "tokens_per_s": _rate(site.tokens, site.step_s),
+                **_mfu(measured.mfu(name)),
             }
             for name, site in measured.sites.items()
         ],
         "links": [_link(configured, measured) for configured in view.links],
         "compression_ratio": raw_bytes / sent_bytes if sent_bytes else None,
     }
+
+
+def _mfu(mfu: Mfu | None) -> dict[str, float | None]:
+    """Return both kinds of MFU, of which one at most is known."""
+    known = {} if mfu is None else mfu.by_name
+    return {name: known.get(name) for name in (metrics.MFU, metrics.MFU_ESTIMATE)}
 
 
 def _time_split(measured: RunMetrics) -> dict[str, float | None]:

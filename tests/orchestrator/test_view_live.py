@@ -73,6 +73,23 @@ def test_a_run_at_work_shows_every_figure_in_80_columns() -> None:
     ]
 
 
+def test_mfu_stands_by_the_tokens_and_an_estimate_is_said_to_be_one() -> None:
+    shown = run()
+    assert "MFU" not in plain_line(shown)
+    shown.sites[0].latest["mfu_estimate"] = 0.4
+    assert "MFU" not in plain_line(shown), "that of a site is not known"
+    shown.sites[1].latest["mfu_estimate"] = 0.052
+    found = rows(render(shown, width=120))
+    at = found[3].index("MFU")
+    assert found[3][at - 1] == "tokens/s"
+    assert [found[4][at], found[5][at]] == ["40% est.", "5.2% est."]
+    # As many tokens at both: the second has 7.7 times the peak.
+    assert "MFU 9.2% est." in found[1]
+    for site in shown.sites:
+        site.latest["mfu"] = 0.38
+    assert "  MFU 38%  " in plain_line(shown)
+
+
 def test_columns_without_figures_are_left_out() -> None:
     forming = control_pb2.Run(
         run_id="r1",

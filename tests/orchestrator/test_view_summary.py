@@ -59,6 +59,14 @@ def rows(text: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
 
 
+def test_mfu_stands_by_the_speed() -> None:
+    sites = [{**SUMMARY["sites"][0], "mfu_estimate": 0.4}, SUMMARY["sites"][1]]
+    found = rows(render({**SUMMARY, "mfu": None, "mfu_estimate": 0.35, "sites": sites}))
+    assert ["speed", "61.2k tokens/s, 3.7M tokens, MFU 35% est."] in found
+    assert ["oregon", "20.4k", "40% est."] in found
+    assert ["eu", "9.5", "-"] in found
+
+
 def test_a_run_that_succeeded() -> None:
     curve = "8.0000 ███▇▇▇▇▇▇▆▆▆▆▆▅▅▅▅▅▅▄▄▄▄▄▄▃▃▃▃▃▂▂▂▂▂▂▁▁▁ 2.0200"
     assert rows(render(SUMMARY)) == [

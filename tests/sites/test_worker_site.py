@@ -116,12 +116,34 @@ def test_steps_are_counted_and_logged(site: Site, link: RecordingLink) -> None:
             site.log(late=5)
     site.leave()
     steps = [(kind, step) for kind, step, _ in link.metrics]
-    assert steps == [("step", 1), ("step", 1), ("step", 2), ("step", 3)]
-    assert link.metrics[0][2]["loss"] == 4.0
-    assert link.metrics[1][2] == {"late": 5.0}
-    assert link.metrics[3][2]["step_s"] > 0.0
+    assert steps == [("model", 1), ("step", 1), ("step", 1), ("step", 2), ("step", 3)]
+    assert link.metrics[1][2]["loss"] == 4.0
+    assert link.metrics[2][2] == {"late": 5.0}
+    assert link.metrics[4][2]["step_s"] > 0.0
     assert link.steps_hashed == [0, 2]
     assert link.has_left
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_how_large_a_model_is_is_told_once_with_whether_tokens_count(
+    site: Site, link: RecordingLink, counts: bool, by_hand: bool
+) -> None:
+    model = nn.Linear(3, 1)
+    model.bias.requires_grad_(False)
+    trained = model if by_hand else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    if by_hand:
+        site.average_gradients(optimizer)
+    else:
+        site.synchronize(trained, optimizer)
+    for _ in range(2):
+        if counts:
+            site.count_tokens(5)
+        train(trained, optimizer)
+    site.leave()
+    told = [values for kind, _, values in link.metrics if kind == metrics.MODEL]
+    assert told == [{metrics.PARAMETERS: 3.0, metrics.COUNTS_TOKENS: float(counts)}]
 
 
 def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once(
@@ -196,8 +218,8 @@ def test_without_synchronisation_no_round_is_made(site: Site, link: RecordingLin
     site.count_tokens(7)
     train(model, optimizer)
     site.leave()
-    assert link.metrics[0][2]["tokens"] == 17.0
-    assert link.metrics[0][2]["raw_bytes"] == 12.0
+    assert link.metrics[1][2]["tokens"] == 17.0
+    assert link.metrics[1][2]["raw_bytes"] == 12.0
     (weight,) = model.parameters()
     assert weight.grad is not None
     assert weight.grad.tolist() == [[4.0, 4.0, 4.0]], "both micro-batches, averaged over one rank"

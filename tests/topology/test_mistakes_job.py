@@ -43,6 +43,11 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         "error_feedback: false, error_feedback_decay: 0.9",
         ["4:57 has no use without error_feedback: want 1 [exchange.error_feedback_decay]"],
     ),
+    (
+        "verify: {parameters_every: 5}",
+        "model: {flops_per_token: 0}",
+        ["6:26 want more than 0, got 0 [model.flops_per_token]"],
+    ),
     ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),
     ("chunk: 256KiB", "chunk: 32MiB", ["4:32 want 64KiB to 16MiB, got '32MiB' [exchange.chunk]"]),
     (

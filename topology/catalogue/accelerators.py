@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, PlainValidator
 
 from isthmus.topology.models.topology_model import AcceleratorModel
+from isthmus.topology.spec.expected_devices import OWN_NAMES
 from isthmus.topology.spec.suggest import did_you_mean, one_of
 from isthmus.topology.spec.world import Accelerator
 from isthmus.topology.text.validation import Name, Strict, Text, validate, version_one
@@ -55,6 +56,12 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
         name: CatalogueEntry(accelerator_of(name, entry), entry.source)
         for name, entry in model.accelerators.items()
     }
+
+
+def accelerator_of_device(device: str) -> Accelerator | None:
+    """Return the accelerator of a device by that device's own name; None: it is not known."""
+    name = OWN_NAMES.get(device)
+    return None if name is None else catalogue()[name].accelerator
 
 
 def suggestion(name: str, own: Iterable[str]) -> str:

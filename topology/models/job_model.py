@@ -685,6 +685,19 @@ class ProbeModel(Strict):
         return self
 
 
+class ModelFlopsModel(Strict):
+    """What a report has to know of the model that is trained."""
+
+    flops_per_token: Annotated[
+        Number,
+        Field(
+            gt=0,
+            description="FLOPs of a forward and a backward pass for each token, for the MFU: what "
+            "is computed twice left out.",
+        ),
+    ]
+
+
 class JobModel(Strict):
     """A job file: one training run."""
 
@@ -757,6 +770,11 @@ class JobModel(Strict):
         Field(
             description="What the entrypoint trains, for `isthmus plan` to cut it over each site."
         ),
+    ] = None
+
+    model: Annotated[
+        ModelFlopsModel | None,
+        Field(description="What reports say of the model; else by its shape, or an estimate."),
     ] = None
 
     @model_validator(mode="after")

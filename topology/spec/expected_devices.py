@@ -28,6 +28,25 @@ DEVICES: Mapping[str, str] = {
     "tpu-v5p": "TPU",
 }
 """Word in a device's own name, by the accelerator's name in the catalogue."""
+NO_DEVICE = "a CPU"
+"""The name of a device that is no accelerator."""
+OWN_NAMES: Mapping[str, str] = {
+    "Tesla V100-SXM2-16GB": "v100-16",
+    "Tesla V100-SXM2-32GB": "v100-32",
+    "Tesla V100-SXM3-32GB": "v100-32",
+    "NVIDIA A100-SXM4-40GB": "a100-40",
+    "NVIDIA A100-PCIE-40GB": "a100-40",
+    "NVIDIA A100-SXM4-80GB": "a100-80",
+    "NVIDIA A100 80GB PCIe": "a100-80",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "AMD Instinct MI300X": "mi300x",
+}
+"""The accelerator's name in the catalogue, by what `torch.cuda.get_device_name` says. Other cards
+of the same family (H100 NVL, H200 NVL) have other peaks."""
 
 
 def expected_device(site: Site, topology: Topology, job: Job | None) -> str | None:

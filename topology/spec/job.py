@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from isthmus.topology.spec.job_environment import Variable
-from isthmus.topology.spec.json_fields import IN_USE, REQUIRED
+from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.regime import Regime
 from isthmus.topology.spec.workload import DescribedModel, Parallel
@@ -272,6 +272,10 @@ class Job:
     workload: DescribedModel | None = None
     """The model that sites cut: the described one of the entrypoint, or the shipped trainer's where
     its sites share it; None: a plan knows nothing of it, or every rank has all of it."""
+
+    flops_per_token: float | None = field(default=None, metadata=IF_USED)
+    """FLOPs of a forward and a backward pass for each token, what is computed twice left out; None:
+    by the model's shape, where it is known (orchestrator/core/model_flops.py)."""
 
     @property
     def is_to_plan(self) -> bool:

@@ -28,6 +28,8 @@ REQUIRED = {"required": True}
 IN_USE = {**REQUIRED, "is_left_out": True}
 """The `metadata` of such a field that is not written at its default: a value that does not use it
 has the JSON, and so the hash, that it had before there was the field."""
+IF_USED = {"is_left_out": True}
+"""The `metadata` of a field that is not written at its default, and that a reader may skip."""
 OnUnknown = Callable[[str], None]
 """A callback with the path of each unknown field."""
 

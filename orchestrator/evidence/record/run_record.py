@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.model_flops import ModelFlops
 from isthmus.orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
 from isthmus.orchestrator.documents import read_text
 from isthmus.orchestrator.evidence.record.step_timelines import (
@@ -127,7 +128,10 @@ def read_record(run: control_pb2.Run, events: Sequence[control_pb2.Event]) -> Ru
         folder=folder,
         topology=topology,
         job=job,
-        measured=RunMetrics(tuple(site.site for site in run.sites)),
+        measured=RunMetrics(
+            tuple(site.site for site in run.sites),
+            None if job is None or topology is None else ModelFlops(job, topology),
+        ),
         gaps=gaps,
     )
     if folder is not None:

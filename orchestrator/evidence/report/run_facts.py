@@ -6,13 +6,13 @@ Makes the figures of one run from its record. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from isthmus.orchestrator.core.model_flops import Mfu
 from isthmus.orchestrator.core.run_metrics import PARTS, SiteMetrics
 from isthmus.orchestrator.evidence.record.run_record import RunRecord, detail_of
 from isthmus.orchestrator.evidence.record.step_timelines import StepTimeline, choose
-from isthmus.orchestrator.evidence.report.site_mfu import Mfu, site_mfu
+from isthmus.orchestrator.evidence.report.planned_mfu import planned_mfu
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import known, ratio
 from isthmus.protos import metrics
@@ -41,8 +41,9 @@ class SiteFacts:
     encode_s: float | None
     decode_s: float | None
     mfu: float | None = None
-    """Model FLOPs utilisation, by the topology's peak; where it is not known what is trained,
-    None."""
+    """Model FLOPs utilisation: orchestrator/core/model_flops.py."""
+    mfu_is_estimate: bool = False
+    """Whether FLOPs a token are an estimate."""
     planned_mfu: float | None = None
 
 
@@ -154,6 +155,8 @@ class RunFacts:
     """The timelines of steps, at most MAX_STEPS of them."""
     notes: tuple[NoteFacts, ...]
     gaps: tuple[str, ...]
+    mfu: float | None = None
+    mfu_is_estimate: bool = False
 
 
 def run_facts(record: RunRecord) -> RunFacts:
@@ -161,13 +164,15 @@ def run_facts(record: RunRecord) -> RunFacts:
     run, measured = record.run, record.measured
     active_s = run.active_s or None
     verified_steps = known(run.totals, "verified_steps")
+    planned = (
+        {} if not (record.job and record.topology) else planned_mfu(record.job, record.topology)
+    )
     sites = tuple(
-        _with_mfu(
-            [_site(name, each, record.topology) for name, each in measured.sites.items()], record
-        )
+        _site(name, each, record.topology, mfu=measured.mfu(name), planned_mfu=planned.get(name))
+        for name, each in measured.sites.items()
     )
     links = tuple(_link(link, record, active_s) for link in run.links)
-    totals = measured.totals()
+    totals, mfu = measured.totals(), measured.mfu()
     sent_bytes = totals[metrics.WIRE_BYTES] or None
     gaps = list(record.gaps)
     priced = [link.egress_usd for link in links if link.egress_usd is not None]
@@ -186,6 +191,8 @@ def run_facts(record: RunRecord) -> RunFacts:
         steps=measured.last_step,
         tokens=totals[metrics.TOKENS],
         tokens_per_s=ratio(totals[metrics.TOKENS] or None, slowest_s),
+        mfu=None if mfu is None else mfu.share,
+        mfu_is_estimate=mfu is not None and mfu.is_estimate,
         step_s=max((site.step_s for site in sites if site.step_s is not None), default=None),
         exposed_share=ratio(
             sum(each.times_s[metrics.EXPOSED_INTER_S] for each in measured.sites.values()),
@@ -218,7 +225,14 @@ def run_facts(record: RunRecord) -> RunFacts:
     )
 
 
-def _site(name: str, measured: SiteMetrics, topology: Topology | None) -> SiteFacts:
+def _site(
+    name: str,
+    measured: SiteMetrics,
+    topology: Topology | None,
+    *,
+    mfu: Mfu | None,
+    planned_mfu: float | None,
+) -> SiteFacts:
     sites = topology.sites if topology else ()
     described = next((site for site in sites if site.name == name), None)
     location = described.location if described else None
@@ -239,17 +253,10 @@ def _site(name: str, measured: SiteMetrics, topology: Topology | None) -> SiteFa
         hidden_inter_s=times_s[metrics.HIDDEN_INTER_S],
         encode_s=times_s[metrics.ENCODE_S],
         decode_s=times_s[metrics.DECODE_S],
+        mfu=None if mfu is None else mfu.share,
+        mfu_is_estimate=mfu is not None and mfu.is_estimate,
+        planned_mfu=planned_mfu,
     )
-
-
-def _with_mfu(sites: Sequence[SiteFacts], record: RunRecord) -> Iterator[SiteFacts]:
-    """Yield the sites with what they reach of their accelerators' peak, where it is known."""
-    job, topology = record.job, record.topology
-    rates = {each.site: each.tokens_per_s for each in sites if each.tokens_per_s is not None}
-    found = {} if job is None or topology is None else site_mfu(job, topology, rates)
-    for each in sites:
-        mfu = found.get(each.site, Mfu(None, None))
-        yield replace(each, mfu=mfu.measured, planned_mfu=mfu.planned)
 
 
 def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | None) -> LinkFacts:

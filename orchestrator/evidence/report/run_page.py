@@ -70,8 +70,8 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
         _split(
             facts.sites,
             "The mean of each site's steps. The thin line is WAN time that backward hid: it took "
-            "no time. MFU: model FLOPs a second, over the peak that the topology gives; planned, "
-            "what the step model predicts.",
+            "no time. MFU: model FLOPs a second, over the accelerators' peak; est., at 6 FLOPs a "
+            "token and parameter; planned, what the step model predicts.",
         ),
         _timeline(facts, prefix),
         _losses(facts),

@@ -95,8 +95,12 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         if facts.ratio is None or facts.ratio < 1
         else f"{formats.factor(facts.ratio)} less than float32"
     )
+    of_peak = "of all accelerators' peak"
+    if facts.mfu_is_estimate:
+        of_peak += ", at 6 FLOPs a token and parameter"
     found = [
         ("tokens a second", show(facts.tokens_per_s, formats.count), spent),
+        ("MFU", _mfu(facts), of_peak),
         ("a step", show(facts.step_s, formats.duration), "mean of the slowest site"),
         ("WAN, exposed", show(facts.exposed_share, formats.share), "of the steps' time"),
         ("held-out loss", show(facts.held_out_loss, formats.loss), loss_below),
@@ -110,6 +114,10 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     return [entry for entry in found if entry[1] != formats.UNKNOWN]
 
 
+def _mfu(facts: RunFacts | SiteFacts) -> str:
+    return formats.mfu({metrics.MFU_ESTIMATE if facts.mfu_is_estimate else metrics.MFU: facts.mfu})
+
+
 def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
     """Return where each site's step went."""
     headings = ["site", "tokens/s", "MFU", "MFU, planned", "step", *PARTS.values()]
@@ -118,7 +126,7 @@ def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
         [
             site.site,
             show(site.tokens_per_s, formats.count),
-            show(site.mfu, formats.share),
+            _mfu(site),
             show(site.planned_mfu, formats.share),
             show(site.step_s, formats.duration),
             *(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.spec.units import format_duration, format_fraction
 
@@ -60,6 +61,14 @@ def rate(bytes_per_s: float) -> str:
 def share(value: float) -> str:
     """Return `12%`; tenths only where a whole percent would say too little."""
     return format_fraction(round(value, 2 if value >= 0.1 else 3))
+
+
+def mfu(values: Mapping[str, Any]) -> str:
+    """Return the MFU among a site's or a run's figures: `38%`, or `38% est.`, or a dash."""
+    exact, estimate = known(values, metrics.MFU), known(values, metrics.MFU_ESTIMATE)
+    return (
+        f"{share(estimate)} est." if exact is None and estimate is not None else show(exact, share)
+    )
 
 
 def percent(value: float) -> str:

@@ -110,6 +110,8 @@ def _figures(run: control_pb2.Run) -> list[str]:
         parts.append(f"held-out loss {formats.loss(held_out_loss)}")
     if tokens_per_s:
         parts.append(f"{formats.count(tokens_per_s)} tokens/s")
+    if (mfu := formats.mfu(_joint_mfu(latest))) != formats.UNKNOWN:
+        parts.append(f"MFU {mfu}")
     if step_s:
         percent = formats.share(exposed_s / step_s)
         parts.append(f"WAN {formats.duration(exposed_s)} a step ({percent})")
@@ -131,6 +133,20 @@ def _counted(run: control_pb2.Run) -> list[control_pb2.SiteStatus]:
 def _loss(values: Mapping[str, float]) -> float | None:
     """Return a site's loss; None while it follows: a mean over no tokens is none."""
     return None if known(values, metrics.SITE_TOKENS) == 0 else known(values, metrics.LOSS)
+
+
+def _joint_mfu(latest: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the MFU of sites together, by its name; empty where that of one is not known.
+
+    A site's peak is as its tokens a second over its MFU.
+    """
+    rates = [_tokens_per_s(values) or 0.0 for values in latest]
+    for name in (metrics.MFU, metrics.MFU_ESTIMATE):
+        shares = [known(values, name) or 0.0 for values in latest]
+        if shares and min(shares) > 0:
+            peaks = [rate / share for rate, share in zip(rates, shares, strict=True)]
+            return {name: sum(rates) / sum(peaks)}
+    return {}
 
 
 def _tokens_per_s(values: Mapping[str, float]) -> float | None:
@@ -158,6 +174,13 @@ def _sites(run: control_pb2.Run) -> FittingTable:
             ),
             Column("loss", [show(_loss(each), formats.loss) for each in latest]),
             Column("tokens/s", [show(each, formats.count) for each in rates]),
+            Column(
+                "MFU",
+                [
+                    formats.mfu(site.latest) if site.site in counted else formats.UNKNOWN
+                    for site in run.sites
+                ],
+            ),
             Column("WAN", [show(each, formats.duration) for each in exposed_s]),
             Column("share", [show(each, formats.share) for each in shares]),
             Column("wait", [show(each, formats.duration) for each in waits_s]),

@@ -107,6 +107,8 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     speed = f"{show(rate, formats.count)} tokens/s"
     if tokens is not None:
         speed += f", {formats.count(tokens)} tokens"
+    if (mfu := formats.mfu(summary)) != formats.UNKNOWN:
+        speed += f", MFU {mfu}"
     sent = [known(link, "sent_bytes") for link in summary.get("links") or []]
     compression, verified = known(summary, "compression_ratio"), known(summary, "verified_steps")
     return {
@@ -141,5 +143,6 @@ def _sites(sites: Sequence[Mapping[str, Any]]) -> FittingTable:
         [
             Column("site", [formats.words(site.get("site")) for site in sites], is_text=True),
             Column("tokens/s", [show(rate, formats.count) for rate in rates]),
+            Column("MFU", [formats.mfu(site) for site in sites]),
         ]
     )

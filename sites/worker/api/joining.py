@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 
 from isthmus.protos import metrics
@@ -24,6 +23,7 @@ from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.api.stacks import write_stacks_on_signal
 from isthmus.sites.worker.exchange.collectives import (
     choose_device,
+    device_name,
     ensure_process_group,
     local_rank,
 )
@@ -127,7 +127,7 @@ def _compare_device(site: Site) -> None:
     """Record, once a site, that its ranks compute on something else than the topology says."""
     place = site.topology.site(site.name)
     expected = expected_device(place, site.topology, site.job)
-    found = torch.cuda.get_device_name(site.device) if site.device.type == "cuda" else "a CPU"
+    found = device_name(site.device)
     if site.rank == 0 and expected is not None and unlike(expected, [found]):
         site.record(metrics.DEVICE_DIFFERS, 0, {}, {metrics.FOUND: found})
 

@@ -21,7 +21,7 @@ from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
 from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
-from isthmus.sites.worker.exchange.collectives import Collectives
+from isthmus.sites.worker.exchange.collectives import Collectives, device_name
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
@@ -57,6 +57,8 @@ class _Current:
     crossing: CrossingCheck | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Take off what was hooked in."""
+    is_reported: bool = False
+    """Whether the coordinator knows of it."""
 
 
 class Synchronisation:
@@ -266,8 +268,30 @@ class Synchronisation:
         self._average_buffers = average
 
     def end_step(self, _: int) -> None:
-        """Average buffers, if they are due after this step."""
+        """Average buffers, if they are due after this step; report what is synchronised, once."""
         self._average_buffers()
+        if not self._now.is_reported:
+            self._now.is_reported = True
+            self._report_model()
+
+    def _report_model(self) -> None:
+        """Tell the coordinator, from the first rank, how large the model is: for the MFU."""
+        if self._context.rank != 0:
+            return
+        agreement = self._now.agreement
+        if agreement is None:
+            groups = [group for each in self._now.optimizers for group in each.param_groups]
+            every = {id(each): each for group in groups for each in group["params"]}
+            numels = [each.numel() for each in every.values() if each.requires_grad]
+        else:  # ranks may have unlike parts
+            entries = agreement.tensors.entries
+            numels = [each.numel for each in entries if each.kind == "trained"]
+        values = {
+            metrics.PARAMETERS: sum(numels),
+            metrics.COUNTS_TOKENS: self.tokens.is_counted,
+        }
+        labels = {metrics.DEVICE: device_name(self._context.device)}
+        self._records.record(metrics.MODEL, self._steps.num_steps, values, labels)
 
     # ---------------------------------------------------------------- layouts
 

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 
 from isthmus.protos.errors import RankLostError
 from isthmus.protos.failure import reason_of
+from isthmus.topology.spec.expected_devices import NO_DEVICE
 
 APART = timedelta(days=365)
 """Ranks may come so far apart to a collective beside training: where one missed a checkpoint, until
@@ -35,6 +36,11 @@ def choose_device() -> torch.device:
     device = torch.device("cuda", local_rank())
     torch.cuda.set_device(device)
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device's own name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else NO_DEVICE
 
 
 def local_rank() -> int:

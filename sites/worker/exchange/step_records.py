@@ -40,6 +40,11 @@ class TokenCount:
         self._counted: int | None = None
         self._must_count = False
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the script counts tokens, or has to."""
+        return self._must_count
+
     def require(self) -> None:
         """From now on a step whose tokens the script does not count is an error."""
         self._must_count = True
