@@ -24,8 +24,12 @@ def lone_site(
     exchange: Exchange | None = None,
     regime: Regime | None = None,
     device: str = "cpu",
+    rate: str | None = None,
 ) -> Site:
-    """A real site of one rank whose link records."""
+    """A real site of one rank whose link records.
+
+    With `rate` the job has `on_fewer_sites: shrink`, and that.
+    """
     welcome = Welcome(
         site="only",
         site_index=0,
@@ -40,6 +44,8 @@ def lone_site(
         timeline_every=0,
         exchange=exchange or Exchange(),
         regime=regime or Regime(),
+        on_fewer_sites="keep" if rate is None else "shrink",
+        rate=rate or "linear",
     )
     context = RankContext(
         welcome=welcome,

@@ -180,6 +180,7 @@ class Replica:
             shares=PresentShares(
                 full=FullBatch(self.config.global_batch, sum(ranks)),
                 rule=spec.job.on_fewer_sites,
+                rate=spec.job.rate,
                 ranks=ranks,
             ),
             site=site,

@@ -124,6 +124,27 @@ def test_steps_are_counted_and_logged(site: Site, link: RecordingLink) -> None:
     assert link.has_left
 
 
+@pytest.mark.parametrize(
+    ("rate", "scale"), [(None, 1.0), ("linear", 0.5), ("sqrt", 0.5**0.5), ("none", 1.0)]
+)
+def test_learning_rates_follow_the_batch_as_the_job_says(
+    link: RecordingLink, rate: str | None, scale: float
+) -> None:
+    site = lone_site(link, 2, rate=rate)
+    model, optimizer = replica()
+    site.synchronize(model, optimizer)
+    sampler = site.sampler(range(100), global_batch=8)
+    site.checkpoint(model, optimizer)
+    link.missing_sites.begin_amid([(1, -60)])  # all will know of it after the fourth step
+    for step in range(5):
+        assert len(sampler.draw()) == (8 if rate is None and step == 4 else 4)
+        expected = scale if step == 4 else 1.0
+        assert site.learning_rate_scale == expected
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * expected)
+        train(model, optimizer)
+    site.leave()
+
+
 @pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_how_large_a_model_is_is_told_once_with_whether_tokens_count(

@@ -48,6 +48,14 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         "model: {flops_per_token: 0}",
         ["6:26 want more than 0, got 0 [model.flops_per_token]"],
     ),
+    (
+        "verify: {parameters_every: 5}",
+        "rate: sqrt",
+        [
+            "6:7 has no use with on_fewer_sites: keep, where the batch stays: want shrink for sqrt, "
+            "or no rate [rate]"
+        ],
+    ),
     ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),
     ("chunk: 256KiB", "chunk: 32MiB", ["4:32 want 64KiB to 16MiB, got '32MiB' [exchange.chunk]"]),
     (

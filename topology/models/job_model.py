@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from isthmus.topology.models.regime_model import RegimeModel, Regimes
-from isthmus.topology.spec.batch_rule import ON_FEWER_SITES
+from isthmus.topology.spec.batch_rule import ON_FEWER_SITES, RATES
 from isthmus.topology.spec.job import (
     CODECS,
     COMPUTES,
@@ -745,10 +745,18 @@ class JobModel(Strict):
         str,
         *choice(ON_FEWER_SITES),
         Field(
-            description="Resumed with fewer ranks: the global batch stays, or shrinks with them, "
-            "and the learning rate too."
+            description="With fewer ranks than in the beginning: the global batch stays, or "
+            "shrinks with them, and the learning rate follows."
         ),
     ] = "keep"
+    rate: Annotated[
+        str,
+        *choice(RATES),
+        Field(
+            description="How the learning rate follows a batch that shrinks: as its share of the "
+            "full one, as the root of that, or not at all."
+        ),
+    ] = "linear"
     checkpoint: Annotated[
         CheckpointModel | None,
         Field(description="What is kept so that `launch --resume` can go on; else nothing."),
@@ -782,6 +790,16 @@ class JobModel(Strict):
         for name in self.pass_env:
             if name in self.env:
                 raise KeyedError("pass_env", f"{name} has a value in env: want it in one of both")
+        return self
+
+    @model_validator(mode="after")
+    def _rate_has_a_batch_to_follow(self) -> Self:
+        if self.rate != "linear" and self.on_fewer_sites == "keep":
+            raise KeyedError(
+                "rate",
+                f"has no use with on_fewer_sites: keep, where the batch stays: want shrink for "
+                f"{self.rate}, or no rate",
+            )
         return self
 
     @model_validator(mode="after")

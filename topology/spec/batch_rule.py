@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 ON_FEWER_SITES = ("keep", "shrink")
 """The rules. `keep`: the batch stays, and ranks take more of it, in more micro-batches. `shrink`:
-ranks take the same share, and the learning rate shrinks with the batch (Goyal et al., "Accurate,
-Large Minibatch SGD", 2017: the linear rule)."""
+ranks take the same share, and the learning rate follows the batch."""
+RATES = ("linear", "sqrt", "none")
+"""The ways in which the learning rate follows the batch. `linear`: it is multiplied by the same
+share (Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, for SGD). `sqrt`: by its
+square root (Malladi et al., arXiv 2205.10287, for Adam, whose steps do not grow with gradients).
+`none`: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +33,17 @@ class Batch:
     """Factor on the learning rates of the full batch."""
 
 
-def batch_with(full: FullBatch, ranks: int, rule: str) -> Batch:
+def batch_with(full: FullBatch, ranks: int, rule: str, rate: str = "linear") -> Batch:
     """Return the global batch for `ranks` ranks; the full one for at least as many as initially.
 
     Args:
         full: The initial batch.
         ranks: Ranks that take part now, at least one.
         rule: One of ON_FEWER_SITES.
+        rate: One of RATES.
     """
     if rule == "keep" or ranks >= full.ranks:
         return Batch(full.samples, 1.0)
     samples = max(ranks, round(full.samples * ranks / full.ranks))
-    return Batch(samples, samples / full.samples)
+    share = samples / full.samples
+    return Batch(samples, {"linear": share, "sqrt": math.sqrt(share), "none": 1.0}[rate])

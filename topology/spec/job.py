@@ -259,8 +259,10 @@ class Job:
     """The settings of a run that measures the links between its sites and trains nothing; None: it
     trains."""
     on_fewer_sites: str = field(default="keep", metadata=REQUIRED)
-    """One of `ON_FEWER_SITES` (topology/spec/batch_rule.py): the batch of a run that is resumed
-    with fewer ranks."""
+    """One of `ON_FEWER_SITES` (topology/spec/batch_rule.py): the batch of a run that goes on with
+    fewer ranks."""
+    rate: str = field(default="linear", metadata=IN_USE)
+    """One of `RATES` there: how the learning rate follows that batch."""
     checkpoint: Checkpoint | None = field(default=None, metadata=REQUIRED)
     """What is kept; None: nothing."""
     placement: tuple[Placed, ...] = ()

@@ -66,7 +66,7 @@ class Site:
 
     @property
     def learning_rate_scale(self) -> float:
-        """1, or less where a run goes on with fewer ranks and `on_fewer_sites: shrink`.
+        """1, or less where a run goes on with fewer ranks and `on_fewer_sites: shrink`, by `rate`.
 
         Optimizer and scheduler that `checkpoint` was given are scaled by it already.
         """

@@ -19,6 +19,8 @@ class BatchShares:
     """What the run began with."""
     rule: str
     """One of isthmus.topology.spec.batch_rule.ON_FEWER_SITES."""
+    rate: str = "linear"
+    """One of isthmus.topology.spec.batch_rule.RATES."""
     ranks: tuple[int, ...]
     """Ranks of each site."""
     sequences: tuple[int, ...] = ()
@@ -33,9 +35,9 @@ class BatchShares:
                 sum(each for site, each in enumerate(self.sequences) if site not in without)
                 for without in (self.later, gone)
             )
-            return batch_with(FullBatch(self.full.samples, first), left, self.rule)
+            return batch_with(FullBatch(self.full.samples, first), left, self.rule, self.rate)
         left = sum(each for site, each in enumerate(self.ranks) if site not in gone)
-        return batch_with(self.full, left, self.rule)
+        return batch_with(self.full, left, self.rule, self.rate)
 
     def of_site(self, site: int, gone: Gone) -> range:
         """Return the places of a site in the batch."""

@@ -61,6 +61,7 @@ class RunData:
             shares=BatchShares(
                 full=FullBatch(size, first_ranks),
                 rule=job.on_fewer_sites,
+                rate=job.rate,
                 ranks=ranks,
                 sequences=tuple(sequences[each] for each in names) if sequences else (),
                 later=frozenset(late),
